@@ -1,0 +1,48 @@
+"""What can go wrong, in words a user can act on.
+
+A message is one line: what is wrong, both values, what to do. `InputError` and its children mean bad input
+(exit 2, one line, no traceback); anything else is a failure of the run (exit 1). Each class is also the built-in
+that a caller would expect to catch.
+"""
+
+from __future__ import annotations
+
+
+class TiledsegError(Exception):
+    """Root of every error raised on purpose; `exit_code` is what a command exits with."""
+
+    exit_code = 1
+
+
+class InputError(TiledsegError):
+    """Something the user gave is wrong; nothing has been started or written."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError, ValueError):
+    """A flag or configuration key is unknown, malformed, or contradicts another."""
+
+
+class GeometryError(InputError, ValueError):
+    """A grid, halo or size that no tiling or network can have."""
+
+
+class RasterError(InputError, OSError):
+    """An image or label file is missing, truncated, unreadable, or does not match its partner."""
+
+
+class LabelError(InputError, ValueError):
+    """A label value outside the classes."""
+
+
+class CheckpointError(InputError, OSError):
+    """A checkpoint is missing, damaged, or of another model."""
+
+
+class OutputError(InputError, OSError):
+    """An output cannot be written."""
+
+
+class CommunicationError(TiledsegError, RuntimeError):
+    """A peer or the transport failed."""
