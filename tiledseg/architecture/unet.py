@@ -1,0 +1,109 @@
+"""The U-Net as a value: its options in, one flat sequence of layers out.
+
+Level l has base_channels * 2^l channels. A convolution unit is always four layers (convolution, dropout, norm,
+activation), whatever is turned off, so a balance list fits a network whatever its options:
+N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.layer import (
+    Activation,
+    Convolution,
+    Dropout,
+    Layer,
+    MaxPool,
+    Norm,
+    PopConcatenate,
+    Stash,
+    TransposedConvolution,
+    Upsample,
+)
+
+PADDINGS = ("same", "valid")
+UPSAMPLINGS = ("transposed", "nearest", "bilinear")
+NORMS = ("none", "pixel", "instance", "group", "batch")
+EXACT_NORMS = ("none", "pixel")  # the others take statistics that a tile alone cannot know
+
+
+@dataclass(frozen=True)
+class UNet:
+    """The options of a U-Net for `bands` input bands and `classes` output classes."""
+
+    levels: int = 5
+    convs_per_level: int = 2
+    kernel: int = 3
+    base_channels: int = 64
+    padding: str = "same"
+    norm: str = "none"
+    upsampling: str = "transposed"
+    dropout: float = 0.0
+    bands: int = 4
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        for key, least in (("levels", 1), ("convs_per_level", 1), ("kernel", 1), ("base_channels", 1), ("bands", 1)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"model.{key} is {getattr(self, key)}; give at least {least}")
+        if self.classes < 2:
+            raise ConfigError(f"data.classes is {self.classes}; give at least 2")
+        if self.levels > 12:
+            raise ConfigError(f"model.levels is {self.levels}; give at most 12 (11 poolings shrink 2048 pixels to one)")
+        for key, known in (("padding", PADDINGS), ("upsampling", UPSAMPLINGS), ("norm", NORMS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(f"model.{key} is '{getattr(self, key)}'; give one of {', '.join(known)}")
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"model.kernel is {self.kernel}, an even number that shifts the image; give an odd one")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout is {self.dropout}; give a probability in [0, 1)")
+
+    def channels(self, level: int) -> int:
+        return self.base_channels << level
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The flat sequence, encoder to head; skips are `Stash` and `PopConcatenate` pairs."""
+        bottom = self.levels - 1
+        sequence: list[Layer] = []
+        for level in range(bottom):
+            sequence += self._units(f"encoder{level}", level)
+            sequence += [Stash(f"encoder{level}.stash", f"skip{level}"), MaxPool(f"encoder{level}.pool")]
+        sequence += self._units("bottom", bottom)
+        for level in reversed(range(bottom)):
+            sequence += [
+                self._upsample(f"decoder{level}.up", level),
+                PopConcatenate(f"decoder{level}.pop", f"skip{level}", self.channels(level), self._crop(level)),
+            ]
+            sequence += self._units(f"decoder{level}", level)
+        return (*sequence, Convolution("head", self.classes, 1))
+
+    def _units(self, prefix: str, level: int) -> list[Layer]:
+        channels = self.channels(level)
+        padding = self.kernel // 2 if self.padding == "same" else 0
+        bias = self.norm == "none"  # a norm brings its own shift
+        units: list[Layer] = []
+        for i in range(self.convs_per_level):
+            units += [
+                Convolution(f"{prefix}.conv{i}", channels, self.kernel, padding=padding, bias=bias),
+                Dropout(f"{prefix}.dropout{i}", self.dropout),
+                Norm(f"{prefix}.norm{i}", self.norm, groups=min(8, channels)),
+                Activation(f"{prefix}.act{i}"),
+            ]
+        return units
+
+    def _upsample(self, name: str, level: int) -> Layer:
+        if self.upsampling == "transposed":
+            return TransposedConvolution(name, self.channels(level))
+        return Upsample(name, self.upsampling)
+
+    def _crop(self, level: int) -> int:
+        """What the levels below take off, in pixels of `level`, a side: 0 where convolutions are padded."""
+        if self.padding == "same":
+            return 0
+        lost = 0
+        for lower in range(self.levels - 1, level, -1):
+            units = 1 if lower == self.levels - 1 else 2
+            lost = 2 * lost + units * self.convs_per_level * (self.kernel - 1)
+        return lost

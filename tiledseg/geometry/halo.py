@@ -1,0 +1,116 @@
+"""Halo widths: the paper's formula, the exact minimum, and the one that tiles really get.
+
+Symbols as in the paper (doi 10.1145/3404397.3404468): L levels, n_c convolutions a level, K kernel, S stride,
+P padding, N image side, d what one convolution takes off, epsilon the halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, total_stride
+
+
+def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:
+    """The paper's d = (N(S-1) + K - 2P)/S - 1, the pixels that one convolution takes off a side of N pixels."""
+    return (size * (stride - 1) + kernel - 2 * padding) / stride - 1
+
+
+def paper_halo(levels: int, convs_per_level: int, shrink: float) -> float:
+    """The paper's epsilon = (3 * 2^(L-2) - 1) * d * n_c. It is 0 to 2 pixels short of exact: see `minimum_halo`."""
+    return (3 * 2.0 ** (levels - 2) - 1) * shrink * convs_per_level
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a network asks of a tile, along either dim.
+
+    Core edges lie on multiples of `alignment`; the context reaches `before` pixels before the aligned core and `after`
+    pixels behind it. `offset` is the position of the network's first output, counted from the context's first pixel
+    (0 for a padded network); the output has `surplus` pixels more than the aligned core behind it.
+    `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped there, where the
+    padding of the network's own convolutions takes over, as it would on the whole raster.
+    """
+
+    alignment: int
+    before: int
+    after: int
+    offset: int = 0
+    mirror: bool = False
+
+    @property
+    def surplus(self) -> int:
+        """Outputs behind the aligned core that a legal input size brings along (unpadded networks)."""
+        return self.after - self.offset if self.mirror else 0
+
+
+def is_padded(layers: Sequence[Layer]) -> bool:
+    """Whether the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
+    size = total_stride(layers) * 64
+    return is_legal_size(layers, size) and output_size(layers, size) == size
+
+
+def minimum_halo(layers: Sequence[Layer]) -> tuple[int, int]:
+    """The exact halo (before, after) of any core whose edges are multiples of the alignment.
+
+    The law: one pixel less and some output of some core depends on a pixel that its context lacks.
+    """
+    alignment = total_stride(layers)
+    core = Interval(64 * alignment, 128 * alignment)
+    need = required_input(layers, core).shift(-_offset(layers))
+    return core.start - need.start, need.stop - core.stop
+
+
+def network_footprint(layers: Sequence[Layer], halo: int | None = None, exact: bool = True) -> Footprint:
+    """The footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
+
+    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False.
+    """
+    sides = minimum_halo(layers)
+    minimum = max(sides)
+    if halo is not None and halo < 0:
+        raise GeometryError(f"halo {halo} is negative; give 0 or more pixels, or auto")
+    if halo is not None and exact and halo < minimum:
+        raise GeometryError(
+            f"halo {halo} is less than the {minimum} pixels that this network needs; set tiling.halo to auto, "
+            f"or to {minimum} or more"
+        )
+    alignment = total_stride(layers)
+    before, after = sides if halo is None else (halo, halo)
+    if is_padded(layers):
+        width = round_up(max(before, after), alignment)
+        return Footprint(alignment, width, width)
+    return _unpadded_footprint(layers, alignment, before, after)
+
+
+def _unpadded_footprint(layers: Sequence[Layer], alignment: int, before: int, after: int) -> Footprint:
+    lost = _lost(layers)
+    offset = lost // 2
+    before = offset + round_up(max(0, before - offset), alignment)
+    after = max(after, lost - offset)
+    core = 64 * alignment
+    while not is_legal_size(layers, before + core + after):
+        after += 1
+    return Footprint(alignment, before, after, offset, mirror=True)
+
+
+def _lost(layers: Sequence[Layer]) -> int:
+    """How many pixels a side the network takes off in all (both ends together)."""
+    size = next((n for n in range(1, 1 << 16) if is_legal_size(layers, n)), None)
+    if size is None:
+        raise GeometryError("no input of up to 65535 pixels is legal for this network; use fewer levels")
+    return size - output_size(layers, size)
+
+
+def _offset(layers: Sequence[Layer]) -> int:
+    """Position of the first output, counted from the first input."""
+    return 0 if is_padded(layers) else _lost(layers) // 2
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple

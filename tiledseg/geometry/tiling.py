@@ -1,0 +1,120 @@
+"""The tiling of a raster: cores that cover every pixel once, each in a context that its outputs can be computed from.
+
+Core edges are snapped to the network's alignment, so the pooling grids of every tile are those of the whole raster. A
+raster whose sides are no multiples of the alignment is extended to the next one by mirroring its last rows and columns;
+the extension is context only, never core. The whole raster is the tiling of grid 1 x 1: "the same network on the whole
+raster" means on that context.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.halo import Footprint, round_up
+from tiledseg.geometry.interval import Interval
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile, in absolute raster positions (row, col).
+
+    `core`: the pixels it owns. `context`: what the network reads; positions outside the raster are mirrored.
+    `output`: what the network's output covers; contains the core.
+    """
+
+    index: int
+    position: tuple[int, int]
+    core: Box
+    context: Box
+    output: Box
+
+    @property
+    def core_in_output(self) -> Box:
+        """The core, counted from the output's first pixel: the crop that gives the tile's own predictions."""
+        return self.core.relative_to(self.output)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """All tiles of one raster of shape (height, width), row-major over `grid` (rows, cols)."""
+
+    raster: tuple[int, int]
+    grid: tuple[int, int]
+    footprint: Footprint
+    tiles: tuple[Tile, ...]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    @property
+    def core_max(self) -> tuple[int, int]:
+        return max(t.core.height for t in self.tiles), max(t.core.width for t in self.tiles)
+
+    @property
+    def context_max(self) -> tuple[int, int]:
+        return max(t.context.height for t in self.tiles), max(t.context.width for t in self.tiles)
+
+
+def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footprint) -> Tiling:
+    """Cut a raster of shape (height, width) into grid = (rows, cols) tiles for a network of this footprint.
+
+    Raises GeometryError where the raster is empty or the grid is finer than the alignment.
+    """
+    rows = _tile_dim("rows", raster[0], grid[0], footprint)
+    cols = _tile_dim("columns", raster[1], grid[1], footprint)
+    tiles = tuple(
+        Tile(
+            index=i * grid[1] + j,
+            position=(i, j),
+            core=Box(row.core, col.core),
+            context=Box(row.context, col.context),
+            output=Box(row.output, col.output),
+        )
+        for i, row in enumerate(rows)
+        for j, col in enumerate(cols)
+    )
+    return Tiling(raster, grid, footprint, tiles)
+
+
+def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int]:
+    """The largest grid (rows, cols) that the alignment allows."""
+    rows, cols = (round_up(n, footprint.alignment) // footprint.alignment for n in raster)
+    return rows, cols
+
+
+@dataclass(frozen=True)
+class _Span:
+    """One tile along one dim."""
+
+    core: Interval
+    context: Interval
+    output: Interval
+
+
+def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> list[_Span]:
+    if size < 1:
+        raise GeometryError(f"the raster has {size} {word}; a raster of at least 1 x 1 pixels is needed")
+    if parts < 1:
+        raise GeometryError(f"the grid has {parts} tiles along the {word}; give at least 1")
+    units = round_up(size, footprint.alignment) // footprint.alignment
+    if parts > units:
+        raise GeometryError(
+            f"grid of {parts} tiles along {size} {word} is finer than the alignment of {footprint.alignment} pixels; "
+            f"give at most {units}"
+        )
+    edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
+    extended = Interval(0, edges[-1])
+    return [_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges)]
+
+
+def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint) -> _Span:
+    core = aligned.clip(Interval(0, size))
+    context = aligned.expand(footprint.before, footprint.after)
+    if not footprint.mirror:
+        clipped = context.clip(extended)
+        return _Span(core, clipped, clipped)
+    start = context.start + footprint.offset
+    return _Span(core, context, Interval(start, aligned.stop + footprint.surplus))
