@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rasterio.crs import CRS
+
+from tiledseg.errors import ConfigError, LabelError, RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
+
+DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.uint32]
+
+
+@dataclass(frozen=True)
+class Info:
+    """As much of RasterInfo as labels look at."""
+
+    path: str = "a.tif"
+    height: int = 100
+    width: int = 200
+    bands: int = 1
+    crs: CRS | None = None
+    transform: Affine = Affine(0.5, 0, 350000, 0, -0.5, 3770000)  # noqa: RUF009
+
+
+class Reader:
+    def __init__(self, info: Info, pixels_CHW: np.ndarray, valid_HW: np.ndarray) -> None:
+        self.info, self.pixels_CHW, self.valid_HW = info, pixels_CHW, valid_HW
+
+    def read(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        return self.pixels_CHW[:, *box.slices], self.valid_HW[box.slices]
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_every_pixel_gets_the_class_of_its_value(data: st.DataObject, dtype: type) -> None:
+    limits = np.iinfo(dtype)
+    keys = data.draw(st.lists(st.integers(int(limits.min), int(limits.max)), min_size=2, max_size=12, unique=True))
+    numbers = [min(i, data.draw(st.integers(1, 6))) for i in range(len(keys))]
+    numbers = [0, 1, *numbers[2:]]
+    used = sorted(set(numbers))
+    mapping = {key: used.index(number) for key, number in zip(keys, numbers, strict=True)}
+    label_map = LabelMap.from_config(mapping)
+    raw = np.array(data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=30)), dtype)
+    expected = np.array([[mapping[int(value)] for value in raw]], np.uint8)
+    result = label_map.apply(raw[None, None, :])
+    assert result.dtype == np.uint8
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(label_map)).apply(raw[None, None, :]), expected)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(dtype=st.sampled_from(DTYPES), value=st.integers(-(2**31), 2**32 - 1), where=st.integers(0, 34))
+def test_a_value_outside_the_classes_is_named_with_its_place(dtype: type, value: int, where: int) -> None:
+    limits = np.iinfo(dtype)
+    value = int(np.clip(value, limits.min, limits.max))
+    label_map = LabelMap.from_config(5)
+    raw_CHW = (np.arange(35) % 5).astype(dtype).reshape(1, 5, 7)
+    raw_CHW.flat[where] = value
+    if 0 <= value < 5 or value == 255:
+        expected = raw_CHW[0].astype(np.uint8)
+        np.testing.assert_array_equal(label_map.apply(raw_CHW), expected)
+        return
+    with pytest.raises(LabelError) as caught:
+        label_map.apply(raw_CHW, origin=(1000, 2000), path="town.tif")
+    text = str(caught.value)
+    assert f"town.tif holds value {value} at (row {1000 + where // 7}, col {2000 + where % 7})" in text
+    assert "\n" not in text
+    hidden = np.ones((5, 7), bool)
+    hidden.flat[where] = False
+    assert label_map.apply(raw_CHW, hidden).flat[where] == 255
+
+
+@pytest.mark.parametrize("red", ["#ff0000", "#FF0000", "255,0,0", "[255, 0, 0]", (255, 0, 0)])
+def test_colours_in_every_spelling(red: object) -> None:
+    label_map = LabelMap.from_config({"#000000": 0, red: 1, "0,0,255": None}, ignore_index=9)
+    raw_CHW = np.array([[[0, 255, 0]], [[0, 0, 0]], [[0, 0, 255]], [[7, 7, 7]]], np.uint8)
+    assert label_map.count == 2
+    assert label_map.apply(raw_CHW).tolist() == [[0, 1, 9]]
+    raw_CHW[1, 0, 1] = 1
+    with pytest.raises(LabelError, match="colour #ff0100 at"):
+        label_map.apply(raw_CHW[:3])
+
+
+def test_palette_png(tmp_path: Path) -> None:
+    path = tmp_path / "labels.png"
+    indices = np.arange(12, dtype=np.uint8).reshape(1, 3, 4) % 3
+    with rasterio.open(path, "w", driver="PNG", height=3, width=4, count=1, dtype="uint8") as dataset:
+        dataset.write(indices)
+        dataset.write_colormap(1, {0: (0, 0, 0, 255), 1: (255, 0, 0, 255), 2: (0, 255, 0, 255)})
+    reader = Reader(Info(str(path), 3, 4), indices, np.ones((3, 4), bool))
+    by_colour = LabelMap.from_config({"#00ff00": 0, "#000000": 1, "#ff0000": 1})
+    by_value = LabelMap.from_config({2: 0, 0: 1, 1: 1})
+    for label_map in (by_colour, by_value):
+        classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
+        np.testing.assert_array_equal(classes_HW, np.array([1, 1, 0], np.uint8)[indices[0]])
+    two_colours = LabelMap.from_config({"#00ff00": 0, "#000000": 1})
+    with pytest.raises(LabelError, match="value 1 at"):
+        read_labels(reader, two_colours, Box.of_shape((3, 4)))
+
+
+def test_read_labels_ignores_nodata_and_places_errors() -> None:
+    pixels_CHW = np.zeros((1, 100, 200), np.uint8)
+    pixels_CHW[0, 40, 70] = 77
+    valid_HW = np.ones((100, 200), bool)
+    valid_HW[:10] = False
+    reader = Reader(Info(), pixels_CHW, valid_HW)
+    label_map = LabelMap.from_config(3, 200)
+    classes_HW = read_labels(reader, label_map, Box(Interval(5, 20), Interval(0, 50)))
+    assert (classes_HW[:5] == 200).all()
+    assert (classes_HW[5:] == 0).all()
+    with pytest.raises(LabelError, match=r"a.tif holds value 77 at \(row 40, col 70\)"):
+        read_labels(reader, label_map, Box(Interval(30, 60), Interval(60, 90)))
+
+
+def test_the_ignored_value_in_the_raster() -> None:
+    raw_CHW = np.array([[[0, 255, 7]]], np.int16)
+    assert LabelMap.from_config({0: 0, 7: 1}).apply(raw_CHW).tolist() == [[0, 255, 1]]
+    assert LabelMap.from_config({0: 0, 7: 1, 255: 1}).apply(raw_CHW).tolist() == [[0, 1, 1]]
+
+
+def test_number_strings_are_raw_values() -> None:
+    assert LabelMap.from_config({"0": 1, "-3": 0}).apply(np.array([[[0, -3]]], np.int32)).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("classes", "ignore_index", "match"),
+    [
+        (0, 255, "0 classes"),
+        (1, 255, "1 classes"),
+        (-2, 255, "-2 classes"),
+        (256, 255, "256 classes"),
+        (True, 255, "True"),
+        ("five", 255, "five"),
+        (5, 3, "ignore_index 3 with classes 0 to 4"),
+        (5, -100, "ignore_index -100"),
+        (5, 256, "ignore_index 256"),
+        ({}, 255, "numbered from 0"),
+        ({0: 0, 1: 2}, 255, "class 1 is missing"),
+        ({0: -1, 1: 0}, 255, "numbered from 0"),
+        ({0: 0, "#ff0000": 1}, 255, "mixes"),
+        ({"red": 0, "1": 1}, 255, "'red'"),
+        ({"300,0,0": 0, "1,1,1": 1}, 255, "300,0,0"),
+        ({"#000000": 0, "0,0,0": 1}, 255, "keep one"),
+        ({0: "water", 1: 1}, 255, "water"),
+        ({0: True, 1: 0}, 255, "True"),
+    ],
+)
+def test_bad_classes(classes: object, ignore_index: int, match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        LabelMap.from_config(classes, ignore_index)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_bands_must_fit_the_keys() -> None:
+    with pytest.raises(LabelError, match="have 3 bands"):
+        LabelMap.from_config(3).resolve(Info(bands=3))  # type: ignore[arg-type]
+    with pytest.raises(LabelError, match="have 2 bands"):
+        LabelMap.from_config({"#000000": 0, "#ffffff": 1}).resolve(Info(bands=2))  # type: ignore[arg-type]
+    with pytest.raises(LabelError, match="float32"):
+        LabelMap.from_config(3).apply(np.zeros((1, 2, 2), np.float32))
+
+
+def test_one_band_without_colour_table(tmp_path: Path) -> None:
+    path = tmp_path / "grey.png"
+    with rasterio.open(path, "w", driver="PNG", height=3, width=4, count=1, dtype="uint8") as dataset:
+        dataset.write(np.zeros((1, 3, 4), np.uint8))
+    with pytest.raises(LabelError, match="without a colour table"):
+        LabelMap.from_config({"#000000": 0, "#ffffff": 1}).resolve(Info(str(path)))  # type: ignore[arg-type]
+
+
+class TestGrids:
+    utm = CRS.from_epsg(32611)
+
+    def test_equal_grids_pass_whatever_the_rounding(self) -> None:
+        image = Info(crs=self.utm)
+        nudged = Affine(0.5 * (1 + 1e-9), 1e-12, 350000 + 1e-6, 0, -0.5, 3770000 - 1e-6)
+        check_grids_match(image, Info(crs=self.utm, transform=nudged))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "plain", [Info(transform=Affine.identity()), Info(crs=None), Info(crs=CRS.from_epsg(32611))]
+    )
+    def test_missing_georeferencing_compares_what_both_have(self, plain: Info) -> None:
+        check_grids_match(Info(crs=self.utm), plain)  # type: ignore[arg-type]
+        check_grids_match(plain, Info(crs=self.utm))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("labels", "shown"),
+        [
+            (Info("b.tif", height=99, crs=CRS.from_epsg(32611)), ["100 x 200 px", "99 x 200 px"]),
+            (Info("b.tif", crs=CRS.from_epsg(32612)), ["EPSG:32611", "EPSG:32612"]),
+            (
+                Info("b.tif", crs=CRS.from_epsg(32611), transform=Affine(0.5, 0, 350000.5, 0, -0.5, 3770000)),
+                ["350000,", "350000.5,"],
+            ),
+            (
+                Info("b.tif", crs=CRS.from_epsg(32611), transform=Affine(0.501, 0, 350000, 0, -0.5, 3770000)),
+                ["(0.5,", "(0.501,"],
+            ),
+        ],
+    )
+    def test_differences_show_both(self, labels: Info, shown: list[str]) -> None:
+        with pytest.raises(RasterError) as caught:
+            check_grids_match(Info(crs=self.utm), labels)  # type: ignore[arg-type]
+        text = str(caught.value)
+        assert all(part in text for part in [*shown, "a.tif", "b.tif"]), text
+        assert "\n" not in text

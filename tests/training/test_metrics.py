@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.errors import LabelError
+from tiledseg.training.metrics import confusion_matrix, scores
+
+
+def random_pair(seed: int, classes: int, size: int, ignored: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, classes, size).astype(np.uint8)
+    prediction = np.where(rng.random(size) < 0.6, truth, rng.integers(0, classes, size)).astype(np.uint8)
+    truth[rng.random(size) < ignored] = 255
+    return truth, prediction
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), classes=st.integers(2, 9), size=st.integers(1, 400))
+def test_agrees_with_torchmetrics(seed: int, classes: int, size: int) -> None:
+    torch = pytest.importorskip("torch")
+    oracle = pytest.importorskip("torchmetrics.functional.classification")
+    truth, prediction = random_pair(seed, classes, size)
+    truth[0] = 0  # one pixel at least counts
+    matrix = confusion_matrix(truth, prediction, classes)
+    target, guess = torch.from_numpy(truth.astype(np.int64)), torch.from_numpy(prediction.astype(np.int64))
+    common = {"num_classes": classes, "ignore_index": 255}
+    expected = oracle.multiclass_confusion_matrix(guess, target, **common)
+    np.testing.assert_array_equal(matrix, expected.numpy())
+    ours = scores(matrix)
+    present = (matrix.sum(0) + matrix.sum(1)) > 0
+    per_class = {
+        "iou": oracle.multiclass_jaccard_index(guess, target, average="none", **common),
+        "f1": oracle.multiclass_f1_score(guess, target, average="none", **common),
+        "precision": oracle.multiclass_precision(guess, target, average="none", **common),
+        "recall": oracle.multiclass_recall(guess, target, average="none", **common),
+    }
+    for name, theirs in per_class.items():
+        mine = np.array(getattr(ours, name))
+        np.testing.assert_allclose(mine[present], theirs.numpy()[present], rtol=1e-6, err_msg=name)
+        assert np.isnan(mine[~present]).all()
+    accuracy = oracle.multiclass_accuracy(guess, target, average="micro", **common)
+    assert ours.accuracy == pytest.approx(float(accuracy), rel=1e-6)
+
+
+@settings(derandomize=True, max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 300), max_size=4))
+def test_matrices_of_parts_add_up(seed: int, cuts: list[int]) -> None:
+    truth, prediction = random_pair(seed, 5, 300)
+    edges = [0, *sorted(cuts), 300]
+    parts = [confusion_matrix(truth[a:b], prediction[a:b], 5) for a, b in itertools.pairwise(edges)]
+    np.testing.assert_array_equal(sum(parts), confusion_matrix(truth, prediction, 5))
+
+
+def test_chunks_do_not_change_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, prediction = random_pair(3, 4, 1000)
+    valid = np.random.default_rng(0).random(1000) < 0.7
+    whole = confusion_matrix(truth, prediction, 4, valid=valid)
+    monkeypatch.setattr("tiledseg.training.metrics._CHUNK", 37)
+    np.testing.assert_array_equal(confusion_matrix(truth, prediction, 4, valid=valid), whole)
+    assert whole.sum() == (valid & (truth != 255)).sum()
+
+
+def test_rows_are_truth_and_columns_prediction() -> None:
+    matrix = confusion_matrix(np.array([0, 0, 1]), np.array([1, 1, 1]), 3)
+    assert matrix.dtype == np.int64
+    assert matrix.tolist() == [[0, 2, 0], [0, 1, 0], [0, 0, 0]]
+
+
+def test_counts_pass_32_bits() -> None:
+    matrix = np.array([[2**40, 1], [0, 2**40]], np.int64)
+    assert scores(matrix).pixels == 2**41 + 1
+    assert scores(matrix).recall[0] < 1.0
+
+
+def test_absent_class_has_no_score_and_leaves_the_mean_alone() -> None:
+    two = scores(confusion_matrix(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), 2))
+    three = scores(confusion_matrix(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), 3))
+    assert math.isnan(three.iou[2])
+    assert three.mean_iou == two.mean_iou
+    assert three.mean_f1 == two.mean_f1
+
+
+def test_class_missed_or_invented_scores_zero() -> None:
+    result = scores(confusion_matrix(np.array([0, 1]), np.array([0, 2]), 3))
+    assert result.iou == (1.0, 0.0, 0.0)
+    assert result.precision == (1.0, 0.0, 0.0)
+    assert result.mean_iou == pytest.approx(1 / 3)
+
+
+def test_nothing_valid_is_null_in_strict_json() -> None:
+    nothing = np.full(5, 255, np.uint8)
+    result = scores(confusion_matrix(nothing, nothing, 2)).to_json()
+    text = json.dumps(result, allow_nan=False)
+    assert json.loads(text)["accuracy"] is None
+    assert json.loads(text)["iou"] == [None, None]
+    assert json.loads(text)["pixels"] == 0
+
+
+@pytest.mark.parametrize(
+    ("truth", "prediction", "match"),
+    [
+        (np.array([0, 5]), np.array([0, 1]), "truth holds class 5"),
+        (np.array([0, 1]), np.array([0, -1]), "prediction holds class -1"),
+        (np.array([0, 1]), np.array([0]), "shape"),
+    ],
+)
+def test_values_outside_the_classes_are_named(truth: np.ndarray, prediction: np.ndarray, match: str) -> None:
+    with pytest.raises(LabelError, match=match):
+        confusion_matrix(truth, prediction, 3)

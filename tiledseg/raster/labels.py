@@ -1,0 +1,259 @@
+"""Labels: from the raw values or colours of a file to class numbers.
+
+Classes are 0 ... count - 1. Everything that must not count (nodata, alpha, values mapped to nothing) becomes
+`ignore_index`. A raw value that is neither is an error that says which value, in which file and where: a wrong map
+must never train quietly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+
+from tiledseg.errors import ConfigError, LabelError, RasterError
+from tiledseg.geometry.box import Box
+
+if TYPE_CHECKING:
+    from tiledseg.raster.info import RasterInfo
+
+_UNKNOWN = -1
+_HEX = re.compile(r"#([0-9a-fA-F]{6})")
+_TRIPLE = re.compile(r"[\[(]?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*[\])]?")
+_NUMBER = re.compile(r"[+-]?\d+")
+_TOLERANCE_PIXELS = 0.01
+
+
+class LabelReader(Protocol):
+    """What `read_labels` needs of a raster reader."""
+
+    @property
+    def info(self) -> RasterInfo: ...
+
+    def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]: ...
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Which raw value, or colour packed as 0xRRGGBB, is which class; `ignore_index` as a class means "leave out"."""
+
+    pairs: tuple[tuple[int, int], ...]
+    colours: bool
+    count: int
+    ignore_index: int
+
+    @staticmethod
+    def from_config(classes: int | Mapping[Hashable, int | None], ignore_index: int = 255) -> LabelMap:
+        """A map from the `data.classes` key of a configuration.
+
+        `classes` is a number (raw values are the class numbers), or a map of raw value ("7", 7) or colour
+        ("#ff0000", "255,0,0", (255, 0, 0)) to class number; null or `ignore_index` leaves such pixels out.
+        Several raw values may share a class; classes must run from 0 without gaps. The raw value `ignore_index` is
+        left out too, unless the map gives it a class. Raises ConfigError.
+        """
+        if isinstance(classes, bool) or not isinstance(classes, (int, Mapping)):
+            raise ConfigError(f"classes is {classes!r}; give a number of classes or a map of raw value to class")
+        if isinstance(classes, int):
+            label_map = LabelMap(tuple((k, k) for k in range(min(classes, 256))), False, classes, ignore_index)
+        else:
+            label_map = _from_mapping(classes, ignore_index)
+        return label_map._checked()
+
+    def _checked(self) -> LabelMap:
+        if not 2 <= self.count <= 255:
+            raise ConfigError(f"{self.count} classes; give 2 to 255")
+        if not self.count <= self.ignore_index <= 255:
+            raise ConfigError(
+                f"ignore_index {self.ignore_index} with classes 0 to {self.count - 1}; "
+                f"give ignore_index {self.count} to 255, or map the raw value to null"
+            )
+        return self
+
+    def resolve(self, info: RasterInfo) -> LabelMap:
+        """This map for the raster at hand: colours become palette indices where its one band has a colour table.
+
+        Raises LabelError where the number of bands does not fit the keys of the map.
+        """
+        if self.colours and info.bands == 1:
+            return self._through_palette(str(info.path))
+        wanted = (3, 4) if self.colours else (1, 2)
+        if info.bands not in wanted:
+            what = "colours, which need 3 bands or a colour table" if self.colours else "raw values, which need 1 band"
+            raise LabelError(f"labels {info.path} have {info.bands} bands, but classes are {what}; change one of them")
+        return self
+
+    def _through_palette(self, path: str) -> LabelMap:
+        try:
+            with rasterio.open(path) as dataset:
+                palette = dataset.colormap(1)
+        except ValueError:
+            raise LabelError(
+                f"labels {path} have 1 band without a colour table, but classes are colours; give raw values"
+            ) from None
+        except rasterio.errors.RasterioIOError as error:
+            raise RasterError(f"cannot read labels {path}: {error}") from None
+        known = dict(self.pairs)
+        indices = ((index, known.get(_pack(*colour[:3]))) for index, colour in palette.items())
+        pairs = tuple((index, number) for index, number in indices if number is not None)
+        return replace(self, pairs=pairs, colours=False)
+
+    def apply(
+        self,
+        raw_CHW: NDArray,
+        valid_HW: NDArray[np.bool_] | None = None,
+        origin: tuple[int, int] = (0, 0),
+        path: object = "labels",
+    ) -> NDArray[np.uint8]:
+        """Class of every pixel, uint8 (H, W); `ignore_index` where `valid_HW` is False.
+
+        `raw_CHW` is integer: one band of raw values, or red, green, blue for colours (further bands, alpha, are not
+        looked at). `origin` (row, col) and `path` are only for the message of the LabelError raised at the first
+        valid pixel, row by row, whose value is in no class.
+        """
+        if not np.issubdtype(raw_CHW.dtype, np.integer):
+            raise LabelError(f"{path} holds {raw_CHW.dtype} values; labels must be whole numbers (uint8 ... int32)")
+        raw_HW = self._packed(raw_CHW, path) if self.colours else raw_CHW[0]
+        classes_HW = self._look_up(raw_HW)
+        if valid_HW is not None:
+            classes_HW[~valid_HW] = self.ignore_index
+        if classes_HW.size and classes_HW.min() == _UNKNOWN:
+            raise LabelError(self._unknown(raw_HW, classes_HW, origin, path))
+        return classes_HW.astype(np.uint8)
+
+    @staticmethod
+    def _packed(raw_CHW: NDArray, path: object) -> NDArray[np.uint32]:
+        if raw_CHW.dtype != np.uint8 or raw_CHW.shape[0] < 3:
+            raise LabelError(
+                f"{path} has {raw_CHW.shape[0]} bands of {raw_CHW.dtype}, but classes are colours; "
+                "give 3 bands of uint8, or classes as raw values"
+            )
+        red, green, blue = raw_CHW[:3].astype(np.uint32)
+        return (red << 16) | (green << 8) | blue
+
+    def _look_up(self, raw_HW: NDArray) -> NDArray[np.int16]:
+        pairs = dict(self.pairs)
+        if not self.colours:
+            pairs.setdefault(self.ignore_index, self.ignore_index)
+        if raw_HW.dtype.itemsize <= 2:
+            limits = np.iinfo(raw_HW.dtype)
+            unsigned = np.dtype(f"u{raw_HW.dtype.itemsize}")
+            table = np.full(limits.max - limits.min + 1, _UNKNOWN, np.int16)
+            for raw, number in pairs.items():
+                if limits.min <= raw <= limits.max:
+                    table[raw % table.size] = number
+            return table[raw_HW.view(unsigned)]
+        keys = np.array(sorted(pairs), np.int64)
+        numbers = np.array([pairs[key] for key in keys.tolist()], np.int16)
+        at = np.minimum(np.searchsorted(keys, raw_HW), keys.size - 1)
+        return np.where(keys[at] == raw_HW, numbers[at], np.int16(_UNKNOWN))
+
+    def _unknown(self, raw_HW: NDArray, classes_HW: NDArray, origin: tuple[int, int], path: object) -> str:
+        row, col = np.unravel_index(int(np.argmax(classes_HW == _UNKNOWN)), classes_HW.shape)
+        raw = int(raw_HW[row, col])
+        what = f"colour #{raw:06x}" if self.colours else f"value {raw}"
+        known = sorted(key for key, _ in self.pairs)
+        names = [f"#{key:06x}" if self.colours else str(key) for key in known[:6]]
+        listed = ", ".join(names) + (", ..." if len(known) > 6 else "")
+        return (
+            f"{path} holds {what} at (row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
+            "add it to data.classes, or map it to null to leave it out"
+        )
+
+
+def _from_mapping(classes: Mapping[Hashable, int | None], ignore_index: int) -> LabelMap:
+    pairs: dict[int, int] = {}
+    kinds = set()
+    for key, value in classes.items():
+        raw, is_colour = _parse_key(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"classes maps {key!r} to {value!r}; give a class number, or null to leave it out")
+        number = ignore_index if value is None else value
+        if pairs.get(raw, number) != number:
+            raise ConfigError(f"classes gives {key!r} both class {pairs[raw]} and {number}; keep one")
+        pairs[raw] = number
+        kinds.add(is_colour)
+    if len(kinds) > 1:
+        raise ConfigError("classes mixes raw values and colours; use one kind of key")
+    numbers = set(pairs.values()) - {ignore_index}
+    count = max(numbers, default=-1) + 1
+    missing = sorted(set(range(count)) - numbers)
+    if not numbers or min(numbers) < 0 or missing:
+        fault = f"class {missing[0]} is missing" if missing else f"class numbers are {sorted(numbers)}"
+        raise ConfigError(f"classes must be numbered from 0 without gaps, but {fault}; renumber them")
+    return LabelMap(tuple(sorted(pairs.items())), kinds == {True}, count, ignore_index)
+
+
+def _parse_key(key: Hashable) -> tuple[int, bool]:
+    """(raw value or packed colour, whether it is a colour) of one key of the map."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key, False
+    text = key.strip() if isinstance(key, str) else ""
+    if isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, int) for part in key):
+        text = ",".join(map(str, key))
+    if match := _HEX.fullmatch(text):
+        return int(match[1], 16), True
+    if match := _TRIPLE.fullmatch(text):
+        colour = [int(part) for part in match.groups()]
+        if max(colour) <= 255:
+            return _pack(*colour), True
+    if _NUMBER.fullmatch(text):
+        return int(text), False
+    raise ConfigError(f"classes has key {key!r}; give a raw value (7) or a colour ('#ff0000' or '255,0,0')")
+
+
+def _pack(red: int, green: int, blue: int) -> int:
+    return (red << 16) | (green << 8) | blue
+
+
+def read_labels(reader: LabelReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
+    """Classes of the pixels of `box`, uint8 (H, W), `ignore_index` where the raster has no valid pixel.
+
+    Raises LabelError for a value outside the classes, and what the reader raises. `label_map.resolve(reader.info)`
+    beforehand spares opening a colour table at each call.
+    """
+    pixels_CHW, valid_HW = reader.read(box)
+    resolved = label_map.resolve(reader.info)
+    return resolved.apply(pixels_CHW, valid_HW, (box.row.start, box.col.start), reader.info.path)
+
+
+def check_grids_match(image: RasterInfo, labels: RasterInfo) -> None:
+    """Raise RasterError, showing both, unless the two rasters lie on the same grid of pixels.
+
+    Sizes must be equal. CRS and transform are compared where both rasters have one (a PNG has none), the transform
+    at the raster's corners to a hundredth of a pixel, which forgives rounding in the file.
+    """
+
+    def differ(what: str, ours: object, theirs: object) -> RasterError:
+        return RasterError(
+            f"{image.path} and {labels.path} differ in {what}: {ours} against {theirs}; bring them to one grid"
+        )
+
+    if (image.height, image.width) != (labels.height, labels.width):
+        ours, theirs = (f"{info.height} x {info.width} px" for info in (image, labels))
+        raise differ("size", ours, theirs)
+    if image.crs is not None and labels.crs is not None and image.crs != labels.crs:
+        raise differ("CRS", image.crs, labels.crs)
+    both = _is_placed(image.transform) and _is_placed(labels.transform)
+    if both and _distance_pixels(image, labels) > _TOLERANCE_PIXELS:
+        ours, theirs = (
+            f"({', '.join(f'{x:.10g}' for x in tuple(t)[:6])})" for t in (image.transform, labels.transform)
+        )
+        raise differ("transform", ours, theirs)
+
+
+def _is_placed(transform: Iterable[float] | None) -> bool:
+    """Whether there is a transform other than the identity, which is what a raster without one reports."""
+    return transform is not None and tuple(transform)[:6] != (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def _distance_pixels(image: RasterInfo, labels: RasterInfo) -> float:
+    """How far apart, in image pixels, the two transforms put the corners of the raster."""
+    corners = np.array([(col, row, 1) for col in (0, image.width) for row in (0, image.height)], float).T
+    ours, theirs = (np.array(tuple(info.transform), float)[:6].reshape(2, 3) for info in (image, labels))
+    apart = np.linalg.lstsq(ours[:, :2], (theirs - ours) @ corners, rcond=None)[0]
+    return float(np.abs(apart).max())
