@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rasterio.crs import CRS
+
+from tiledseg.errors import OutputError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster import writer
+from tiledseg.raster.writer import BLOCK, RasterLayout, RasterWriter, check_output, discard, lay_out, publish
+
+
+@dataclass(frozen=True)
+class Info:
+    """As much of RasterInfo as the writer looks at."""
+
+    height: int
+    width: int
+    crs: CRS | None = CRS.from_epsg(32611)  # noqa: RUF009
+    transform: Affine = Affine(0.5, 0, 350000, 0, -0.5, 3770000)  # noqa: RUF009
+    path: str = "source.tif"
+
+
+def pixels_of(shape: tuple[int, int, int], dtype: str = "uint8", seed: int = 0) -> np.ndarray:
+    values = np.random.default_rng(seed).integers(0, 200, shape)
+    return (values / 7).astype(dtype) if dtype == "float32" else values.astype(dtype)
+
+
+def write_boxes(layout: RasterLayout, boxes: list[Box], pixels_CHW: np.ndarray) -> None:
+    with RasterWriter(layout) as out:
+        for box in boxes:
+            out.write(box, pixels_CHW[:, *box.slices])
+
+
+def write_seeded(layout: RasterLayout, boxes: list[Box], dtype: str) -> None:
+    """What one process of a job does; module-level so that a spawned process finds it."""
+    write_boxes(layout, boxes, pixels_of((layout.bands, layout.height, layout.width), dtype))
+
+
+def partition(data: st.DataObject, box: Box, depth: int) -> list[Box]:
+    """Any guillotine cutting of a box."""
+    if depth == 0 or box.area < 2 or not data.draw(st.booleans()):
+        return [box]
+    interval = box.row if (data.draw(st.booleans()) and box.height > 1) or box.width < 2 else box.col
+    at = data.draw(st.integers(interval.start + 1, interval.stop - 1))
+    first, second = Interval(interval.start, at), Interval(at, interval.stop)
+    halves = [Box(half, box.col) if interval is box.row else Box(box.row, half) for half in (first, second)]
+    return [part for half in halves for part in partition(data, half, depth - 1)]
+
+
+@settings(derandomize=True, max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    data=st.data(),
+    height=st.integers(1, 1300),
+    width=st.integers(1, 1300),
+    bands=st.integers(1, 3),
+    dtype=st.sampled_from(["uint8", "uint16", "float32"]),
+)
+def test_any_partition_in_any_order_gives_the_bytes_of_one_write(
+    tmp_path: Path, data: st.DataObject, height: int, width: int, bands: int, dtype: str
+) -> None:
+    pixels_CHW = pixels_of((bands, height, width), dtype)
+    whole = Box.of_shape((height, width))
+    boxes = data.draw(st.permutations(partition(data, whole, 4)))
+    files = []
+    for name, parts in (("one", [whole]), ("many", boxes)):
+        layout = lay_out(tmp_path / f"{name}.tif", Info(height, width), bands, dtype, nodata=255)
+        write_boxes(pickle.loads(pickle.dumps(layout)), parts, pixels_CHW)
+        publish(layout)
+        files.append(tmp_path / f"{name}.tif")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    with rasterio.open(files[1]) as dataset:
+        np.testing.assert_array_equal(dataset.read(), pixels_CHW)
+
+
+def test_processes_write_what_one_process_writes(tmp_path: Path) -> None:
+    height, width, dtype = 1700, 1300, "float32"
+    boxes = [Box(Interval(r, min(r + 300, height)), Interval(c, min(c + 170, width)))
+             for r in range(0, height, 300) for c in range(0, width, 170)]  # fmt: skip
+    one = lay_out(tmp_path / "one.tif", Info(height, width), 2, dtype)
+    write_seeded(one, [Box.of_shape((height, width))], dtype)
+    publish(one)
+    many = lay_out(tmp_path / "many.tif", Info(height, width), 2, dtype)
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
+        jobs = [pool.submit(write_seeded, many, boxes[rank::3], dtype) for rank in range(3)]
+        for job in jobs:
+            job.result(timeout=100)
+    publish(many)
+    assert (tmp_path / "one.tif").read_bytes() == (tmp_path / "many.tif").read_bytes()
+
+
+def test_grid_nodata_colours_and_names_come_back(tmp_path: Path) -> None:
+    info = Info(700, 600)
+    colormap = {0: (10, 20, 30), 4: (1, 2, 3)}
+    layout = lay_out(tmp_path / "a.tif", info, 1, "uint8", 255, colormap, ["class"])
+    write_boxes(layout, [Box.of_shape((700, 600))], pixels_of((1, 700, 600)))
+    publish(layout)
+    with rasterio.open(tmp_path / "a.tif") as dataset:
+        assert (dataset.crs, dataset.transform, dataset.nodata) == (info.crs, info.transform, 255)
+        assert dataset.colormap(1)[4][:3] == (1, 2, 3)
+        assert dataset.descriptions == ("class",)
+        assert dataset.block_shapes == [(BLOCK, BLOCK)]
+        np.testing.assert_array_equal(dataset.read(), pixels_of((1, 700, 600)))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.tif"]
+
+
+@pytest.mark.parametrize("nodata", [None, 0, 255])
+def test_no_crs_and_any_nodata(tmp_path: Path, nodata: float | None) -> None:
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40, None, Affine.identity()), 1, "uint8", nodata)
+    write_boxes(layout, [Box.of_shape((30, 40))], pixels_of((1, 30, 40)))
+    publish(layout)
+    with rasterio.open(tmp_path / "a.tif") as dataset:
+        assert dataset.crs is None
+        assert dataset.nodata == nodata
+        np.testing.assert_array_equal(dataset.read(), pixels_of((1, 30, 40)))
+
+
+def test_bands_lie_apart(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path / "p.tif", Info(1100, 600), 5, "float32", None)
+    discard(layout)
+    assert layout.offsets.shape == (5, 3, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_laying_out_a_large_file_writes_little(tmp_path: Path) -> None:
+    """Bytes are written once, by their owners: the layout itself leaves holes. Also a BigTIFF."""
+    layout = lay_out(tmp_path / "p.tif", Info(20000, 20000), 3, "float32", 255)
+    status = layout.temporary.stat()
+    assert status.st_size > 4 * 10**9
+    assert status.st_blocks * 512 < status.st_size / 100
+    corner = Box(Interval(19998, 20000), Interval(19999, 20000))
+    with RasterWriter(layout) as out:
+        out.write(corner, np.full((3, 2, 1), 7.5, "float32"))
+    publish(layout)
+    with rasterio.open(tmp_path / "p.tif") as dataset:
+        window = rasterio.windows.Window(19997, 19997, 3, 3)
+        expected = np.zeros((3, 3, 3))
+        expected[:, 1:, 2] = 7.5
+        np.testing.assert_array_equal(dataset.read(window=window), expected)
+
+
+def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    path.write_bytes(b"old")
+    overview = tmp_path / "a.tif.ovr"
+    overview.write_bytes(b"old")
+    layout = lay_out(path, Info(30, 40), 1, "uint8")
+    assert path.read_bytes() == b"old"
+    discard(layout)
+    assert path.read_bytes() == b"old"
+    assert overview.exists()
+    layout = lay_out(path, Info(30, 40), 1, "uint8")
+    publish(layout)
+    assert path.read_bytes() != b"old"
+    assert not overview.exists()
+
+
+def test_leftovers_of_a_killed_job_do_not_matter(tmp_path: Path) -> None:
+    first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", 255)
+    write_boxes(first, [Box.of_shape((30, 40))], np.full((1, 30, 40), 9, np.uint8))
+    second = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", 255)
+    publish(second)
+    with rasterio.open(tmp_path / "a.tif") as dataset:
+        assert (dataset.read() == 0).all()
+
+
+def test_two_jobs_with_one_output(tmp_path: Path) -> None:
+    first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    (tmp_path / "keep").hardlink_to(first.temporary)  # so that its inode is not given out again
+    second = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    with pytest.raises(OutputError, match="another job"):
+        RasterWriter(first)
+    with pytest.raises(OutputError, match="another job"):
+        publish(first)
+    discard(first)
+    publish(second)
+    with pytest.raises(OutputError, match=r"a\.tif"):
+        publish(second)
+    with pytest.raises(OutputError, match="file system"):
+        RasterWriter(second)
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    out = RasterWriter(layout)
+    with pytest.raises(ValueError, match="uint8"):
+        out.write(Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.int64))
+    with pytest.raises(ValueError, match="wants"):
+        out.write(Box.of_shape((30, 40)), np.zeros((2, 30, 40), np.uint8))
+    with pytest.raises(ValueError, match="inside"):
+        out.write(Box.of_shape((31, 40)), np.zeros((1, 31, 40), np.uint8))
+    out.close()
+    out.close()
+
+
+def test_unwritable_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = Info(30, 40)
+    source = tmp_path / "source.tif"
+    source.write_bytes(b"x")
+    (tmp_path / "link.tif").symlink_to(source)
+    with pytest.raises(OutputError, match="not a folder"):
+        lay_out(tmp_path / "missing" / "a.tif", info, 1, "uint8")
+    with pytest.raises(OutputError, match="not a folder"):
+        lay_out(source / "a.tif", info, 1, "uint8")
+    with pytest.raises(OutputError, match="is a folder"):
+        lay_out(tmp_path, info, 1, "uint8")
+    with pytest.raises(OutputError, match="is the input"):
+        lay_out(tmp_path / "link.tif", Info(30, 40, path=str(source)), 1, "uint8")
+    with pytest.raises(OutputError, match="GiB free"):
+        check_output(tmp_path / "a.tif", 10**18)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match="permission"):
+        check_output(tmp_path / "a.tif")
+    assert source.read_bytes() == b"x"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.tif", "source.tif"]
+
+
+def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> np.ndarray:
+        raise OutputError("cannot write: its blocks overlap")
+
+    monkeypatch.setattr(writer, "_block_offsets", broken)
+    with pytest.raises(OutputError, match="overlap"):
+        lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    out = RasterWriter(layout)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, out._descriptor)
+    os.close(full)
+    with pytest.raises(OutputError, match="No space left"):
+        out.write(Box.of_shape((30, 40)), np.zeros((1, 30, 40), np.uint8))

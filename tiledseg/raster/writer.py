@@ -1,0 +1,297 @@
+"""Writing one raster from many ranks: every pixel once, by its owner, without any rank waiting for another.
+
+One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
+place is known before its pixels are, so any rank can put its rectangles in place with `pwrite`: no read-modify-write,
+no lock, no gathering. After a barrier of the caller one rank gives the file its final name.
+
+    layout_ = lay_out(path, info, bands=1, dtype="uint8", nodata=255)     one rank; broadcast the value
+    with RasterWriter(layout_) as writer:                                 every rank
+        writer.write(box, pixels_CHW)
+    publish(layout_)                                                      one rank, after a barrier
+
+The bytes of the file depend on the pixels only, not on how, when or by whom they were written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import rasterio
+from affine import Affine
+from numpy.typing import NDArray
+
+from tiledseg.errors import OutputError
+from tiledseg.geometry.box import Box
+
+if TYPE_CHECKING:
+    from tiledseg.raster.info import RasterInfo
+
+BLOCK = 512
+"""Side of a block, pixels."""
+
+_CLASSIC_LIMIT = 4_000_000_000
+"""Bytes above which a file is BigTIFF: classic TIFF has 32-bit offsets, and needs room for its directory."""
+
+_SIDECARS = (".ovr", ".msk", ".aux.xml")
+
+
+@dataclass(frozen=True, eq=False)
+class RasterLayout:
+    """Where each block of a laid-out raster lies: a value to broadcast.
+
+    `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
+    file from one that another job has put in its place.
+    """
+
+    path: Path
+    temporary: Path
+    inode: int
+    bands: int
+    height: int
+    width: int
+    dtype: str
+    offsets: NDArray[np.int64]
+
+
+def lay_out(
+    path: str | Path,
+    info: RasterInfo,
+    bands: int,
+    dtype: str,
+    nodata: float | None = None,
+    colormap: Mapping[int, Sequence[int]] | None = None,
+    descriptions: Sequence[str] = (),
+) -> RasterLayout:
+    """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
+
+    `colormap` maps a value to (red, green, blue) of 0 ... 255, for one band of uint8. Unwritten pixels hold 0.
+    Raises OutputError where the file cannot be written or the disk is too full, before anything is written.
+    """
+    path = Path(path)
+    size = bands * _blocks(info.height) * _blocks(info.width) * BLOCK * BLOCK * np.dtype(dtype).itemsize
+    check_output(path, size, Path(info.path))
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        temporary.unlink(missing_ok=True)
+        _create(temporary, _profile(info, bands, dtype, size), nodata, colormap, descriptions)
+        offsets = _block_offsets(temporary, bands)
+        inode = temporary.stat().st_ino
+    except (OSError, rasterio.errors.RasterioError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
+    return RasterLayout(path, temporary, inode, bands, info.height, info.width, dtype, offsets)
+
+
+def check_output(path: str | Path, size: int = 0, *inputs: Path) -> None:
+    """Raise OutputError unless a file of `size` bytes can be put at `path` without replacing one of `inputs`."""
+    path = Path(path)
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: {folder} is not a folder; make it first")
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {path}: no permission in {folder}; choose another output")
+    for source in inputs:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise OutputError(f"cannot write {path}: it is the input {source}; choose another output")
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise OutputError(
+            f"cannot write {path}: it needs {size / 2**30:.3g} GiB, {folder} has {free / 2**30:.3g} GiB free; make room"
+        )
+
+
+def _profile(info: RasterInfo, bands: int, dtype: str, size: int) -> dict[str, Any]:
+    profile: dict[str, Any] = {
+        "driver": "GTiff",
+        "height": info.height,
+        "width": info.width,
+        "count": bands,
+        "dtype": dtype,
+        "crs": info.crs,
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "interleave": "band",
+        "compress": "none",
+        "endianness": "little",
+        "bigtiff": "yes" if size > _CLASSIC_LIMIT else "no",
+    }
+    if info.transform is not None and info.transform != Affine.identity():
+        profile["transform"] = info.transform
+    return profile
+
+
+def _create(
+    path: Path,
+    profile: dict[str, Any],
+    nodata: float | None,
+    colormap: Mapping[int, Sequence[int]] | None,
+    descriptions: Sequence[str],
+) -> None:
+    with rasterio.open(path, "w", **profile) as dataset:
+        if colormap is not None:
+            dataset.write_colormap(1, {value: tuple(colour) for value, colour in colormap.items()})
+        for band, description in enumerate(descriptions, start=1):
+            dataset.set_band_description(band, description)
+    if nodata is None:
+        return
+    # In a second step: a file made with a nodata value other than 0 is filled with it, every byte written twice.
+    with rasterio.open(path, "r+") as dataset:
+        dataset.nodata = nodata
+
+
+def _block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
+    """Offsets as the file states them; OutputError unless blocks are whole, distinct and inside the file."""
+    with rasterio.open(path) as dataset:
+        shape = bands, _blocks(dataset.height), _blocks(dataset.width)
+        expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
+        offsets = np.zeros(shape, np.int64)
+        for band, row, col in np.ndindex(shape):
+            offset, size = (
+                int(dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1) or 0)
+                for what in ("OFFSET", "SIZE")
+            )
+            if offset <= 0 or size != expected:
+                raise OutputError(f"block ({row}, {col}) was laid out as {size} bytes at {offset}")
+            offsets[band, row, col] = offset
+    ordered = np.sort(offsets, axis=None)
+    if (np.diff(ordered) < expected).any() or ordered[-1] + expected > path.stat().st_size:
+        raise OutputError("its blocks were laid out to overlap, or beyond its end")
+    return offsets
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK)
+
+
+class RasterWriter:
+    """Puts rectangles of pixels in place in a laid-out raster; a handle of its own for each process.
+
+    Raises OutputError where the file is gone or was replaced, or a write fails. Threads may share one writer.
+    """
+
+    def __init__(self, layout: RasterLayout) -> None:
+        self.layout = layout
+        self._dtype = np.dtype(layout.dtype).newbyteorder("<")
+        self._raster = Box.of_shape((layout.height, layout.width))
+        self._descriptor = _open(layout)
+
+    def write(self, box: Box, pixels_CHW: NDArray) -> None:
+        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
+
+        Memory: a copy of one block. ValueError where shape, dtype or box do not fit.
+        """
+        layout = self.layout
+        if pixels_CHW.shape != (layout.bands, *box.shape) or pixels_CHW.dtype != np.dtype(layout.dtype):
+            raise ValueError(
+                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, the layout wants "
+                f"{(layout.bands, *box.shape)} {layout.dtype}"
+            )
+        if not self._raster.contains(box):
+            raise ValueError(f"{box} is not inside the raster {self._raster}")
+        for block in box.blocks(BLOCK, BLOCK):
+            rows, cols = block.relative_to(box).slices
+            for band in range(layout.bands):
+                self._write_part(band, block, pixels_CHW[band, rows, cols])
+
+    def _write_part(self, band: int, part: Box, pixels_HW: NDArray) -> None:
+        row, row_in_block = divmod(part.row.start, BLOCK)
+        col, col_in_block = divmod(part.col.start, BLOCK)
+        item = self._dtype.itemsize
+        start = int(self.layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
+        pixels = np.ascontiguousarray(pixels_HW, self._dtype)
+        if part.width == BLOCK:  # whole rows follow each other in the file
+            self._put(pixels.reshape(-1), start)
+            return
+        for line in range(part.height):
+            self._put(pixels[line], start + line * BLOCK * item)
+
+    def _put(self, pixels: NDArray, offset: int) -> None:
+        data = pixels.data.cast("B")
+        while data:
+            try:
+                written = os.pwrite(self._descriptor, data, offset)
+            except OSError as error:
+                raise OutputError(f"cannot write {self.layout.path}: {_reason(error)}; make room") from None
+            data, offset = data[written:], offset + written
+
+    def close(self) -> None:
+        """Flush to the disk and let go of the file; a second call does nothing."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise OutputError(f"cannot write {self.layout.path}: {_reason(error)}; make room") from None
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> RasterWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(OutputError):  # the first error is the one to show
+            self.close()
+
+
+def _open(layout: RasterLayout) -> int:
+    try:
+        descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {layout.path}: {layout.temporary} {_reason(error)}; all ranks must see one file system"
+        ) from None
+    if os.fstat(descriptor).st_ino != layout.inode:
+        os.close(descriptor)
+        raise _replaced(layout)
+    return descriptor
+
+
+def publish(layout: RasterLayout) -> None:
+    """Give the finished file its final name, replacing an older one and its overviews and statistics.
+
+    Call it on one rank, after every writer is closed. Raises OutputError, and leaves an older file as it was, where
+    the laid-out file is gone or another job has replaced it.
+    """
+    try:
+        if layout.temporary.stat().st_ino != layout.inode:
+            raise _replaced(layout)
+        os.replace(layout.temporary, layout.path)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {layout.path}: {_reason(error)}; choose another output") from None
+    for suffix in _SIDECARS:  # they describe the file that was replaced
+        layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
+
+
+def discard(layout: RasterLayout) -> None:
+    """Remove the unfinished file; nothing where it is gone or another job's."""
+    with contextlib.suppress(OSError):
+        if layout.temporary.stat().st_ino == layout.inode:
+            layout.temporary.unlink()
+
+
+def _replaced(layout: RasterLayout) -> OutputError:
+    return OutputError(f"cannot write {layout.path}: another job is writing it too; give each its own output")
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).split("\n")[0]
