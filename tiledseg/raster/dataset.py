@@ -1,0 +1,140 @@
+"""Tiles of many rasters as arrays for training: normalised pixels of the context, classes of the core."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.statistics import Normalization, check_alike
+
+OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One tile. `x_CHW`: the context, normalised, 0 at invalid pixels. `y_HW`: the class (uint8) of each core pixel,
+    ignore_index where the label or the image is not valid; None without labels. `valid_HW`: validity of the core."""
+
+    image: int
+    tile: Tile
+    x_CHW: NDArray
+    y_HW: NDArray[np.uint8] | None
+    valid_HW: NDArray[np.bool_]
+
+
+class Dataset:
+    """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
+
+    `dtype` is that of x: float32, or float64 for runs in double precision. Any number of threads may load at once.
+    Raises RasterError, before a pixel is read, where counts, bands, dtypes, sizes, CRS or transforms do not match, and
+    LabelError where the label rasters' bands do not fit the classes.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[RasterReader],
+        labels: Sequence[RasterReader] | None,
+        tilings: Sequence[Tiling],
+        label_map: LabelMap | None,
+        normalization: Normalization,
+        dtype: DTypeLike = np.float32,
+    ) -> None:
+        _check(images, labels, tilings, label_map, normalization)
+        self.images = tuple(images)
+        self.labels = None if labels is None else tuple(labels)
+        self.tilings = tuple(tilings)
+        self.normalization = normalization
+        self._maps = [label_map.resolve(reader.info) for reader in labels] if labels and label_map else []
+        self._normalize = Normalizer(normalization, self.images[0].info.dtype, dtype)
+        self._recent: OrderedDict[int, RasterReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def tiles_per_image(self) -> tuple[int, ...]:
+        return tuple(len(tiling) for tiling in self.tilings)
+
+    def load(self, image: int, tile: int | Tile) -> Sample:
+        """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError."""
+        place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
+        pixels_CHW, valid_HW = self._used(self.images[image]).read(place.context)
+        core_HW = valid_HW[place.core.relative_to(place.context).slices]
+        y_HW = None
+        if self.labels is not None:
+            label_map = self._maps[image]
+            y_HW = read_labels(self._used(self.labels[image]), label_map, place.core)
+            if not core_HW.all():
+                y_HW[~core_HW] = label_map.ignore_index
+        return Sample(image, place, self._normalize(pixels_CHW, valid_HW), y_HW, core_HW)
+
+    def close(self) -> None:
+        for reader in (*self.images, *(self.labels or ())):
+            reader.close()
+
+    def _used(self, reader: RasterReader) -> RasterReader:
+        """The reader, after closing the handles of the one not used for longest where too many rasters are open."""
+        with self._lock:
+            self._recent[id(reader)] = reader
+            self._recent.move_to_end(id(reader))
+            oldest = self._recent.popitem(last=False)[1] if len(self._recent) > OPEN_RASTERS else None
+        if oldest is not None:
+            oldest.release()
+        return reader
+
+
+class Normalizer:
+    """(pixels - mean) / std of each band, 0 at invalid pixels, as one and the same operation for every tile.
+
+    Computed in `dtype`; in float64, then rounded to `dtype`, where the raster's own dtype has more than float32's
+    24 bits.
+    """
+
+    def __init__(self, normalization: Normalization, source: DTypeLike, dtype: DTypeLike) -> None:
+        self._dtype = np.dtype(dtype)
+        wide = np.dtype(source).itemsize > 2 and np.dtype(source) != np.float32
+        self._working = np.dtype(np.float64) if wide else self._dtype
+        self._mean_C11 = np.array(normalization.mean, self._working)[:, None, None]
+        self._std_C11 = np.array(normalization.std, self._working)[:, None, None]
+
+    def __call__(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray:
+        x_CHW = pixels_CHW.astype(self._working)
+        x_CHW -= self._mean_C11
+        x_CHW /= self._std_C11
+        if not valid_HW.all():
+            x_CHW[:, ~valid_HW] = 0
+        return x_CHW.astype(self._dtype, copy=False)
+
+
+def _check(
+    images: Sequence[RasterReader],
+    labels: Sequence[RasterReader] | None,
+    tilings: Sequence[Tiling],
+    label_map: LabelMap | None,
+    normalization: Normalization,
+) -> None:
+    if not images:
+        raise RasterError("a data set without images; give at least one in data.images")
+    check_alike([reader.info for reader in images])
+    if len(normalization.mean) != images[0].info.bands:
+        raise RasterError(
+            f"normalisation has {len(normalization.mean)} bands but {images[0].info.path} has {images[0].info.bands}; "
+            "select the bands that the statistics were computed from"
+        )
+    if len(tilings) != len(images) or (labels is not None and len(labels) != len(images)):
+        counts = f"{len(images)} images, {len(tilings)} tilings, {'no' if labels is None else len(labels)} labels"
+        raise RasterError(f"{counts}; give one tiling and one label raster for each image")
+    for reader, tiling in zip(images, tilings, strict=True):
+        if reader.info.shape != tiling.raster:
+            raise RasterError(f"{reader.info.path} is {reader.info.shape} but its tiling is of {tiling.raster}")
+    if (labels is None) != (label_map is None):
+        raise RasterError("labels and data.classes go together; give both or neither")
+    for image, label in zip(images, labels or (), strict=False):
+        check_grids_match(image.info, label.info)

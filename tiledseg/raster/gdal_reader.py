@@ -1,0 +1,221 @@
+"""Rasters that GDAL reads: GeoTIFF, COG, PNG, JPEG, local or behind a URL, through rasterio.
+
+GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) hold for URLs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.session import DummySession
+from rasterio.windows import Window
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.sources import gdal_path, is_remote
+from tiledseg.raster.truncation import check_complete
+from tiledseg.raster.validity import as_stored, valid_pixels
+
+# A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
+warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
+
+CACHE_BYTES = 256 << 20  # of GDAL's blocks, a process; its default of 5 % of the memory is too much for many ranks
+_SEQUENTIAL = ("PNG", "JPEG")
+
+
+class GdalReader(RasterReader):
+    """One raster through GDAL. See `reader.open_raster` for the arguments and errors."""
+
+    def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+        self._closed = False
+        if not is_remote(path) and not os.path.exists(path):
+            raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
+        with self._handle() as dataset:
+            check_complete(path, dataset)
+            selected = _select_bands(path, dataset, bands)
+            self._alpha = _alpha_band(dataset, selected)
+            self._masked = _has_mask_band(dataset)
+            self._nodata = _nodata_values(path, dataset, selected, nodata)
+            self.info = self._describe(dataset, selected)
+
+    def _describe(self, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
+        dtype = _dtype(self._path, dataset, selected)
+        has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self._nodata)
+        return RasterInfo(
+            path=self._path,
+            height=dataset.height,
+            width=dataset.width,
+            bands=len(selected),
+            dtype=dtype,
+            crs=dataset.crs,
+            transform=dataset.transform,
+            nodata=self._nodata[0],
+            block_shape=dataset.block_shapes[selected[0] - 1],
+            has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
+            band_numbers=selected,
+            driver=dataset.driver,
+            sequential=dataset.driver in _SEQUENTIAL,
+            palette=_palette(dataset) if len(selected) == 1 else None,
+            notes=_notes(self._path, dataset, selected, self._alpha),
+        )
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        window = Window(box.col.start, box.row.start, box.width, box.height)
+        wanted = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
+        with self._handle() as dataset:
+            try:
+                pixels_CHW = dataset.read(wanted, window=window, out_dtype=self.info.dtype)
+                masks = [dataset.read_masks(1, window=window)] if self._masked else []
+            except RasterioError as error:
+                raise RasterError(
+                    f"cannot read rows {box.row.start}:{box.row.stop}, columns {box.col.start}:{box.col.stop} of "
+                    f"{self._path}: {_reason(error)}; the file may be truncated or damaged: copy it again"
+                ) from error
+        if self._alpha:
+            masks.append(pixels_CHW[-1])
+            pixels_CHW = pixels_CHW[:-1]
+        if not self.info.has_mask:
+            return pixels_CHW, np.ones(box.shape, np.bool_)
+        return pixels_CHW, valid_pixels(pixels_CHW, self._nodata, masks)
+
+    @contextmanager
+    def _handle(self) -> Iterator[Any]:
+        """A GDAL handle for this thread alone, while it needs one. Handles of past threads are used again."""
+        with rasterio.Env(session=DummySession(), **_options(self._path)):
+            with self._lock:
+                if self._closed:
+                    raise RasterError(f"{self._path} is read after its reader was closed; open it again")
+                dataset = self._idle.pop() if self._idle else None
+            if dataset is None:
+                dataset = self._open()
+            try:
+                yield dataset
+            finally:
+                with self._lock:
+                    keep = not self._closed
+                    if keep:
+                        self._idle.append(dataset)
+                if not keep:
+                    dataset.close()
+
+    def _open(self) -> Any:
+        try:
+            return rasterio.open(gdal_path(self._path), sharing=False)
+        except RasterioError as error:
+            raise RasterError(f"cannot open {self._path}: {_reason(error)}; give a raster that GDAL reads") from error
+
+    def release(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for dataset in idle:
+            dataset.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.release()
+
+
+def _options(path: str) -> dict[str, Any]:
+    """GDAL's settings while this module is inside it."""
+    options: dict[str, Any] = {
+        "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
+        "GDAL_CACHEMAX": CACHE_BYTES,
+        "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
+        "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
+    }
+    if is_remote(path):
+        options["GDAL_DISABLE_READDIR_ON_OPEN"] = "TRUE"  # no listing of a bucket; side-car files are asked for by name
+    return options
+
+
+def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
+    if dataset.count == 0:
+        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {_subdatasets(dataset)}")
+    if bands is None:
+        data = [i for i in dataset.indexes if dataset.colorinterp[i - 1] != ColorInterp.alpha]
+        if not data:
+            raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
+        return tuple(data)
+    selected = tuple(bands)
+    outside = [band for band in selected if band not in dataset.indexes]
+    if outside or not selected:
+        what = f"band {outside[0]}" if outside else "an empty list of bands"
+        raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
+    if len(set(selected)) < len(selected):
+        raise RasterError(f"data.bands {list(selected)} names a band twice; name each once")
+    return selected
+
+
+def _subdatasets(dataset: Any) -> str:
+    return ", ".join(dataset.subdatasets[:3]) or "none found"
+
+
+def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:
+    """The alpha band, unless it was asked for by name: many 4-band files mark near-infrared as alpha by mistake."""
+    marked = [i for i in dataset.indexes if dataset.colorinterp[i - 1] == ColorInterp.alpha]
+    return marked[0] if marked and marked[0] not in selected else None
+
+
+def _has_mask_band(dataset: Any) -> bool:
+    flags = dataset.mask_flag_enums[0]
+    return MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
+
+
+def _nodata_values(
+    path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None
+) -> tuple[float | None, ...]:
+    if nodata is None:
+        return tuple(dataset.nodatavals[band - 1] for band in selected)
+    dtype = np.dtype(dataset.dtypes[selected[0] - 1])
+    if dtype.kind in "iu" and as_stored(nodata, dtype) is None:
+        raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
+    return (nodata,) * len(selected)
+
+
+def _dtype(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
+    names = [dataset.dtypes[band - 1] for band in selected]
+    if any(np.dtype(name) != np.dtype(names[0]) for name in names):
+        raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
+    dtype = np.dtype(names[0])
+    if dtype.kind not in "iuf":
+        raise RasterError(f"{path} holds {dtype} pixels; integers or real floating-point numbers are needed")
+    return dtype.name
+
+
+def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] | None:
+    if dataset.colorinterp[0] != ColorInterp.palette:
+        return None
+    return tuple(sorted(dataset.colormap(1).items()))
+
+
+def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None) -> tuple[str, ...]:
+    if alpha is None:
+        return ()
+    every = ",".join(str(i) for i in dataset.indexes)
+    return (
+        f"{path}: band {alpha} is marked as alpha and is read as validity, not as data; if it is data (near-infrared, "
+        f"say), name it: --data.bands [{every}]",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """GDAL's own words, on one line: rasterio keeps them in the cause."""
+    cause = error.__cause__ or error
+    text = getattr(cause, "errmsg", None) or str(cause)
+    return " ".join(str(text).split())

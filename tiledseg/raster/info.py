@@ -1,0 +1,41 @@
+"""What is known of a raster without reading a pixel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Colour = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class RasterInfo:
+    """A raster as its reader hands it out: `bands` counts the selected data bands only, alpha is none of them.
+
+    `crs` and `transform` are rasterio's (None and the identity where the file has none). `nodata` is that of the first
+    selected band. `block_shape` (rows, cols) is what must be decoded at once; `sequential` says that a block needs all
+    blocks before it too (PNG, JPEG). `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
+    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table. `notes` are
+    one-line warnings for the user.
+    """
+
+    path: str
+    height: int
+    width: int
+    bands: int
+    dtype: str
+    crs: Any = None
+    transform: Any = None
+    nodata: float | None = None
+    block_shape: tuple[int, int] = (1, 1)
+    has_mask: bool = False
+    band_numbers: tuple[int, ...] = ()
+    driver: str = ""
+    sequential: bool = False
+    palette: tuple[tuple[int, Colour], ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width

@@ -1,0 +1,63 @@
+"""Loading ahead of the consumer: in order, bounded, and gone when the consumer is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from tiledseg.errors import ConfigError
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+def prefetch(items: Iterable[T], load: Callable[[T], S], threads: int, depth: int) -> Iterator[S]:
+    """Yield `load(item)` for each item, in the order of `items`, with up to `depth` loads running or waiting.
+
+    `items` is drawn in the consumer's thread and never more than `depth` ahead, so it may be endless. An exception of
+    `load`, or of `items` itself, is raised at its own place: everything before it is yielded first. Threads start at
+    the first `next` and are joined when the iterator ends, is closed, or is dropped; loads not yet begun are then
+    dropped, one that runs is waited for. `threads` 0 loads in the consumer's thread.
+
+    Raises ConfigError (at the first `next`) where threads < 0 or depth < 1.
+    """
+    if threads < 0 or depth < 1:
+        raise ConfigError(f"prefetch with {threads} threads, depth {depth}; give threads >= 0 and depth >= 1")
+    if threads == 0:
+        yield from map(load, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+    try:
+        yield from _in_order(pool, iter(items), load, depth)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_order(pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], S], depth: int) -> Iterator[S]:
+    waiting: deque[Future[S]] = deque()
+    drawing = True
+    while True:
+        while drawing and len(waiting) < depth:
+            drawing = _submit_next(pool, items, load, waiting)
+        if not waiting:
+            return
+        yield waiting.popleft().result()
+
+
+def _submit_next(
+    pool: ThreadPoolExecutor, items: Iterator[T], load: Callable[[T], S], waiting: deque[Future[S]]
+) -> bool:
+    """Submit one more item; False where there is none left."""
+    try:
+        item = next(items)
+    except StopIteration:
+        return False
+    except Exception as error:  # raised to the consumer behind the loads already under way
+        failed: Future[S] = Future()
+        failed.set_exception(error)
+        waiting.append(failed)
+        return False
+    waiting.append(pool.submit(load, item))
+    return True

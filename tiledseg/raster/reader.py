@@ -1,0 +1,22 @@
+"""Opening any raster: a GeoTIFF, COG, PNG or JPEG, a URL, or an image of an HDF5 tile store, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiledseg.raster.gdal_reader import GdalReader
+from tiledseg.raster.mirrored_reader import RasterReader
+
+__all__ = ["RasterReader", "open_raster"]
+
+
+def open_raster(path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> RasterReader:
+    """Open a raster for reading boxes.
+
+    `path`: a file, an s3://, gs://, az:// or http(s):// URL or a /vsi... path. `bands`: numbers from 1 as in GDAL, in
+    the order wanted; all but an alpha band where None. `nodata` takes the place of the file's own nodata value.
+
+    Raises RasterError, in one line, where the file is missing, truncated, no raster, without bands, of a complex
+    dtype, or has not the bands asked for.
+    """
+    return GdalReader(path, bands, nodata)

@@ -1,0 +1,71 @@
+"""From what a user types (paths, globs, URLs) to a list of rasters in an order that never changes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+
+from tiledseg.errors import RasterError
+
+_URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
+_PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
+
+
+def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
+    """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
+
+    A URL or a `/vsi...` path stands for itself, and so does a file whose own name holds `*`, `?` or `[`. `key` (such as
+    "data.images") is what error messages name. Raises RasterError for no pattern at all, a glob that matches nothing, a
+    missing file, a folder, and for a path that occurs twice.
+    """
+    if not patterns:
+        raise RasterError(f"{key} is empty; give at least one path, glob or URL")
+    paths = [path for pattern in patterns for path in _expand(os.fspath(pattern), key)]
+    first: dict[str, int] = {}
+    for at, path in enumerate(paths):
+        same = path if is_remote(path) else os.path.realpath(path)
+        if same in first:
+            raise RasterError(f"{key} holds {path} twice, at positions {first[same]} and {at}; remove one")
+        first[same] = at
+    return tuple(paths)
+
+
+def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple[str, str]) -> None:
+    """Raise RasterError unless there are as many labels as images: they are paired in order."""
+    if len(images) != len(labels):
+        raise RasterError(
+            f"{keys[0]} has {len(images)} rasters but {keys[1]} has {len(labels)}; give one label raster for "
+            "each image, in the same order"
+        )
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path is a URL or goes through one of GDAL's virtual file systems."""
+    return path.startswith("/vsi") or _URL.fullmatch(path) is not None
+
+
+def gdal_path(path: str) -> str:
+    """The path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
+    match = _URL.fullmatch(path)
+    if match is None:
+        return path
+    if prefix := _PREFIXES.get(match[1]):
+        return prefix + match[2]
+    return "/vsicurl/" + path
+
+
+def _expand(pattern: str, key: str) -> list[str]:
+    if is_remote(pattern):
+        return [pattern]
+    if os.path.isdir(pattern):
+        raise RasterError(f"{key}: {pattern} is a folder; give its files, as in '{os.path.join(pattern, '*.tif')}'")
+    if os.path.exists(pattern):
+        return [pattern]
+    if not glob.has_magic(pattern):
+        raise RasterError(f"{key}: {pattern} does not exist; give a path, glob or URL of a raster")
+    matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
+    if not matches:
+        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
+    return matches
