@@ -1,0 +1,156 @@
+"""Rank and local rank always come from one launcher, and a half-set environment is an error with its values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list
+from tiledseg.errors import ConfigError
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "7",
+    "JSM_NAMESPACE_SIZE": "12",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "6",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "6", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}
+PALS = {"PMI_RANK": "2", "PMI_SIZE": "6", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "3"}
+SLURM_STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "4",
+    "SLURM_NTASKS": "5",
+    "SLURM_STEP_NUM_TASKS": "5",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+}
+# What a batch script itself sees: PROCID and NTASKS, but no step of several tasks.
+SLURM_BATCH = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_TASKS_PER_NODE": "4",
+}
+# Open MPI starts its daemons with srun, one a node, and their variables are handed on to the ranks.
+MPIRUN_IN_SLURM = {**SLURM_STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", **OPENMPI}
+
+CASES = [
+    ("nothing", {}, SERIAL),
+    ("torchrun", TORCHRUN, Launch(5, 8, 1, 4, "torchrun")),
+    ("jsrun", JSRUN, Launch(7, 12, 1, 6, "jsrun")),
+    ("jsrun sets Open MPI's names too", {**JSRUN, **OPENMPI}, Launch(7, 12, 1, 6, "jsrun")),
+    ("mpirun of Open MPI", OPENMPI, Launch(3, 4, 1, 2, "openmpi")),
+    ("mpirun in a Slurm allocation", MPIRUN_IN_SLURM, Launch(3, 4, 1, 2, "openmpi")),
+    ("Hydra", HYDRA, Launch(2, 6, 0, 3, "pmi")),
+    ("Hydra in a Slurm allocation", {**SLURM_STEP, **HYDRA}, Launch(2, 6, 0, 3, "pmi")),
+    ("PALS", PALS, Launch(2, 6, 1, 3, "pmi")),
+    ("srun", SLURM_STEP, Launch(4, 5, 0, 1, "slurm")),
+    ("srun --mpi=pmi2", {**SLURM_STEP, "PMI_RANK": "4", "PMI_SIZE": "5"}, Launch(4, 5, 0, 1, "slurm")),
+    ("torchrun in srun", {**SLURM_STEP, **TORCHRUN}, Launch(5, 8, 1, 4, "torchrun")),
+    ("torchrun in mpirun", {**MPIRUN_IN_SLURM, **TORCHRUN}, Launch(5, 8, 1, 4, "torchrun")),
+    ("a batch script", SLURM_BATCH, SERIAL),
+    ("salloc", {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, SERIAL),
+    ("rendezvous variables alone", {"MASTER_ADDR": "a", "MASTER_PORT": "1"}, SERIAL),
+]
+
+
+@pytest.mark.parametrize(("environ", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_detect(environ: dict[str, str], expected: Launch) -> None:
+    assert detect(environ) == expected
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, JSRUN, OPENMPI, HYDRA, PALS, SLURM_STEP])
+def test_half_set_variables_are_an_error(environ: dict[str, str]) -> None:
+    """Without any one of a launcher's names: an error that shows the others, or (Slurm) no step at all; never a mix."""
+    for name in environ:
+        rest = {key: value for key, value in environ.items() if key != name}
+        if name in ("SLURM_JOB_ID", "SLURM_NTASKS"):
+            assert detect(rest) == detect(environ)
+        elif name in ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+            assert detect(rest) == SERIAL
+        else:
+            with pytest.raises(ConfigError) as caught:
+                detect(rest)
+            assert name in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ({"RANK": "8"}, ("8 of 8",)),
+        ({"LOCAL_RANK": "4"}, ("4 of 4",)),
+        ({"LOCAL_WORLD_SIZE": "9"}, ("9", "8")),
+        ({"RANK": "-1"}, ("-1",)),
+        ({"WORLD_SIZE": "four"}, ("four",)),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, ("0 of 0",)),
+    ],
+)
+def test_contradictions_name_both_values(change: dict[str, str], values: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        detect({**TORCHRUN, **change})
+    assert all(value in str(caught.value) for value in values)
+
+
+def test_pmi_that_contradicts_slurm() -> None:
+    with pytest.raises(ConfigError, match=r"PMI_RANK=3 but Slurm says 4"):
+        detect({**SLURM_STEP, "PMI_RANK": "3", "PMI_SIZE": "5"})
+
+
+def test_slurm_node_outside_its_list() -> None:
+    with pytest.raises(ConfigError, match=r"SLURM_NODEID=3 but SLURM_STEP_TASKS_PER_NODE=2\(x2\),1"):
+        detect({**SLURM_STEP, "SLURM_NODEID": "3"})
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    sources=st.lists(st.sampled_from([TORCHRUN, JSRUN, OPENMPI, HYDRA, PALS, SLURM_STEP]), unique_by=id, min_size=1),
+)
+def test_never_a_mix_of_sources(sources: list[dict[str, str]]) -> None:
+    """Whatever launchers left their variables, the four numbers are those that one of them alone would give."""
+    everything = {name: value for source in sources for name, value in source.items()}
+    if HYDRA in sources and PALS in sources:
+        sources = [source for source in sources if source is not PALS]
+    assert detect(everything) in [detect(source) for source in sources]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("vm", ["vm"]),
+        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
+        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+        ("a-1,b-2.example.org", ["a-1", "b-2.example.org"]),
+    ],
+)
+def test_node_lists(nodes: str, names: list[str]) -> None:
+    assert expand_node_list(nodes) == names
+
+
+@pytest.mark.parametrize("nodes", ["", "n[a-b]", "n[]"])
+def test_broken_node_lists(nodes: str) -> None:
+    with pytest.raises(ConfigError):
+        expand_node_list(nodes)
+
+
+def test_detection_needs_the_standard_library_only() -> None:
+    script = "import sys, tiledseg.comm.launch; print(sorted({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=dict(os.environ), check=True
+    )
+    assert done.stdout.strip() == "[]"

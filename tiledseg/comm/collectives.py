@@ -1,0 +1,125 @@
+"""What the ranks of a mesh do together, whatever carries it.
+
+Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
+and dtype. Under that rule nothing can deadlock: each call is one operation in which all ranks take part, none waits
+for an answer to a message that another rank has yet to decide on, and asynchronous calls are started in the same
+order everywhere. A rank that fails breaks the rule for all; `session` then ends the job.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from tiledseg.errors import CommunicationError
+
+# Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
+# round at different places, so that results would depend on them.
+_SUM_DTYPES = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.int32: torch.int32,
+    torch.int64: torch.int64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+class Work(Protocol):
+    """A sum under way."""
+
+    def wait(self) -> None:
+        """Returns once the tensor holds the sum. Raises CommunicationError where a peer was lost."""
+
+
+class Communicator(Protocol):
+    """Collective operations over all ranks of a mesh."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Starts the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
+
+        Any shape, strided or not, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16, which
+        are summed in float32 and rounded once. Afterwards every rank holds the same bits. The operation is its own
+        adjoint. Raises CommunicationError for another dtype or a lost peer.
+        """
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Overwrites `tensor` on every rank with that of rank `source`, bit for bit, any dtype; returns when done."""
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """The picklable `value` of rank `source`, on every rank; what the others pass is not looked at."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The picklable values of all ranks in the order of ranks, on every rank."""
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+    def close(self) -> None:
+        """Ends the communicator; the last collective call of all."""
+
+
+class DoneWork:
+    """A sum that needed nothing."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class SerialCommunicator:
+    """One rank alone: every operation is the identity and no library is needed."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """The tensor is its own sum; refuses the dtypes that the other communicators refuse."""
+        sum_dtype(tensor)
+        return DoneWork()
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Changes nothing."""
+        check_source(source, self.size)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """`value` itself."""
+        check_source(source, self.size)
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """`[value]`."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Returns at once."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
+    if tensor.dtype not in _SUM_DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
+        raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")
+    return _SUM_DTYPES[tensor.dtype]
+
+
+def check_source(source: int, size: int) -> None:
+    """Raises CommunicationError where no rank `source` exists."""
+    if not 0 <= source < size:
+        raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor as a flat uint8 view."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

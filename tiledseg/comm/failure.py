@@ -1,0 +1,104 @@
+"""How a failing rank speaks and which code it leaves with. Standard library only, so that every command can use it."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+
+from tiledseg.comm.launch import Launch
+from tiledseg.errors import CommunicationError, InputError, TiledsegError
+
+INTERRUPTED = 130
+
+# A launcher ends the other ranks within a second or two of the first failure. Who fails only because a peer is gone,
+# or with the words that rank 0 has already said, stays silent for this long and is then usually ended unheard.
+GRACE_SECONDS = 5.0
+_TURN_SECONDS = 0.5
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for bad input, 130 for an interrupt, a SystemExit's own code, 1 for anything else."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return error.exit_code if isinstance(error, TiledsegError) else 1
+
+
+def mark_agreed(error: InputError) -> InputError:
+    """Marks an error that every rank raises with the same words, so that rank 0 alone prints it. Returns it."""
+    vars(error)["agreed"] = True
+    return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """True for an error that `mark_agreed` has seen."""
+    return bool(getattr(error, "agreed", False))
+
+
+def describe(error: BaseException) -> str:
+    """The error in one line: its message, with the class in front where the message was not written for users."""
+    message = " ".join(str(error).split())
+    if isinstance(error, TiledsegError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def report(error: BaseException, speaker: str = "") -> None:
+    """Writes `error: [speaker: ]message` to standard error, and the traceback where the fault is not the user's.
+
+    One write, so that the lines of several ranks do not mix. `speaker` is "rank 3 on host", or empty.
+    """
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        return
+    text = f"error: {speaker}: {describe(error)}\n" if speaker else f"error: {describe(error)}\n"
+    if isinstance(error, KeyboardInterrupt):
+        text = "interrupted\n"
+    elif not isinstance(error, InputError):
+        text += "".join(traceback.format_exception(error))
+    flush()
+    sys.stderr.write(text)
+    flush()
+
+
+def report_from(error: BaseException, launch: Launch, host: str) -> None:
+    """Reports an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
+
+    Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard.
+    """
+    if isinstance(error, KeyboardInterrupt) and not launch.is_root:
+        return
+    if launch.size == 1:
+        report(error)
+        return
+    turn = min(launch.rank * _TURN_SECONDS, GRACE_SECONDS)
+    time.sleep(turn + (GRACE_SECONDS if isinstance(error, CommunicationError) else 0.0))
+    report(error, speaker(launch, host))
+
+
+def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
+    """Reports an error that every rank is likely to meet alike, such as a wrong flag: rank 0 at once, others late.
+
+    The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed.
+    """
+    if launch.is_root:
+        report(error)
+        return
+    time.sleep(GRACE_SECONDS)
+    if not isinstance(error, KeyboardInterrupt):
+        report(error, speaker(launch, host))
+
+
+def speaker(launch: Launch, host: str) -> str:
+    """ "rank 3 on host"."""
+    return f"rank {launch.rank} on {host}"
+
+
+def flush() -> None:
+    """Empties both output buffers; a closed pipe is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue

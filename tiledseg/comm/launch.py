@@ -1,0 +1,178 @@
+"""Which rank this process is, read from the variables that its launcher set. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Place of one process in the job. `launcher` is one of serial, torchrun, jsrun, openmpi, pmi, slurm, mpi."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where the four numbers contradict each other."""
+        for rank, size, kind in ((self.rank, self.size, "rank"), (self.local_rank, self.local_size, "local rank")):
+            if not 0 <= rank < size:
+                raise ConfigError(
+                    f"{self.launcher} gave {kind} {rank} of {size}: ranks count from 0; unset stale launcher variables"
+                )
+        if self.local_size > self.size:
+            raise ConfigError(
+                f"{self.launcher} gave {self.local_size} ranks on this node but {self.size} in the job: "
+                "unset stale launcher variables"
+            )
+
+    @property
+    def is_root(self) -> bool:
+        """True on rank 0, the one that speaks for the job."""
+        return self.rank == 0
+
+    @property
+    def one_node(self) -> bool:
+        """True where every rank of the job runs on this node."""
+        return self.local_size == self.size
+
+
+SERIAL = Launch(rank=0, size=1, local_rank=0, local_size=1, launcher="serial")
+
+# Launchers in the order in which they are asked: the one nearest to the process first. torchrun may run inside srun or
+# jsrun; jsrun starts Spectrum MPI, which sets Open MPI's names too; mpirun inside a Slurm allocation keeps Slurm's.
+# The four names of a line come from one launcher, so rank and local rank are never of two sources.
+_FOUR_NAMES: tuple[tuple[str, tuple[str, str, str, str]], ...] = (
+    ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    ("jsrun", ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")),
+    (
+        "openmpi",
+        (
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+    ),
+)
+
+# Hydra (MPICH, Intel MPI) and PALS (HPE Cray) agree on the first two names and differ in the local ones.
+_PMI_NAMES = ("PMI_RANK", "PMI_SIZE")
+_PMI_LOCAL_NAMES = (("MPI_LOCALRANKID", "MPI_LOCALNRANKS"), ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"))
+
+# Slurm's step variables exist only in a task that srun started; a batch script has SLURM_PROCID=0 as well, but no step.
+_SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
+
+
+def detect(environ: Mapping[str, str]) -> Launch:
+    """The place of this process, from its environment; one rank alone where no launcher left its variables.
+
+    Pure. Raises ConfigError, with the values, where a launcher's variables are half set or contradict each other.
+    """
+    for launcher, names in _FOUR_NAMES:
+        if any(name in environ for name in names):
+            return _launch(environ, launcher, names)
+    if any(name in environ for name in _PMI_NAMES):
+        return _detect_pmi(environ)
+    if _in_slurm_step(environ):
+        return _detect_slurm(environ)
+    return SERIAL
+
+
+def expand_node_list(nodes: str) -> list[str]:
+    """Host names of a Slurm node list, in order: 'n[01-03,7],login' -> n01 n02 n03 n7 login. Raises ConfigError."""
+    names: list[str] = []
+    for item in re.findall(r"(?:\[[^\]]*\]|[^,\[\]])+", nodes):
+        names.extend(_expand_brackets(item, nodes))
+    if not names:
+        raise ConfigError(f"Slurm gave an empty node list {nodes!r}: set MASTER_ADDR and MASTER_PORT instead")
+    return names
+
+
+def _expand_brackets(item: str, nodes: str) -> list[str]:
+    """Expands the first bracket of one item and then the rest, so that racks like r[1-2]n[1-2] work."""
+    found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", item)
+    if not found:
+        return [item]
+    prefix, ranges, suffix = found.groups()
+    names = []
+    for piece in ranges.split(","):
+        numbers = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+        if not numbers:
+            raise ConfigError(f"Slurm's node list {nodes!r} has a range {piece!r} that is not a number or a-b")
+        first, last = numbers[1], numbers[2] or numbers[1]
+        for number in range(int(first), int(last) + 1):
+            names.extend(_expand_brackets(f"{prefix}{number:0{len(first)}d}{suffix}", nodes))
+    return names
+
+
+def _launch(environ: Mapping[str, str], launcher: str, names: tuple[str, str, str, str]) -> Launch:
+    """The four numbers under the four names of one launcher."""
+    rank, size, local_rank, local_size = (_number(environ, name, launcher, names) for name in names)
+    return Launch(rank, size, local_rank, local_size, launcher)
+
+
+def _detect_pmi(environ: Mapping[str, str]) -> Launch:
+    for names in _PMI_LOCAL_NAMES:
+        if any(name in environ for name in names):
+            return _launch(environ, "pmi", (*_PMI_NAMES, *names))
+    # srun --mpi=pmi2 sets PMI_RANK without a local rank. Slurm's own variables are then complete and must agree.
+    if _in_slurm_step(environ):
+        launch = _detect_slurm(environ)
+        for name, value in (("PMI_RANK", launch.rank), ("PMI_SIZE", launch.size)):
+            if _number(environ, name, "pmi", _PMI_NAMES) != value:
+                raise ConfigError(
+                    f"{name}={environ[name]} but Slurm says {value}, and no local rank is set: "
+                    "start with srun, mpirun or torchrun alone"
+                )
+        return launch
+    raise ConfigError(
+        f"PMI_RANK={environ.get('PMI_RANK')} PMI_SIZE={environ.get('PMI_SIZE')} but no local rank "
+        "(MPI_LOCALRANKID or PMI_LOCAL_RANK): start with mpirun, srun or torchrun, or unset both"
+    )
+
+
+def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    return "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ
+
+
+def _detect_slurm(environ: Mapping[str, str]) -> Launch:
+    rank, size, local_rank, node = (_number(environ, name, "slurm", _SLURM_NAMES) for name in _SLURM_NAMES[:4])
+    tasks_per_node = _text(environ, "SLURM_STEP_TASKS_PER_NODE", "slurm", _SLURM_NAMES)
+    counts = _expand_counts(tasks_per_node)
+    if node >= len(counts):
+        raise ConfigError(f"SLURM_NODEID={node} but SLURM_STEP_TASKS_PER_NODE={tasks_per_node}: unset stale variables")
+    return Launch(rank, size, local_rank, counts[node], "slurm")
+
+
+def _expand_counts(text: str) -> list[int]:
+    """Slurm's run lengths: '2(x3),1' -> [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for piece in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
+        if not found:
+            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={text} is not of the form 2(x3),1: unset it or use mpirun")
+        counts.extend([int(found[1])] * int(found[2] or 1))
+    return counts
+
+
+def _text(environ: Mapping[str, str], name: str, launcher: str, names: tuple[str, ...]) -> str:
+    if name not in environ:
+        there = ", ".join(f"{other}={environ[other]}" for other in names if other in environ)
+        raise ConfigError(
+            f"{launcher} variables are half set: {there} but no {name}; start with one launcher, or unset them"
+        )
+    return environ[name]
+
+
+def _number(environ: Mapping[str, str], name: str, launcher: str, names: tuple[str, ...]) -> int:
+    text = _text(environ, name, launcher, names)
+    if not re.fullmatch(r"\d+", text):
+        raise ConfigError(f"{name}={text!r} is not a whole number: start with one launcher, or unset {name}")
+    return int(text)

@@ -1,0 +1,152 @@
+"""The ranks of a job, what each one computes on, and what carries their tensors."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.failure import mark_agreed
+from tiledseg.comm.launch import Launch
+from tiledseg.errors import CommunicationError, ConfigError, InputError
+
+T = TypeVar("T")
+
+TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One rank's view of the job. `transport` is nccl, gloo, mpi, or serial for one rank alone."""
+
+    launch: Launch
+    communicator: Communicator
+    device: torch.device
+    transport: str
+    host: str
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        return self.launch.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.launch.size
+
+    @property
+    def is_root(self) -> bool:
+        """True on rank 0."""
+        return self.launch.is_root
+
+    def on_root(self, function: Callable[[], T]) -> T:
+        """Calls `function` on rank 0 only and returns its picklable result on every rank. Collective.
+
+        An InputError on rank 0 is raised on every rank with the same class and message, and printed once. Any other
+        exception is raised on rank 0, and as CommunicationError on the others, so that none waits for ever.
+        """
+        failure: Exception | None = None
+        outcome: tuple[str, Any] = ("", None)
+        if self.is_root:
+            try:
+                outcome = ("result", function())
+            except InputError as error:
+                outcome = ("input error", _parts(error))
+            except Exception as error:
+                failure, outcome = error, ("failure", f"{type(error).__name__}: {error}")
+        kind, value = self.communicator.broadcast_object(outcome)
+        if kind == "input error":
+            raise _rebuild(value)
+        if failure is not None:
+            raise failure
+        if kind == "failure":
+            raise CommunicationError(f"rank 0 failed: {value}")
+        return value
+
+    def agree(self, error: InputError | None) -> None:
+        """Returns on every rank if all pass None; else every rank raises the error of the lowest rank that has one.
+
+        Collective. For what each rank checks by itself (its own files, say): the error is printed once and no rank goes
+        on alone.
+        """
+        errors = self.communicator.gather_objects(_parts(error) if error is not None else None)
+        first = next((parts for parts in errors if parts is not None), None)
+        if first is not None:
+            raise _rebuild(first)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank tells the others about itself: its host, the cores it may run on (bits), its GPU's identity."""
+
+    host: str
+    cores: int
+    gpu: str | None
+
+
+def local_device(launch: Launch) -> torch.device:
+    """This rank's GPU, `local_rank % device_count` (with one visible GPU a rank that is 0 for all), else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def gather_facts(communicator: Communicator, device: torch.device, host: str) -> list[Facts]:
+    """The facts of all ranks, on every rank. Collective."""
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return communicator.gather_objects(Facts(host, sum(1 << core for core in _own_cores()), gpu))
+
+
+def choose_transport(asked: str, facts: Sequence[Facts]) -> str:
+    """nccl, gloo or mpi for all ranks, from the same facts on every rank. Pure.
+
+    NCCL needs a GPU of its own for every rank. Raises ConfigError where that was asked for and is not so.
+    """
+    without = [rank for rank, fact in enumerate(facts) if fact.gpu is None]
+    counts = Counter((fact.host, fact.gpu) for fact in facts)
+    shared = [rank for rank, fact in enumerate(facts) if fact.gpu is not None and counts[fact.host, fact.gpu] > 1]
+    if asked == "nccl" and without:
+        raise ConfigError(
+            f"transport nccl needs a GPU on every rank but rank {without[0]} on {facts[without[0]].host} has none: "
+            "use gloo or auto"
+        )
+    if asked == "nccl" and shared:
+        raise ConfigError(
+            f"transport nccl needs a GPU of its own for every rank but ranks {shared[0]} and {shared[1]} share one "
+            f"on {facts[shared[0]].host}: start one rank a GPU, or use gloo or auto"
+        )
+    if asked == "auto":
+        return "gloo" if without or shared else "nccl"
+    return asked
+
+
+def fair_threads(rank: int, facts: Sequence[Facts]) -> int:
+    """Threads for one rank: its cores divided among the ranks of its host that may run on any of them. Pure.
+
+    A launcher that binds each rank to cores of its own leaves it all of them.
+    """
+    mine = facts[rank]
+    sharing = sum(1 for fact in facts if fact.host == mine.host and fact.cores & mine.cores)
+    return max(1, mine.cores.bit_count() // max(1, sharing))
+
+
+def _own_cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _parts(error: InputError) -> tuple[type[InputError], str]:
+    return type(error), str(error)
+
+
+def _rebuild(parts: tuple[type[InputError], str]) -> InputError:
+    """The agreed error from its class and message; they were pickled by another rank of this job."""
+    kind, message = parts
+    return mark_agreed(kind(message))

@@ -1,0 +1,66 @@
+"""mpi4py, imported only where a job needs it and before torch, whose libraries may otherwise clash with MPI's."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tiledseg.comm.launch import SERIAL, Launch
+from tiledseg.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MPI_LAUNCHERS = ("openmpi", "jsrun", "pmi", "mpi")
+
+
+def load_world(launch: Launch) -> MPI.Intracomm:
+    """COMM_WORLD, with MPI initialised; its rank and size are those of `launch`. Raises ConfigError otherwise.
+
+    Collective: all ranks call it at the start of a job.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({_first_line(error)}): "
+            "pip install mpi4py, or start with torchrun"
+        ) from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (launch.rank, launch.size):
+        library = MPI.Get_library_version().split(",")[0].strip()
+        raise ConfigError(
+            f"{launch.launcher} says rank {launch.rank} of {launch.size} but MPI ({library}) says rank {world.rank} of "
+            f"{world.size}: use the launcher of the MPI that mpi4py was built with (srun needs --mpi=pmix)"
+        )
+    return world
+
+
+def ask_mpi() -> Launch:
+    """The place of this process as MPI itself tells it, for launchers that leave no variables; alone without mpi4py.
+
+    Collective over whatever COMM_WORLD turns out to be.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return SERIAL
+    world = MPI.COMM_WORLD
+    if world.size == 1:
+        return SERIAL
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    launch = Launch(world.rank, world.size, node.rank, node.size, "mpi")
+    node.Free()
+    return launch
+
+
+def initialised() -> Any | None:
+    """The MPI module where this process has started MPI and not yet ended it, else None. Imports nothing."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return None
+    return module
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,180 @@
+"""Where the ranks of a torch.distributed job meet: a key-value store that rank 0 (or torchrun) keeps."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from tiledseg.comm.launch import Launch, expand_node_list
+from tiledseg.comm.mpi import MPI_LAUNCHERS
+from tiledseg.errors import CommunicationError, ConfigError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+LOOPBACK = "127.0.0.1"
+# Above this many ranks the store needs its libuv backend (the only one used here) and more time for all to arrive.
+MANY_RANKS = 1024
+# Ports that Linux does not hand out by itself (32768 and up) and that services rarely use.
+_FIRST_PORT, _PORTS = 15000, 15000
+
+
+def arrival_timeout(size: int) -> timedelta:
+    """How long ranks wait for each other at the start: Python's start on 1000 nodes from one file system is slow."""
+    return timedelta(minutes=30 if size > MANY_RANKS else 5)
+
+
+def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm | None) -> dist.Store:
+    """The store of this job, on every rank. Collective.
+
+    torchrun keeps it at MASTER_ADDR:MASTER_PORT. Under an MPI launcher rank 0 takes a free port and `world` broadcasts
+    it, so that no port is ever guessed. Otherwise MASTER_ADDR and MASTER_PORT where set, else (srun) the first host of
+    the step and a port from the job's number. Raises ConfigError or CommunicationError.
+    """
+    if launch.launcher == "torchrun":
+        _master(environ, launch)
+        return next(dist.rendezvous("env://", launch.rank, launch.size, timeout=arrival_timeout(launch.size)))[0]
+    if world is not None and launch.launcher in MPI_LAUNCHERS:
+        return _store_through_mpi(launch, world)
+    host, port = _master(environ, launch)
+    return _keep_or_join(launch, host, port)
+
+
+def _store_through_mpi(launch: Launch, world: MPI.Intracomm) -> dist.Store:
+    if launch.is_root:
+        store = _store(launch, LOOPBACK, 0)
+        hosts = [LOOPBACK] if launch.one_node else [socket.gethostname(), socket.getfqdn(), *_addresses().values()]
+        world.bcast((hosts, store.port))
+        return store
+    hosts, port = world.bcast(None)
+    return _store(launch, first_reachable(hosts, port, arrival_timeout(launch.size).total_seconds()), port)
+
+
+def _keep_or_join(launch: Launch, host: str, port: int) -> dist.Store:
+    try:
+        return _store(launch, host, port)
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if launch.is_root:
+            raise ConfigError(f"cannot keep the rendezvous at {host}:{port} ({lines[0]}): set MASTER_PORT") from error
+        raise CommunicationError(f"rank 0 was not found at {host}:{port} ({lines[0]}): set MASTER_ADDR") from error
+
+
+def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
+    """Without waiting for the others: the process group waits when it is made."""
+    return dist.TCPStore(
+        host,
+        port,
+        launch.size,
+        is_master=launch.is_root,
+        timeout=arrival_timeout(launch.size),
+        wait_for_workers=False,
+        use_libuv=True,
+    )
+
+
+def _master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
+    """MASTER_ADDR and MASTER_PORT where they are set (both or neither), else what Slurm's variables tell."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if address and port:
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"MASTER_PORT={port} is not a port: use a number from 1 to 65535")
+        return address, int(port)
+    if address or port:
+        raise ConfigError(f"MASTER_ADDR={address} but MASTER_PORT={port}: set both or neither")
+    if launch.launcher == "slurm":
+        return slurm_master(environ, launch)
+    raise ConfigError(
+        f"{launch.launcher} started {launch.size} ranks but MASTER_ADDR and MASTER_PORT are not set: set both, or "
+        "start with mpirun and mpi4py installed"
+    )
+
+
+def slurm_master(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
+    """The first host of the step and a port that differs between jobs and between steps of a job. Pure."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "0")
+    if not nodes or not job.isdecimal() or not step.isdecimal():
+        raise ConfigError(
+            f"SLURM_STEP_NODELIST={nodes} SLURM_JOB_ID={job or None} SLURM_STEP_ID={step}: not enough to find rank 0; "
+            "set MASTER_ADDR and MASTER_PORT"
+        )
+    port = _FIRST_PORT + (int(job) + 7919 * int(step)) % _PORTS
+    return (LOOPBACK if launch.one_node else expand_node_list(nodes)[0]), port
+
+
+def first_reachable(hosts: Sequence[str], port: int, seconds: float, attempt_seconds: float = 5.0) -> str:
+    """The first of `hosts` that answers at `port`, in several rounds; CommunicationError after `seconds`.
+
+    A host's own name may not resolve on another node, or resolve to that node's loopback, so all names and addresses
+    that rank 0 knows of itself are tried.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        for host in dict.fromkeys(hosts):
+            try:
+                socket.create_connection((host, port), timeout=attempt_seconds).close()
+                return host
+            except OSError:
+                continue
+        if time.monotonic() > end:
+            tried = ", ".join(dict.fromkeys(hosts))
+            raise CommunicationError(f"rank 0 cannot be reached at port {port} of {tried}: set MASTER_ADDR")
+        time.sleep(0.5)
+
+
+def gloo_interface(launch: Launch) -> str | None:
+    """The network interface that Gloo should bind to, or None where its own choice is right.
+
+    Gloo binds to the address that the host's name resolves to. In a bare container the name may not resolve; on Debian
+    it resolves to 127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
+    """
+    if launch.one_node:
+        return _loopback_name()
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        address = LOOPBACK
+    if not address.startswith("127."):
+        return None
+    return next(iter(_addresses()), None)
+
+
+def _loopback_name() -> str | None:
+    return next((name for name, address in _addresses(loopback=True).items() if address == LOOPBACK), None)
+
+
+def _addresses(loopback: bool = False) -> dict[str, str]:
+    """IPv4 address of each network interface, the one of the default route first; loopback ones only if asked for."""
+    found = {name: address for _, name in socket.if_nameindex() if (address := _address_of(name))}
+    wanted = {name: address for name, address in found.items() if address.startswith("127.") == loopback}
+    default = _default_address()
+    return dict(sorted(wanted.items(), key=lambda item: item[1] != default))
+
+
+def _address_of(interface: str) -> str | None:
+    """Asks the kernel (SIOCGIFADDR); None where the interface has no IPv4 address or the system is not Linux."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))
+    except (ImportError, OSError):
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _default_address() -> str | None:
+    """The address that packets to the outside would carry. Connecting a datagram socket sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

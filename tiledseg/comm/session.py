@@ -1,0 +1,160 @@
+"""The life of a job: its ranks meet, run a body, and end together, also where one of them fails.
+
+torch is imported only once a session starts, after mpi4py: commands that import their heavy modules inside the body
+keep that order and answer wrong flags fast.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, MutableMapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_before_mesh, report_from
+from tiledseg.comm.launch import Launch, detect
+from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.errors import CommunicationError, ConfigError
+
+if TYPE_CHECKING:
+    from tiledseg.comm.collectives import Communicator
+    from tiledseg.comm.mesh import Mesh
+
+# Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
+_COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+
+def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> int:
+    """Starts the mesh, calls `body` on every rank, and returns the job's exit code on every rank. Collective.
+
+    The code is the largest that a body returned (None is 0). Where a body raises, the whole job ends within seconds:
+    an error that all ranks agreed on is printed by rank 0 and returned as a code; any other is printed by its rank, and
+    the process ends here, with all others. Codes: 2 for InputError, 130 for an interrupt, 1 otherwise.
+    `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had.
+    """
+    launch = detect(os.environ)
+    if transport == "mpi" and launch.launcher == "serial":
+        launch = ask_mpi()
+    try:
+        mesh = open_mesh(launch, os.environ, transport)
+    except BaseException as error:
+        report_before_mesh(error, launch, socket.gethostname())
+        return _end(launch, exit_code(error))
+    try:
+        code = max(mesh.communicator.gather_objects(body(mesh) or 0))
+        mesh.communicator.close()
+    except BaseException as error:
+        return _end_in_failure(mesh, error)
+    flush()
+    return int(code)
+
+
+def open_mesh(launch: Launch, environ: MutableMapping[str, str], transport: str = "auto") -> Mesh:
+    """The mesh of this job, on every rank; `mesh.communicator.close()` ends it. Collective.
+
+    Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
+    """
+    if transport not in ("auto", "nccl", "gloo", "mpi"):
+        raise ConfigError(f"transport {transport!r} is unknown: use auto, nccl, gloo or mpi")
+    host = socket.gethostname()
+    world = load_world(launch) if _needs_mpi(launch, environ, transport) else None
+
+    import torch
+
+    from tiledseg.comm.collectives import SerialCommunicator
+    from tiledseg.comm.mesh import Mesh, choose_transport, fair_threads, gather_facts, local_device
+
+    device = local_device(launch)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if launch.size == 1:
+        if transport == "nccl":
+            choose_transport("nccl", gather_facts(SerialCommunicator(), device, host))
+        return Mesh(launch, SerialCommunicator(), device, "serial", host)
+    control = _connect(launch, environ, world, transport)
+    facts = gather_facts(control, device, host)
+    chosen = choose_transport(transport, facts)
+    if "OMP_NUM_THREADS" not in environ:
+        torch.set_num_threads(fair_threads(launch.rank, facts))
+    communicator = _with_nccl(device) if chosen == "nccl" else control
+    return Mesh(launch, communicator, device, chosen, host)
+
+
+def _needs_mpi(launch: Launch, environ: MutableMapping[str, str], transport: str) -> bool:
+    """One rank alone never does. Ranks that an MPI launcher started meet through it, or where the user says."""
+    if launch.size == 1:
+        return False
+    if transport == "mpi":
+        return True
+    return launch.launcher in MPI_LAUNCHERS and not _meeting_point_given(environ)
+
+
+def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
+    """MASTER_ADDR and MASTER_PORT serve where mpi4py is not installed."""
+    import importlib.util
+
+    return bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")) and not importlib.util.find_spec("mpi4py")
+
+
+def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str) -> Communicator:
+    """MPI's ranks where it carries the tensors, else Gloo's. Collective."""
+    if transport == "mpi" and world is not None:
+        from tiledseg.comm.transport_mpi import MpiCommunicator
+
+        return MpiCommunicator(world)
+
+    import torch.distributed as dist
+
+    from tiledseg.comm.rendezvous import gloo_interface, open_store
+    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+
+    interface = gloo_interface(launch)
+    if interface is not None:
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    store = open_store(launch, environ, world)
+    with peer_errors("start of the process group"):
+        dist.init_process_group(
+            "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_COLLECTIVE_TIMEOUT
+        )
+    return TorchCommunicator()
+
+
+def _with_nccl(device: Any) -> Communicator:
+    """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective."""
+    import torch.distributed as dist
+
+    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+
+    with peer_errors("start of NCCL"):
+        return TorchCommunicator(dist.new_group(backend="nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device))
+
+
+def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
+    """Prints, then ends the job: in step where all ranks know of the error, else at once and for all."""
+    code = exit_code(error)
+    if is_agreed(error):
+        if mesh.is_root:
+            report(error)
+        try:
+            mesh.communicator.close()  # nobody leaves, and so gets the job killed, before rank 0 has spoken
+        except CommunicationError:
+            return _end(mesh.launch, code)
+        return code
+    report_from(error, mesh.launch, mesh.host)
+    return _end(mesh.launch, code)
+
+
+def _end(launch: Launch, code: int) -> int:
+    """Ends this process and with it the job, without waiting for any peer. Returns only where there is none.
+
+    MPI's finalisation would wait for the others, so MPI is told to abort. Elsewhere the process leaves at once and its
+    launcher, or its closed connections, end the others.
+    """
+    flush()
+    if launch.size == 1:
+        return code
+    module = initialised()
+    if module is not None:
+        module.COMM_WORLD.Abort(code)
+    os._exit(code)

@@ -1,0 +1,60 @@
+"""What all commands share: an argument parser that speaks in one line, and the way they end. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NoReturn
+
+from tiledseg.comm.failure import exit_code, report_before_mesh
+from tiledseg.comm.launch import SERIAL, Launch, detect
+from tiledseg.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ConfigErrors, whose options cannot be abbreviated, and which prints its help
+    once, on rank 0."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        super().__init__(*arguments, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError in one line that names the command."""
+        raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        if own_launch().is_root:
+            super()._print_message(message, file)
+
+
+def run(body: Callable[[], int | None]) -> int:
+    """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 1 for any other failure.
+
+    A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
+    them meet it alike. A traceback follows only where the fault is not in the input.
+    """
+    try:
+        return body() or 0
+    except SystemExit as error:
+        return exit_code(error)
+    except (Exception, KeyboardInterrupt) as error:
+        report_before_mesh(error, own_launch(), socket.gethostname())
+        return exit_code(error)
+
+
+def own_launch() -> Launch:
+    """The place of this process in its job; alone where its launcher's variables make no sense."""
+    try:
+        return detect(os.environ)
+    except ConfigError:
+        return SERIAL
+
+
+def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = ("table", "json")) -> None:
+    """Adds --format; the first format is the default."""
+    parser.add_argument(
+        "--format", choices=formats, default=formats[0], help=f"how to print the answer (default {formats[0]})"
+    )
