@@ -85,6 +85,11 @@ def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int
     return rows, cols
 
 
+def context_sizes(size: int, parts: int, footprint: Footprint) -> list[int]:
+    """The context's pixels along one dim of each of the `parts` tiles that cut `size` pixels; errors as make_tiling."""
+    return [span.context.size for span in _tile_dim("pixels", size, parts, footprint)]
+
+
 @dataclass(frozen=True)
 class _Span:
     """One tile along one dim."""

@@ -1,0 +1,86 @@
+"""The grid that `auto` means: the fewest tiles whose training step fits the memory and that give every rank one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.tiling import context_sizes, finest_grid
+from tiledseg.planning.cost import training_memory
+
+LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One dim cut into tiles: the largest context, and the contexts of all of them together, in pixels."""
+
+    largest: int
+    total: int
+
+
+def choose_grid(
+    raster: tuple[int, int],
+    layers: Sequence[Layer],
+    footprint: Footprint,
+    memory_bytes: int,
+    bytes_per_value: int,
+    ranks: int,
+    bands: int = 4,
+) -> tuple[int, int]:
+    """The grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step.
+
+    At least as many tiles as ranks, where the alignment allows so many. No tile is longer than twice its width, or
+    than the raster is in proportion. Among equally many tiles: the fewest pixels computed, then the fewest columns.
+    Depends on nothing but its arguments, so every rank chooses the same.
+
+    Raises GeometryError, with both values, where not even the smallest context fits.
+    """
+    finest = finest_grid(raster, footprint)
+    longest = max(LONGEST_TILE, max(raster) / max(1, min(raster)))
+
+    @functools.cache
+    def cut(dim: int, parts: int) -> _Cut:
+        sizes = context_sizes(raster[dim], parts, footprint)
+        return _Cut(max(sizes), sum(sizes))
+
+    @functools.cache
+    def step_bytes(height: int, width: int) -> int:
+        return training_memory(layers, bands, (height, width), bytes_per_value).total
+
+    def price(rows: int, cols: int) -> int | None:
+        """Pixels that this grid computes in all; None where it is not acceptable."""
+        sides = raster[0] / rows, raster[1] / cols
+        if max(sides) > longest * min(sides):
+            return None
+        row, col = cut(0, rows), cut(1, cols)
+        return row.total * col.total if step_bytes(row.largest, col.largest) <= memory_bytes else None
+
+    # Every tile of a coarser grid contains one of the finest, and its context that one's context.
+    height, width = cut(0, finest[0]).largest, cut(1, finest[1]).largest
+    if step_bytes(height, width) > memory_bytes:
+        raise GeometryError(
+            f"a training step on the smallest context of {height} x {width} pixels needs "
+            f"{step_bytes(height, width)} bytes, but the memory is {memory_bytes} bytes; use a smaller network, a "
+            "lower precision, or a device with more memory"
+        )
+    return _fewest(finest, min(ranks, finest[0] * finest[1]), price)
+
+
+def _fewest(finest: tuple[int, int], wanted: int, price: Callable[[int, int], int | None]) -> tuple[int, int]:
+    """The acceptable grid of the fewest tiles, `wanted` or more; the finest grid must be acceptable."""
+    best, grid = (finest[0] * finest[1] + 1, 0, 0), finest
+    for rows in range(1, finest[0] + 1):
+        for cols in range(math.ceil(wanted / rows), min(finest[1], best[0] // rows) + 1):
+            pixels = price(rows, cols)
+            if pixels is not None:
+                found = rows * cols, pixels, cols
+                if found < best:
+                    best, grid = found, (rows, cols)
+                break
+    return grid
