@@ -1,0 +1,130 @@
+"""What a mesh decides from the facts of its ranks, and how ranks share results and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.comm.failure import is_agreed
+from tiledseg.comm.launch import Launch
+from tiledseg.comm.mesh import Facts, Mesh, choose_transport, fair_threads, local_device
+from tiledseg.errors import CommunicationError, ConfigError, InputError, LabelError, RasterError
+
+
+def node(host: str, gpus: list[str | None], cores: int = 4) -> list[Facts]:
+    return [Facts(host, (1 << cores) - 1, gpu) for gpu in gpus]
+
+
+OWN_GPUS = [*node("a", ["a0", "a1"]), *node("b", ["b0", "b1"])]
+SHARED_GPU = [*node("a", ["a0", "a1"]), *node("b", ["b0", "b0"])]
+NO_GPU_ON_ONE = [*node("a", ["a0", "a1"]), *node("b", [None, None])]
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "expected"),
+    [
+        ("auto", OWN_GPUS, "nccl"),
+        ("auto", SHARED_GPU, "gloo"),
+        ("auto", NO_GPU_ON_ONE, "gloo"),
+        ("auto", node("a", [None]), "gloo"),
+        ("gloo", OWN_GPUS, "gloo"),
+        ("mpi", SHARED_GPU, "mpi"),
+        ("nccl", OWN_GPUS, "nccl"),
+    ],
+)
+def test_transport(asked: str, facts: list[Facts], expected: str) -> None:
+    assert choose_transport(asked, facts) == expected
+
+
+def test_nccl_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="rank 2 on b has none"):
+        choose_transport("nccl", NO_GPU_ON_ONE)
+    with pytest.raises(ConfigError, match="ranks 2 and 3 share one on b"):
+        choose_transport("nccl", SHARED_GPU)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(masks=st.lists(st.integers(1, 2**12 - 1), min_size=1, max_size=8))
+def test_ranks_of_a_host_never_take_more_threads_than_cores(masks: list[int]) -> None:
+    """Where bindings are equal or apart; each rank has at least one thread, and a rank alone on its cores has all."""
+    facts = [Facts("a", mask, None) for mask in masks]
+    for rank, mask in enumerate(masks):
+        threads = fair_threads(rank, facts)
+        assert 1 <= threads <= mask.bit_count()
+        if not any(mask & other for other_rank, other in enumerate(masks) if other_rank != rank):
+            assert threads == mask.bit_count()
+        same = [other for other in masks if other == mask]
+        if all(other == mask or not other & mask for other in masks):
+            assert threads * len(same) <= max(mask.bit_count(), len(same))
+
+
+def test_threads_do_not_depend_on_other_hosts() -> None:
+    facts = [*node("a", [None, None], cores=8), *node("b", [None] * 4, cores=8)]
+    assert [fair_threads(rank, facts) for rank in range(6)] == [4, 4, 2, 2, 2, 2]
+
+
+def test_device_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cuda", 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert local_device(Launch(9, 12, 3, 6, "slurm")) == torch.device("cpu")
+
+
+@pytest.mark.mpi
+def test_on_root_gives_every_rank_the_result(mesh: Mesh) -> None:
+    calls: list[int] = []
+
+    def ask() -> dict[str, int]:
+        calls.append(mesh.rank)
+        return {"rank": mesh.rank}
+
+    assert mesh.on_root(ask) == {"rank": 0}
+    assert calls == ([0] if mesh.is_root else [])
+
+
+@pytest.mark.mpi
+def test_on_root_gives_every_rank_the_input_error(mesh: Mesh) -> None:
+    def fail() -> None:
+        raise RasterError(f"a.tif is missing, says {mesh.rank}")
+
+    with pytest.raises(RasterError) as caught:
+        mesh.on_root(fail)
+    assert str(caught.value) == "a.tif is missing, says 0"
+    assert is_agreed(caught.value)
+
+
+@pytest.mark.mpi
+def test_on_root_lets_nobody_wait_for_a_crashed_root(mesh: Mesh) -> None:
+    with pytest.raises(ZeroDivisionError if mesh.is_root else CommunicationError) as caught:
+        mesh.on_root(lambda: 1 // 0)
+    assert not is_agreed(caught.value)
+
+
+@pytest.mark.mpi
+def test_agree_raises_the_lowest_ranks_error_everywhere(mesh: Mesh) -> None:
+    mesh.agree(None)
+    mine: list[InputError] = [LabelError("zero"), RasterError("one"), ConfigError("two"), ConfigError("three")]
+    for lowest in range(min(mesh.size, 4)):
+        error = mine[mesh.rank % 4] if mesh.rank >= lowest else None
+        with pytest.raises(type(mine[lowest])) as caught:
+            mesh.agree(error)
+        assert str(caught.value) == str(mine[lowest])
+        assert is_agreed(caught.value)
+    mesh.agree(None)
+
+
+@pytest.mark.mpi
+def test_mesh_of_this_job(mesh: Mesh, meshes: dict[str, Mesh]) -> None:
+    ranks = mesh.communicator.gather_objects((mesh.rank, mesh.size, mesh.launch.local_rank, mesh.host))
+    assert [rank for rank, *_ in ranks] == list(range(mesh.size))
+    assert {size for _, size, *_ in ranks} == {mesh.size}
+    places = [(local_rank, host) for *_, local_rank, host in ranks]
+    assert len(set(places)) == mesh.size
+    if mesh.size > 1:
+        assert {name: opened.transport for name, opened in meshes.items()} == {"gloo": "gloo", "mpi": "mpi"}
+    assert [(opened.rank, opened.size) for opened in meshes.values()] == [(mesh.rank, mesh.size)] * 2
