@@ -80,8 +80,8 @@ class TilingConfig:
         halo: pixels around a core, or auto (the smallest exact one)
     """
 
-    grid: str | int | list[int] = "auto"
-    halo: str | int = "auto"
+    grid: int | list[int] | str = "auto"
+    halo: int | str = "auto"
 
     def check(self) -> None:
         self.grid_shape()
@@ -91,6 +91,8 @@ class TilingConfig:
         """(rows, cols), or None for auto."""
         if self.grid == "auto":
             return None
+        if isinstance(self.grid, str):
+            raise ConfigError(f"tiling.grid is '{self.grid}'; give auto, a number of at least 1, or [rows, cols]")
         values = self.grid if isinstance(self.grid, list) else [self.grid, self.grid]
         if len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
             raise ConfigError(f"tiling.grid is {self.grid}; give auto, a number of at least 1, or [rows, cols]")

@@ -1,0 +1,120 @@
+"""One all-reduce of gradients a step, started while the backward pass still runs.
+
+Gradients live in a few flat buckets, in the order in which backward makes them (last layer first), so that a bucket is
+summed over the ranks while the layers before it are still being differentiated.
+
+Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
+without a tile starts them too, with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from tiledseg.comm.collectives import Communicator, Work
+
+BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small enough that several overlap with backward
+
+
+class GradientReducer:
+    """Sums the gradients of `parameters` over the ranks of a communicator.
+
+    Use, each step: `zero()`; backward for each tile of this rank, the last one inside `overlap()`; `finish()`.
+    Gradients are views of the buckets: nothing is copied.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        self.buckets: list[torch.Tensor] = []
+        for members in _group(list(reversed(self._parameters)), BUCKET_BYTES):
+            self._add_bucket(members)
+        self._missing = [0] * len(self.buckets)
+        self._next = 0
+        self._works: list[Work] = []
+        self._overlapping = False
+        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
+
+    def _add_bucket(self, members: list[nn.Parameter]) -> None:
+        flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
+        start = 0
+        for parameter in members:
+            # Same strides as the parameter (channels-last or not), so that backward adds in place.
+            parameter.grad = flat.as_strided(parameter.size(), parameter.stride(), start)
+            start += parameter.numel()
+            self._bucket_of[parameter] = len(self.buckets)
+        self.buckets.append(flat)
+
+    def zero(self) -> None:
+        """Set all gradients to zero, at the start of a step."""
+        for flat in self.buckets:
+            flat.zero_()
+        self._missing = [0] * len(self.buckets)
+        for index in self._bucket_of.values():
+            self._missing[index] += 1
+        self._next = 0
+        self._works = []
+        self._overlapping = False
+
+    def overlap(self) -> None:
+        """The next backward is this rank's last of the step: start sums as soon as buckets are full."""
+        self._overlapping = True
+
+    def finish(self) -> None:
+        """Start what has not been started and wait until every gradient is the sum over all ranks."""
+        while self._next < len(self.buckets):
+            self._start_next()
+        for work in self._works:
+            work.wait()
+        self._overlapping = False
+
+    def close(self) -> None:
+        """Take the hooks off the parameters again."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        if not self._overlapping:
+            return
+        self._missing[self._bucket_of[parameter]] -= 1
+        # In order only, whichever bucket is full first: the order of collectives must be the same on every rank.
+        while self._next < len(self.buckets) and self._missing[self._next] == 0:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._works.append(self._communicator.all_reduce_sum(self.buckets[self._next]))
+        self._next += 1
+
+
+def scale_gradients(reducer: GradientReducer, factor: float) -> None:
+    """Multiply every gradient by `factor`."""
+    for flat in reducer.buckets:
+        flat.mul_(factor)
+
+
+def clip_gradients(reducer: GradientReducer, largest_norm: float) -> None:
+    """Scale the whole gradient down to `largest_norm` where it is longer (L2 norm, taken in float64)."""
+    norm = float(sum(flat.double().square().sum() for flat in reducer.buckets)) ** 0.5
+    if norm > largest_norm:
+        scale_gradients(reducer, largest_norm / norm)
+
+
+def _group(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
+    """Cut a list of parameters into runs of one dtype and device of about `limit` bytes each."""
+    groups: list[list[nn.Parameter]] = []
+    held = 0
+    for parameter in parameters:
+        if not groups or held >= limit or not _alike(groups[-1][0], parameter):
+            groups.append([])
+            held = 0
+        groups[-1].append(parameter)
+        held += parameter.numel() * parameter.element_size()
+    return groups
+
+
+def _alike(one: nn.Parameter, other: nn.Parameter) -> bool:
+    return one.dtype == other.dtype and one.device == other.device

@@ -1,0 +1,37 @@
+"""`python -m tiledseg.train --config run.yaml [--group.key value ...]`, alone or under any launcher."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tiledseg.comm.session import run_on_mesh
+from tiledseg.command import run
+from tiledseg.config_file import parse_config, to_yaml
+
+if TYPE_CHECKING:
+    from tiledseg.comm.mesh import Mesh
+
+COMMAND = "python -m tiledseg.train"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train a network; the exit code (0; 2 bad input; 75 stopped early by a wall-time signal, checkpoint written)."""
+
+    def body() -> int:
+        config = parse_config(sys.argv[1:] if argv is None else argv, COMMAND, "Train a segmentation network on tiles.")
+        config.check()
+
+        def train(mesh: Mesh) -> int:
+            from tiledseg.training.start import start  # torch comes after MPI, which the session has started
+
+            return start(config, to_yaml(config), mesh)
+
+        return run_on_mesh(train, config.parallel.transport)
+
+    return run(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

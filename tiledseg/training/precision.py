@@ -1,0 +1,39 @@
+"""Which numbers a run computes with, and that it computes the same ones each time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+PARAMETER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+INPUT_DTYPES: dict[str, DTypeLike] = {"fp32": np.float32, "bf16": np.float32, "fp64": np.float64}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 where it is safe for `bf16`; nothing for the others."""
+    if precision != "bf16":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def make_deterministic(on: bool) -> None:
+    """Same inputs, same bits, run after run; without it, TF32 and cuDNN's choice by timing are allowed."""
+    torch.backends.cuda.matmul.allow_tf32 = not on
+    torch.backends.cudnn.allow_tf32 = not on
+    torch.backends.cudnn.benchmark = not on
+    if on:
+        # cuBLAS reads this when it starts; without it two streams could share a workspace and change sums.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on)
+
+
+def to_network_input(x_CHW: np.ndarray, device: torch.device) -> torch.Tensor:
+    """One context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a pixel
+    the same bits whatever the size of the tile around it (docs/decisions/0002)."""
+    x_BCHW = torch.from_numpy(x_CHW)[None].to(device, non_blocking=True)
+    return x_BCHW.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,157 @@
+"""Everything that can be known, and refused, before a run starts: files, grids, tilings, network, checkpoint.
+
+One rank looks at the files and tells the others; nothing is written and no pixel is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tiledseg.architecture.presets import build_network
+from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.config import Config, DataConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.planning.search import choose_grid
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels import LabelMap, check_grids_match
+from tiledseg.raster.layout import layout_warning
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sampling import Sampler
+from tiledseg.raster.sources import check_counts, expand_sources
+from tiledseg.raster.statistics import check_alike
+
+BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
+
+
+@dataclass(frozen=True)
+class RasterSet:
+    """Images, their labels, and how each is cut."""
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    tilings: tuple[Tiling, ...]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run that can start: a value that one rank computes and all share."""
+
+    network: UNet
+    footprint: Footprint
+    label_map: LabelMap
+    sampler: Sampler
+    training: RasterSet
+    validation: RasterSet | None
+    warnings: tuple[str, ...]
+
+
+def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
+    """Check a configuration against the files that it names and cut them into tiles.
+
+    `memory_bytes` is what one rank may use; `ranks` how many there are: both matter for grid auto only. Raises
+    InputError of some kind for the first thing that cannot be.
+    """
+    config.check()
+    label_map = LabelMap.from_config(class_map(config.data), config.data.ignore_index)
+    found = _inspect(config.data, label_map, "images", "labels")
+    infos = found.images
+    network = build_network(config.model, infos[0].bands, label_map.count)
+    footprint = network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
+    cutter = _Cutter(config, network, footprint, memory_bytes, ranks)
+    training = cutter.cut(found)
+    validation = None
+    if config.data.val_images:
+        held_out = _inspect(config.data, label_map, "val_images", "val_labels")
+        check_alike([infos[0], *held_out.images])
+        validation = cutter.cut(held_out)
+    sampler = Sampler(tuple(len(t) for t in training.tilings), config.train.seed, config.train.tiles_per_step)
+    warnings = [*_notes(found.images, training.tilings), *_check_exact(config, network, training, validation)]
+    return Preparation(network, footprint, label_map, sampler, training, validation, tuple(warnings))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the files say of themselves."""
+
+    images: tuple[RasterInfo, ...]
+    labels: tuple[RasterInfo, ...]
+    image_paths: tuple[str, ...]
+    label_paths: tuple[str, ...]
+
+
+def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: str) -> _Found:
+    image_paths = expand_sources(as_list(getattr(data, image_key)), f"data.{image_key}")
+    label_paths = expand_sources(as_list(getattr(data, label_key)), f"data.{label_key}")
+    check_counts(image_paths, label_paths, (f"data.{image_key}", f"data.{label_key}"))
+    images, labels = [], []
+    for image_path, label_path in zip(image_paths, label_paths, strict=True):
+        with open_raster(image_path, data.bands, data.nodata) as image, open_raster(label_path) as label:
+            check_grids_match(image.info, label.info)
+            label_map.resolve(label.info)
+            images.append(image.info)
+            labels.append(label.info)
+    check_alike(images)
+    return _Found(tuple(images), tuple(labels), image_paths, label_paths)
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    config: Config
+    network: UNet
+    footprint: Footprint
+    memory_bytes: int
+    ranks: int
+
+    def cut(self, found: _Found) -> RasterSet:
+        tilings = tuple(make_tiling(info.shape, self._grid(info.shape), self.footprint) for info in found.images)
+        return RasterSet(found.image_paths, found.label_paths, tilings)
+
+    def _grid(self, shape: tuple[int, int]) -> tuple[int, int]:
+        given = self.config.tiling.grid_shape()
+        if given is not None:
+            return given
+        needs_whole = self.config.parallel.exact and self.network.norm not in EXACT_NORMS
+        if needs_whole:
+            return 1, 1
+        value = BYTES_PER_VALUE[self.config.train.precision]
+        layers = self.network.layers()
+        return choose_grid(
+            shape, layers, self.footprint, self.memory_bytes, value, self.ranks, bands=self.network.bands
+        )
+
+
+def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:
+    """`data.classes` as the label map takes it."""
+    return data.classes if isinstance(data.classes, int) else dict(data.classes.items())
+
+
+def as_list(paths: str | Sequence[str]) -> list[str]:
+    """One path, or several, as a list."""
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
+def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
+    notes = [note for info in infos for note in info.notes]
+    slow = [w for info, tiling in zip(infos, tilings, strict=True) if (w := layout_warning(info, tiling))]
+    if len(slow) > 1:
+        slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
+    return notes + slow
+
+
+def _check_exact(config: Config, network: UNet, training: RasterSet, validation: RasterSet | None) -> list[str]:
+    """What tiling would change: a ConfigError, or warnings where `parallel.exact` is false."""
+    faults = []
+    tilings = (*training.tilings, *(validation.tilings if validation else ()))
+    cut = any(len(tiling) > 1 for tiling in tilings)
+    if network.norm == "batch" and (cut or (config.train.tiles_per_step or 1) > 1):
+        faults.append("model.norm is batch: its statistics would be those of a tile, not of the step's whole images")
+    elif network.norm not in EXACT_NORMS and cut:
+        faults.append(f"model.norm is {network.norm}: its statistics would be those of a tile, not of the whole image")
+    if faults and config.parallel.exact:
+        raise ConfigError(
+            f"{faults[0]}; use norm none or pixel, or tiling.grid 1, or accept it with parallel.exact false"
+        )
+    return [f"not exact: {fault}" for fault in faults]

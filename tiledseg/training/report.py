@@ -1,0 +1,109 @@
+"""What a run leaves for people and programs to read: metrics.jsonl, progress.png, TensorBoard events, summary.json.
+
+Rank 0 alone writes. Lines are flushed as they are made; on resume, lines of steps that the checkpoint does not know are
+taken back, so the file of a resumed run is that of an uninterrupted one (but for times).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends one JSON object a line to `folder`/metrics.jsonl, and the same numbers to TensorBoard where installed."""
+
+    def __init__(self, folder: Path, keep_to_step: int) -> None:
+        self.path = folder / METRICS
+        _truncate(self.path, keep_to_step)
+        self._file = self.path.open("a")
+        self._events = _open_events(folder / "events", keep_to_step)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        if self._events is None:
+            return
+        for tag, value in _scalars(line).items():
+            self._events.add_scalar(tag, value, line["step"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file; a last line cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that it is either the old one or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def plot_progress(folder: Path, title: str) -> bool:
+    """Draw the loss and the validation scores of `folder`/metrics.jsonl; False where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    from matplotlib.figure import Figure  # here: an extra, and slow to import
+
+    lines = read_metrics(folder / METRICS)
+    steps = [line for line in lines if line.get("loss") is not None]
+    checks = [line for line in lines if "val" in line]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    left = figure.add_subplot()
+    left.plot([s["step"] for s in steps], [s["loss"] for s in steps], color="C0", linewidth=1, label="training loss")
+    left.set(xlabel="optimizer step", ylabel="cross-entropy a pixel [nat]", title=title)
+    drawn = [(c["step"], c["val"]) for c in checks if c["val"]["loss"] is not None]
+    left.plot([s for s, _ in drawn], [v["loss"] for _, v in drawn], "o-", color="C1", label="validation loss")
+    left.grid(alpha=0.3)
+    handles, labels = left.get_legend_handles_labels()
+    scored = [(c["step"], c["val"]["mean_iou"]) for c in checks if c["val"]["mean_iou"] is not None]
+    if scored:
+        right = left.twinx()
+        right.plot([s for s, _ in scored], [v for _, v in scored], "s--", color="C2", label="validation mean IoU")
+        right.set(ylabel="mean IoU", ylim=(0, 1))
+        more = right.get_legend_handles_labels()
+        handles, labels = handles + more[0], labels + more[1]
+    left.legend(handles, labels, loc="upper right")
+    partial = folder / ".progress.partial.png"
+    figure.savefig(partial, dpi=110)
+    os.replace(partial, folder / "progress.png")
+    return True
+
+
+def _truncate(path: Path, keep_to_step: int) -> None:
+    kept = [line for line in read_metrics(path) if line["step"] <= keep_to_step]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _open_events(folder: Path, purge_step: int) -> Any:
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter  # here: an extra, and slow to import
+
+    return SummaryWriter(str(folder), purge_step=purge_step + 1)
+
+
+def _scalars(line: dict[str, Any]) -> dict[str, float]:
+    if "val" in line:
+        return {f"val/{k}": v for k, v in line["val"].items() if isinstance(v, float)}
+    names = ("loss", "lr", "pixels_per_second", "data_seconds", "communication_seconds")
+    return {f"train/{k}": line[k] for k in names if line[k] is not None}

@@ -1,0 +1,147 @@
+"""From a configuration to a running trainer: prepare, find what to resume, survey the data, claim the output folder."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config
+from tiledseg.errors import CheckpointError, OutputError
+from tiledseg.models.unet import build_unet
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.statistics import Normalization
+from tiledseg.training.checkpoint import (
+    Checkpoint,
+    clean_leftovers,
+    find_checkpoint,
+    load_network,
+    load_optimizer,
+    newest_checkpoint,
+)
+from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.preparation import Preparation, prepare
+from tiledseg.training.progress import StepProgress
+from tiledseg.training.report import METRICS, write_whole
+from tiledseg.training.survey import survey
+from tiledseg.training.trainer import Trainer, sampling_fingerprint
+
+_MEMORY_SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
+
+
+def start(config: Config, text: str, mesh: Mesh) -> int:
+    """Run a configuration on a mesh; `text` is the configuration as YAML. The exit code. Collective.
+
+    Every check comes before the first write; a failed one leaves no trace.
+    """
+    memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
+    preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
+    checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
+    folder = Path(config.run.output)
+    mesh.on_root(lambda: check_folder(folder))
+    normalization = _normalization(config, preparation, checkpoint, mesh)
+    mesh.on_root(lambda: _claim(folder, text, fresh=checkpoint is None))
+    if mesh.is_root:
+        _announce(config, preparation, normalization, checkpoint)
+    return Trainer(config, mesh, preparation, normalization, checkpoint).run()
+
+
+def memory_per_rank(mesh: Mesh) -> int:
+    """Bytes that one rank may plan with: its GPU's free memory, or its share of the node's available memory."""
+    if mesh.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(mesh.device)[0] * _MEMORY_SHARE)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(free * _MEMORY_SHARE / mesh.launch.local_size)
+
+
+def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
+    """The checkpoint to go on from, checked to fit this run; None to start anew."""
+    folder = Path(config.run.output) / "checkpoints"
+    match config.train.resume:
+        case "never":
+            if folder.exists() and any(folder.iterdir()):
+                raise OutputError(
+                    f"{folder} holds checkpoints and train.resume is never; give another run.output, or resume auto"
+                )
+            return None
+        case "auto":
+            checkpoint = newest_checkpoint(folder)
+        case path:
+            checkpoint = find_checkpoint(path)
+    if checkpoint is not None:
+        _check_fits(checkpoint, config, preparation)
+    return checkpoint
+
+
+def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
+    here = asdict(preparation.network)
+    for key, value in checkpoint.state["network"].items():
+        if here.get(key) != value:
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: {key} is {value} there and {here.get(key)} in this run; "
+                "use the same model and data keys, or another run.output"
+            )
+    saved, own = checkpoint.state["sampling"], sampling_fingerprint(config, preparation)
+    different = [key for key in own if saved.get(key) != own[key]]
+    if different and checkpoint.state["position"]["step"] > 0:
+        key = different[0]
+        raise CheckpointError(
+            f"{checkpoint.path} stands in the middle of an epoch of other steps: {key} is {saved.get(key)} there and "
+            f"{own[key]} in this run; use the same, or another run.output"
+        )
+    # Loading into a throw-away network on one rank: a wrong tensor is found before any rank starts.
+    network = build_unet(preparation.network)
+    load_network(checkpoint, network)
+    load_optimizer(checkpoint, build_optimizer(network.parameters(), config.optimizer))
+
+
+def _normalization(
+    config: Config, preparation: Preparation, checkpoint: Checkpoint | None, mesh: Mesh
+) -> Normalization:
+    """Of the checkpoint, whose weights have learned with it; else measured."""
+    if checkpoint is not None:
+        saved = checkpoint.state["normalization"]
+        return Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
+    data, rasters = config.data, preparation.training
+    with ExitStack() as stack:
+        images = [stack.enter_context(open_raster(p, data.bands, data.nodata)) for p in rasters.images]
+        labels = [stack.enter_context(open_raster(p)) for p in rasters.labels]
+        return survey(mesh, images, labels, preparation.label_map, data.normalize)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OutputError where the run's folder cannot be made or written."""
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise OutputError(f"run.output is {folder}, but {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"run.output is {folder}, but {existing} is not writable; give another folder")
+
+
+def _claim(folder: Path, text: str, fresh: bool) -> None:
+    """Make the run's folder and leave the resolved configuration in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        clean_leftovers(folder / "checkpoints")
+        if fresh:
+            (folder / METRICS).unlink(missing_ok=True)
+        write_whole(folder / "config.yaml", text)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
+
+
+def _announce(
+    config: Config, preparation: Preparation, normalization: Normalization, checkpoint: Checkpoint | None
+) -> None:
+    progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
+    for warning in (*preparation.warnings, *normalization.warnings()):
+        progress.say(f"warning: {warning}")
+    rows, cols = preparation.training.tilings[0].grid
+    halo = preparation.footprint.before
+    progress.say(f"{len(preparation.training.images)} images, grid {rows} x {cols}, halo {halo} px")
+    if checkpoint is not None:
+        progress.say(f"resuming from {checkpoint.path}")

@@ -1,0 +1,138 @@
+"""One optimizer step over the tiles of all ranks: sums of losses and weights, one all-reduce, one update."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import TiledsegError
+from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.raster.dataset import Sample
+from tiledseg.training.objective import crop_to_core, cross_entropy_sums
+from tiledseg.training.precision import autocast, to_network_input
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave, the same on every rank.
+
+    `loss`: mean over the valid core pixels of all tiles (None where there was none); `pixels`: their number;
+    `data_seconds`, `communication_seconds`: waited, mean over ranks; `memory_bytes`: the largest peak of a rank;
+    `stop`: some rank was asked to stop.
+    """
+
+    loss: float | None
+    pixels: int
+    seconds: float
+    data_seconds: float
+    communication_seconds: float
+    memory_bytes: int
+    stop: bool
+
+
+class Stepper:
+    """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mesh: Mesh,
+        precision: str,
+        ignore_index: int,
+        seed: int,
+        clip_norm: float,
+    ) -> None:
+        self._network = network
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._precision = precision
+        self._ignore_index = ignore_index
+        self._seed = seed
+        self._clip_norm = clip_norm
+        self._reducer = GradientReducer(network.parameters(), mesh.communicator)
+
+    def run(self, step: int, samples: Iterator[Sample], count: int, stop: bool) -> StepResult:
+        """Step number `step` (from 0) with this rank's next `count` samples. Collective: every rank calls it, also
+        with `count` 0. `stop` is this rank's wish to end; all ranks learn of it. The learning rate is the optimizer's.
+
+        Raises TiledsegError, on every rank, where the loss is no number.
+        """
+        begun = time.perf_counter()
+        self._reducer.zero()
+        sums = torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
+        waited = 0.0
+        for left in range(count, 0, -1):
+            asked = time.perf_counter()
+            sample = next(samples)
+            waited += time.perf_counter() - asked
+            if left == 1:
+                self._reducer.overlap()
+            sums += self._backward(step, sample)
+        asked = time.perf_counter()
+        self._reducer.finish()
+        totals = self._sum_over_ranks(sums, stop, waited, time.perf_counter() - asked)
+        loss_sum, pixels = totals[0], int(totals[1])
+        if pixels:
+            self._update(step, loss_sum / pixels, 1 / pixels)
+        return StepResult(
+            loss=loss_sum / pixels if pixels else None,
+            pixels=pixels,
+            seconds=time.perf_counter() - begun,
+            data_seconds=totals[3] / self._mesh.size,
+            communication_seconds=totals[4] / self._mesh.size,
+            memory_bytes=int(max(totals[5:])),
+            stop=totals[2] > 0,
+        )
+
+    def _backward(self, step: int, sample: Sample) -> torch.Tensor:
+        """Adds one tile's gradient; returns its (loss sum, weight sum)."""
+        device = self._mesh.device
+        assert sample.y_HW is not None, "a tile without labels cannot be trained on"
+        set_dropout_key(self._network, DropoutKey(self._seed, step, sample.image))
+        target_BHW = torch.from_numpy(sample.y_HW)[None].to(device, non_blocking=True)
+        with autocast(self._precision, device):
+            logits_BKHW = self._network(to_network_input(sample.x_CHW, device))
+        core_BKHW = crop_to_core(logits_BKHW, sample.tile.core_in_output)
+        loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._ignore_index)
+        loss.backward()
+        return torch.stack([loss.detach(), weight])
+
+    def _sum_over_ranks(self, sums: torch.Tensor, stop: bool, waited: float, communicated: float) -> list[float]:
+        """[loss, weight, stops, seconds waited, seconds communicated, memory of rank 0, 1, ...]"""
+        totals = torch.zeros(5 + self._mesh.size, dtype=torch.float64)
+        totals[:2] = sums.cpu()
+        totals[2:5] = torch.tensor([float(stop), waited, communicated])
+        totals[5 + self._mesh.rank] = float(peak_memory(self._mesh.device))
+        totals = totals.to(self._mesh.device)
+        self._mesh.communicator.all_reduce_sum(totals).wait()
+        return totals.tolist()
+
+    def _update(self, step: int, loss: float, factor: float) -> None:
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            raise TiledsegError(
+                f"the loss is {loss} at step {step + 1}; lower optimizer.lr or check the images for odd values"
+            )
+        scale_gradients(self._reducer, factor)
+        if self._clip_norm:
+            clip_gradients(self._reducer, self._clip_norm)
+        self._optimizer.step()
+
+
+def logits_dtype(logits: torch.Tensor) -> torch.dtype:
+    """The loss is taken in float32 at least."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def peak_memory(device: torch.device) -> int:
+    """The largest memory this rank has held: GPU memory allocated, or the process's resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

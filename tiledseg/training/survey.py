@@ -1,0 +1,41 @@
+"""One look at every training pixel before the first step: statistics of the bands, and that every label has a class.
+
+The ranks share the blocks; the result has the same bits for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import InputError
+from tiledseg.raster.labels import LabelMap, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.statistics import Normalization, PartialSums, finish, measure, merge, statistics_blocks
+
+
+def survey(
+    mesh: Mesh, images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap, normalize: bool
+) -> Normalization:
+    """The normalisation of `images`. Collective; any rank's InputError (a label outside the classes, a block that
+    cannot be read) is raised on every rank."""
+    error: InputError | None = None
+    sums: PartialSums | None = None
+    try:
+        check_labels(labels, label_map, mesh.rank, mesh.size)
+        if normalize:
+            sums = measure(images, statistics_blocks([r.info for r in images], mesh.rank, mesh.size))
+    except InputError as found:
+        error = found
+    mesh.agree(error)
+    if not normalize:
+        return Normalization.identity(images[0].info.bands)
+    parts = mesh.communicator.gather_objects(sums)
+    return finish(merge(parts))
+
+
+def check_labels(labels: Sequence[RasterReader], label_map: LabelMap, rank: int, size: int) -> None:
+    """Raise LabelError for the first value outside the classes in this rank's share of the blocks."""
+    maps = [label_map.resolve(reader.info) for reader in labels]
+    for block in statistics_blocks([reader.info for reader in labels], rank, size):
+        read_labels(labels[block.image], maps[block.image], block.box)

@@ -1,0 +1,263 @@
+"""The training loop: steps, validations and checkpoints of one run, on every rank of a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config
+from tiledseg.models.unet import build_unet
+from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sampling import Position, Step, TileReference, deal
+from tiledseg.raster.statistics import Normalization
+from tiledseg.training.agreement import average_buffers, check_agreement
+from tiledseg.training.checkpoint import Checkpoint, load_network, load_optimizer, save_checkpoint
+from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
+from tiledseg.training.preparation import Preparation, RasterSet
+from tiledseg.training.progress import StepProgress
+from tiledseg.training.report import MetricsLog, plot_progress, write_whole
+from tiledseg.training.step import Stepper, StepResult
+from tiledseg.training.stop import EXIT_CODE, StopFlag
+from tiledseg.training.validation import validate
+
+
+class Trainer:
+    """One run. Build it on every rank with the same arguments, then `run()`."""
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        preparation: Preparation,
+        normalization: Normalization,
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        self.config = config
+        self.mesh = mesh
+        self.preparation = preparation
+        self.normalization = normalization
+        make_deterministic(config.train.deterministic)
+        self.network = build_unet(preparation.network, config.train.seed)
+        self.network.to(mesh.device, PARAMETER_DTYPES[config.train.precision])
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
+        self.step = 0
+        self.position = Position(0, 0)
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        train = config.train
+        self.stepper = Stepper(
+            self.network,
+            self.optimizer,
+            mesh,
+            train.precision,
+            preparation.label_map.ignore_index,
+            train.seed,
+            config.optimizer.clip_norm,
+        )
+        self.sampler = preparation.sampler
+        self.total_steps = train.epochs * self.sampler.steps_per_epoch
+        self.folder = Path(config.run.output)
+        self.last_validation: dict[str, Any] | None = None
+
+    def run(self) -> int:
+        """Train to the end, or to a wall-time signal; the exit code (0 or 75). Collective."""
+        begun = time.perf_counter()
+        with StopFlag() as flag, contextlib.ExitStack() as stack:
+            log = progress = None
+            if self.mesh.is_root:
+                log = stack.enter_context(contextlib.closing(MetricsLog(self.folder, self.step)))
+                verbosity = self.config.run.verbosity
+                progress = StepProgress(self.total_steps, self.step, verbosity)
+                stack.enter_context(contextlib.closing(progress))
+            training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
+            held_out = None
+            if self.preparation.validation is not None:
+                held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
+            stopped = self._loop(training, held_out, flag, log, progress)
+        if self.mesh.is_root:
+            self._summarise(time.perf_counter() - begun, stopped)
+        return EXIT_CODE if stopped else 0
+
+    def _loop(
+        self,
+        training: Dataset,
+        held_out: Dataset | None,
+        flag: StopFlag,
+        log: MetricsLog | None,
+        progress: StepProgress | None,
+    ) -> bool:
+        """All steps from the position on; True where a signal ended them early."""
+        data, train = self.config.data, self.config.train
+        steps, ahead = itertools.tee(
+            (position, step, self._share(training, step))
+            for position, step in self.sampler.steps_from(self.position, train.epochs)
+        )
+        mine = (reference for _, _, share in ahead for reference in share)
+        samples = prefetch(mine, lambda r: training.load(r.image, r.tile), data.workers, data.prefetch)
+        self.network.train()
+        with contextlib.closing(samples):  # type: ignore[type-var]
+            for position, step, share in steps:
+                result = self._one_step(samples, len(share), flag)
+                self.position = self._after(position)
+                self._log_step(log, progress, position, step, result)
+                epoch_ends = self.position.epoch > position.epoch
+                if epoch_ends and (position.epoch + 1) % train.validate_every == 0 and held_out is not None:
+                    self._validate(held_out, position.epoch, log, progress)
+                last = self.step == self.total_steps
+                if epoch_ends or result.stop or self.step % train.checkpoint_every == 0:
+                    self._checkpoint()
+                if result.stop and not last:
+                    return True
+        return False
+
+    def _share(self, dataset: Dataset, step: Step) -> tuple[TileReference, ...]:
+        """This rank's tiles of a step."""
+        shares = deal(step, self.mesh.size, lambda r: dataset.tilings[r.image].tiles[r.tile].context.area)
+        return shares[self.mesh.rank]
+
+    def _one_step(self, samples: Iterator[Sample], count: int, flag: StopFlag) -> StepResult:
+        rate = learning_rate(self.config.optimizer, self.step, self.sampler.steps_per_epoch, self.total_steps)
+        set_learning_rate(self.optimizer, rate)
+        result = self.stepper.run(self.step, samples, count, flag.is_set)
+        average_buffers(self.network, self.mesh.communicator)
+        self.step += 1
+        return result
+
+    def _after(self, position: Position) -> Position:
+        """The position of the following step."""
+        if position.step + 1 < self.sampler.steps_per_epoch:
+            return Position(position.epoch, position.step + 1)
+        return Position(position.epoch + 1, 0)
+
+    def _log_step(
+        self,
+        log: MetricsLog | None,
+        progress: StepProgress | None,
+        position: Position,
+        step: Step,
+        result: StepResult,
+    ) -> None:
+        if log is None or progress is None:
+            return
+        line = {
+            "step": self.step,
+            "epoch": position.epoch,
+            "loss": result.loss,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "tiles": len(step),
+            "pixels": result.pixels,
+            "seconds": result.seconds,
+            "data_seconds": result.data_seconds,
+            "communication_seconds": result.communication_seconds,
+            "pixels_per_second": result.pixels / result.seconds,
+            "memory_bytes": result.memory_bytes,
+        }
+        log.write(line)
+        progress.step(line)
+
+    def _validate(self, held_out: Dataset, epoch: int, log: MetricsLog | None, progress: StepProgress | None) -> None:
+        label_map, data = self.preparation.label_map, self.config.data
+        found = validate(
+            self.network,
+            held_out,
+            self.mesh,
+            label_map.count,
+            label_map.ignore_index,
+            self.config.train.precision,
+            data.workers,
+            data.prefetch,
+        )
+        self.last_validation = found
+        if log is not None and progress is not None:
+            log.write({"step": self.step, "epoch": epoch, "val": found})
+            score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
+            progress.say(f"epoch {epoch}: validation mean IoU {score}")
+
+    def _checkpoint(self) -> None:
+        check_agreement(self.network, self.mesh)
+        if not self.mesh.is_root:
+            return
+        save_checkpoint(
+            self.folder / "checkpoints",
+            self.step,
+            self.network,
+            self.optimizer,
+            self._state(),
+            self.config.train.keep_checkpoints,
+        )
+        plot_progress(self.folder, self._title())
+
+    def _state(self) -> dict[str, Any]:
+        """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
+        return {
+            "config": asdict(self.config),
+            "network": asdict(self.preparation.network),
+            "normalization": asdict(self.normalization),
+            "position": self.position._asdict(),
+            "sampling": sampling_fingerprint(self.config, self.preparation),
+            "random": {"seed": self.config.train.seed, "step": self.step},
+            "step": self.step,
+        }
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        load_network(checkpoint, self.network)
+        load_optimizer(checkpoint, self.optimizer)
+        self.step = checkpoint.state["step"]
+        self.position = Position(**checkpoint.state["position"])
+
+    def _dataset(self, rasters: RasterSet) -> Dataset:
+        data = self.config.data
+        return Dataset(
+            [open_raster(path, data.bands, data.nodata) for path in rasters.images],
+            [open_raster(path) for path in rasters.labels],
+            rasters.tilings,
+            self.preparation.label_map,
+            self.normalization,
+            INPUT_DTYPES[self.config.train.precision],
+        )
+
+    def _title(self) -> str:
+        network, train = self.preparation.network, self.config.train
+        return (
+            f"{self.folder.name}: {self.config.model.name}, L={network.levels}, {network.base_channels} channels, "
+            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {train.precision}"
+        )
+
+    def _summarise(self, seconds: float, stopped: bool) -> None:
+        summary = {
+            "steps": self.step,
+            "epochs": self.position.epoch,
+            "finished": not stopped,
+            "ranks": self.mesh.size,
+            "transport": self.mesh.transport,
+            "seconds": seconds,
+            "parameters": sum(p.numel() for p in self.network.parameters()),
+            "grids": [list(t.grid) for t in self.preparation.training.tilings],
+            "halo": self.preparation.footprint.before,
+            "val": self.last_validation,
+        }
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, Any]:
+    """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
+    per_step = config.train.tiles_per_step
+    return {
+        "seed": config.train.seed,
+        "images": list(preparation.training.images),
+        "tiles_per_step": per_step,
+        "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
+    }
