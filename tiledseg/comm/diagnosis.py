@@ -1,0 +1,144 @@
+"""What a mesh looks like from inside and how fast it carries tensors: the measurements behind `doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import CommunicationError
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank as it sees itself. `cores` is the number that it may run on."""
+
+    rank: int
+    host: str
+    local_rank: int
+    device: str
+    threads: int
+    cores: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """All-reduces of one size. `seconds` is the median of one sum, on the slowest rank.
+
+    `bytes_per_second` is bytes / seconds. `bus_bytes_per_second` is that times 2 (P-1) / P, what each rank must send
+    and receive at least: it can be held against the network's rate, whatever the number of ranks P.
+    """
+
+    bytes: int
+    seconds: float
+    bytes_per_second: float
+    bus_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The same on every rank."""
+
+    launcher: str
+    transport: str
+    ranks: list[RankReport]
+    transfers: list[Transfer]
+    warnings: list[str]
+
+
+def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
+    """Reports of all ranks, and all-reduces of float32 tensors of `sizes` bytes where there are peers. Collective."""
+    ranks = mesh.communicator.gather_objects(report_rank(mesh))
+    transfers = [measure_all_reduce(mesh, size, repeats) for size in sizes] if mesh.size > 1 else []
+    return Diagnosis(mesh.launch.launcher, mesh.transport, ranks, transfers, find_trouble(ranks))
+
+
+def report_rank(mesh: Mesh) -> RankReport:
+    """This rank's own report."""
+    device = str(mesh.device)
+    if mesh.device.type == "cuda":
+        device += f" {torch.cuda.get_device_name(mesh.device)}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    return RankReport(mesh.rank, mesh.host, mesh.launch.local_rank, device, threads, cores, library_versions())
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what the ranks must share."""
+    versions = {name: _installed(name) for name in ("tiledseg", "torch", "mpi4py")}
+    versions |= {"python": platform.python_version(), "mpi": _mpi_library()}
+    if torch.cuda.is_available():
+        versions["cuda"] = str(torch.version.cuda)
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return versions
+
+
+def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> Transfer:
+    """Times the sum of `size` bytes of float32 and checks every value of it. Collective; two sums warm the path up.
+
+    Raises CommunicationError where a sum is wrong.
+    """
+    count = max(1, size // 4)
+    seconds = []
+    for _ in range(repeats + 2):
+        x = torch.full((count,), float(mesh.rank + 1), device=mesh.device)
+        mesh.communicator.barrier()
+        _finish(mesh.device)
+        start = time.perf_counter()
+        mesh.communicator.all_reduce_sum(x).wait()
+        _finish(mesh.device)
+        seconds.append(time.perf_counter() - start)
+        expected = mesh.size * (mesh.size + 1) / 2
+        if not bool((x == expected).all()):
+            raise CommunicationError(f"the sum of {count} values over {mesh.size} ranks is {x.max()}, not {expected}")
+    slowest = max(mesh.communicator.gather_objects(statistics.median(seconds[2:])))
+    rate = count * 4 / slowest
+    return Transfer(count * 4, slowest, rate, rate * 2 * (mesh.size - 1) / mesh.size)
+
+
+def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
+    """What is likely to be a mistake, one line each. Pure."""
+    trouble = []
+    for name in ranks[0].versions:
+        found = {report.versions.get(name, "none"): report.rank for report in reversed(ranks)}
+        if len(found) > 1:
+            where = ", ".join(f"{version} on rank {rank}" for version, rank in sorted(found.items()))
+            trouble.append(f"{name} differs between ranks: {where}")
+    for host in dict.fromkeys(report.host for report in ranks):
+        here = [report for report in ranks if report.host == host]
+        threads, cores = sum(report.threads for report in here), max(report.cores for report in here)
+        if len(here) > 1 and all(report.cores == cores for report in here) and threads > cores:
+            trouble.append(f"{host}: {len(here)} ranks run {threads} threads on {cores} cores: lower one of them")
+    return trouble
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _mpi_library() -> str:
+    """The MPI library behind mpi4py, without starting MPI where nothing else has."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return "none"
+    return str(MPI.Get_library_version()).split(",")[0].strip("\0\n ")

@@ -1,0 +1,78 @@
+"""`python -m tiledseg.doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tiledseg.comm.session import run_on_mesh
+from tiledseg.command import Parser, add_format_option, run
+
+if TYPE_CHECKING:
+    from tiledseg.comm.diagnosis import Diagnosis
+    from tiledseg.comm.mesh import Mesh
+
+_KIB, _MIB = 2**10, 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the diagnosis on rank 0 and returns the exit code."""
+    return run(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="python -m tiledseg.doctor", description="Shows the ranks of a job and measures all-reduces.")
+    add_format_option(parser)
+    parser.add_argument("--transport", default="auto", help="auto, nccl, gloo or mpi (default auto)")
+    arguments = parser.parse_args(argv)
+    return run_on_mesh(lambda mesh: _diagnose(mesh, arguments.format), arguments.transport)
+
+
+def _diagnose(mesh: Mesh, form: str) -> None:
+    from tiledseg.comm.diagnosis import diagnose
+
+    diagnosis = diagnose(mesh, sizes=(8, 64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB))
+    if mesh.is_root:
+        print(json.dumps(asdict(diagnosis), indent=2) if form == "json" else _table(diagnosis))
+
+
+def _table(diagnosis: Diagnosis) -> str:
+    ranks = [("rank", "host", "local rank", "device", "threads", "cores")]
+    ranks += [(str(r.rank), r.host, str(r.local_rank), r.device, str(r.threads), str(r.cores)) for r in diagnosis.ranks]
+    versions = [("library", "version"), *diagnosis.ranks[0].versions.items()]
+    blocks = [
+        f"{len(diagnosis.ranks)} ranks, launcher {diagnosis.launcher}, transport {diagnosis.transport}",
+        _columns(ranks),
+        _columns(versions),
+    ]
+    if diagnosis.transfers:
+        rows = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
+        rows += [
+            (
+                str(t.bytes),
+                f"{t.seconds * 1e3:.3f}",
+                f"{t.bytes_per_second / 1e9:.3f}",
+                f"{t.bus_bytes_per_second / 1e9:.3f}",
+            )
+            for t in diagnosis.transfers
+        ]
+        blocks.append(_columns(rows))
+    else:
+        blocks.append("one rank alone: nothing to carry, no bandwidth measured")
+    blocks += [f"warning: {line}" for line in diagnosis.warnings]
+    return "\n\n".join(blocks)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equal length as text in aligned columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
