@@ -100,9 +100,12 @@ def _unpadded_footprint(layers: Sequence[Layer], alignment: int, before: int, af
 
 def _lost(layers: Sequence[Layer]) -> int:
     """How many pixels a side the network takes off in all (both ends together)."""
-    size = next((n for n in range(1, 1 << 16) if is_legal_size(layers, n)), None)
+    stride = total_stride(layers)
+    # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the end.
+    first = max(1, required_input(layers, Interval(0, 1)).stop - 2 * stride)
+    size = next((n for n in range(first, first + 4 * stride) if is_legal_size(layers, n)), None)
     if size is None:
-        raise GeometryError("no input of up to 65535 pixels is legal for this network; use fewer levels")
+        raise GeometryError(f"no input of {first} to {first + 4 * stride} pixels is legal for this network; change it")
     return size - output_size(layers, size)
 
 

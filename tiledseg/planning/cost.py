@@ -1,24 +1,22 @@
-"""What a network costs on one context: parameters, multiply-adds, output shapes and the bytes of a training step.
+"""What a network costs on one context: parameters, multiply-adds, output shapes, bytes kept.
 
 Counted from the layer descriptions alone. What autograd keeps for the backward pass, a layer (batch of one tile):
 
 - convolution, transposed convolution: its input;
 - leaky ReLU: its output, which it writes over its input, so a convolution's output is not kept a second time;
 - max pooling: its input, and an 8-byte index for each output;
-- norm: its input and its statistics (4 bytes or more each): pixel norm two a pixel, others two a channel or group;
+- norm: its input and a few statistics (4 bytes or more each): pixel norm two a pixel, others some a channel or group;
 - dropout: one value a channel; concatenation and upsampling: nothing, their outputs are kept by the layer behind;
 - the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel.
 
 A tensor that several layers keep counts once. With 2-byte values (bf16 autocast) group and pixel norm compute in
 4 bytes, so their 4-byte input and output count, and the 2-byte copy that the next convolution takes.
-Not counted: the device's own context, workspaces of its libraries, fragmentation, communication buffers.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tiledseg.geometry.layer import (
     Activation,
@@ -34,7 +32,6 @@ from tiledseg.geometry.receptive_field import output_size
 
 INDEX_BYTES = 8  # indices of a max pooling, labels of a loss
 SINGLE_BYTES = 4  # float32: the least that parameters and statistics are kept in
-ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
 
 
 @dataclass(frozen=True)
@@ -46,27 +43,9 @@ class LayerCost:
     shape: tuple[int, int, int]
     parameters: int
     multiply_adds: int
+    input_bytes: int
+    output_bytes: int
     kept_bytes: int
-
-    @property
-    def values(self) -> int:
-        channels, height, width = self.shape
-        return channels * height * width
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of one training step on one tile, by purpose."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    transient: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.transient
 
 
 @dataclass
@@ -75,7 +54,11 @@ class _Tensor:
 
     values: int
     kept: bool = False
-    value_bytes: int = field(default=SINGLE_BYTES)
+    value_bytes: int = SINGLE_BYTES
+
+    @property
+    def bytes(self) -> int:
+        return self.values * self.value_bytes
 
 
 def layer_costs(
@@ -97,9 +80,11 @@ def _walk(layers: Sequence[Layer], bands: int, context: tuple[int, int], bytes_p
         parameters, per_pixel = layer.parameters(channels), layer.multiply_adds(channels)
         channels = layer.output_channels(channels)
         height, width = layer.output_size(height), layer.output_size(width)
+        before = tensor
         kept, tensor = _kept(layer, tensor, (channels, height, width), bytes_per_value)
         kind, shape = type(layer).__name__, (channels, height, width)
-        yield LayerCost(layer.name, kind, shape, parameters, per_pixel * height * width, kept)
+        work = per_pixel * height * width
+        yield LayerCost(layer.name, kind, shape, parameters, work, before.bytes, tensor.bytes, kept)
 
 
 def _kept(layer: Layer, tensor: _Tensor, shape: tuple[int, int, int], bytes_per_value: int) -> tuple[int, _Tensor]:
@@ -116,7 +101,7 @@ def _kept(layer: Layer, tensor: _Tensor, shape: tuple[int, int, int], bytes_per_
         case Norm(kind=kind) if kind != "none":
             width_bytes = max(bytes_per_value, SINGLE_BYTES)
             inner = width_bytes if kind in ("pixel", "group") else bytes_per_value
-            statistics = 2 * width_bytes * _statistics(layer, shape)
+            statistics = width_bytes * _statistics(layer, shape)
             return _keep(tensor, inner) + statistics, _Tensor(values, value_bytes=inner)
         case Dropout(probability=p) if p > 0:
             return bytes_per_value * channels, _Tensor(values, value_bytes=bytes_per_value)
@@ -139,41 +124,21 @@ def _keep(tensor: _Tensor, value_bytes: int | None = None) -> int:
 
 
 def _statistics(norm: Norm, shape: tuple[int, int, int]) -> int:
+    """Values that a norm keeps besides its input: means and deviations, and what PyTorch keeps with them."""
     channels, height, width = shape
-    if norm.kind == "pixel":
-        return height * width
-    return norm.groups if norm.kind == "group" else channels
-
-
-def training_memory(
-    layers: Sequence[Layer],
-    bands: int,
-    context: tuple[int, int],
-    bytes_per_value: int = 4,
-    optimizer_values: int = ADAM_VALUES,
-) -> StepMemory:
-    """Bytes of one training step on one context of shape (height, width): what is kept, and the largest transient.
-
-    The transient is the backward pass of the layer that needs most at once: the gradients of its input and output.
-    """
-    costs = layer_costs(layers, bands, context, bytes_per_value)
-    weight_bytes = max(bytes_per_value, SINGLE_BYTES)
-    parameters = sum(c.parameters for c in costs)
-    copies = parameters * bytes_per_value if bytes_per_value < SINGLE_BYTES else 0  # autocast keeps cast weights
-    return StepMemory(
-        weights=parameters * weight_bytes + copies,
-        gradients=parameters * weight_bytes,
-        optimizer=parameters * weight_bytes * optimizer_values,
-        activations=sum(c.kept_bytes for c in costs) + loss_bytes(costs, bytes_per_value),
-        transient=bytes_per_value * _transient_values(costs),
-    )
+    match norm.kind:
+        case "pixel":
+            return 2 * height * width
+        case "group":
+            return 2 * norm.groups
+        case "instance":
+            return 3 * channels  # the weight, repeated for each sample
+        case _:
+            return 4 * channels  # batch: the running mean and variance
 
 
 def loss_bytes(costs: Sequence[LayerCost], bytes_per_value: int) -> int:
-    """What the cross-entropy of the last layer's logits keeps: log-probabilities and labels."""
-    _, height, width = costs[-1].shape
-    return costs[-1].values * max(bytes_per_value, SINGLE_BYTES) + height * width * INDEX_BYTES
-
-
-def _transient_values(costs: Sequence[LayerCost]) -> int:
-    return max(a.values + b.values for a, b in itertools.pairwise(costs)) if len(costs) > 1 else 0
+    """What the cross-entropy of the last layer's logits keeps: log-probabilities, sum of weights, and labels."""
+    channels, height, width = costs[-1].shape
+    logits = channels * height * width
+    return (logits + 1) * max(bytes_per_value, SINGLE_BYTES) + height * width * INDEX_BYTES

@@ -11,7 +11,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import context_sizes, finest_grid
-from tiledseg.planning.cost import training_memory
+from tiledseg.planning.step_memory import training_memory
 
 LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
 

@@ -1,0 +1,113 @@
+"""The memory of one training step on one tile, walked through the forward and the backward pass.
+
+Weights, their gradients and the optimizer's values, all that autograd keeps (see `cost`), and on top of it the worst
+moment of the backward pass. Against PyTorch's own allocations the tests find it within 0.1 % for padded networks and
+within 3 %, above, for unpadded ones. Not counted: the device's context, workspaces of its libraries, fragmentation,
+communication buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.planning.cost import SINGLE_BYTES, LayerCost, layer_costs, loss_bytes
+
+ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
+VIEWING_NORMS = ("instance", "pixel")  # they compute in another layout and return a view
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one training step on one tile, by purpose.
+
+    `activations` is all that autograd keeps when the forward pass ends; `backward` is what the backward pass needs on
+    top of that at its worst moment.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        """The peak of the step, in bytes."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.backward
+
+
+def training_memory(
+    layers: Sequence[Layer],
+    bands: int,
+    context: tuple[int, int],
+    bytes_per_value: int = 4,
+    optimizer_values: int = ADAM_VALUES,
+) -> StepMemory:
+    """Bytes of one training step on one context of shape (height, width), at their peak.
+
+    Raises GeometryError where the context is no legal size for the network.
+    """
+    costs = layer_costs(layers, bands, context, bytes_per_value)
+    weight_bytes = max(bytes_per_value, SINGLE_BYTES)
+    parameters = sum(c.parameters for c in costs)
+    copies = parameters * bytes_per_value if bytes_per_value < SINGLE_BYTES else 0  # autocast keeps cast weights
+    kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs, bytes_per_value)
+    return StepMemory(
+        weights=parameters * weight_bytes + copies,
+        gradients=parameters * weight_bytes,
+        optimizer=parameters * weight_bytes * optimizer_values,
+        activations=kept,
+        backward=_backward_peak(layers, costs, kept, bytes_per_value) - kept,
+    )
+
+
+def _backward_peak(layers: Sequence[Layer], costs: Sequence[LayerCost], kept: int, bytes_per_value: int) -> int:
+    """The most bytes of kept tensors and gradients at once, walking the backward pass.
+
+    At each layer: what this and earlier layers keep, the gradients of its output, input and weights, and those of
+    skips that wait for their stash: the whole concatenation, or the skip's own where it was cropped.
+    """
+    loss = loss_bytes(costs, bytes_per_value)
+    stashed = {layer.skip: cost for layer, cost in zip(layers, costs, strict=True) if isinstance(layer, Stash)}
+    waiting: dict[str, int] = {}
+    peak, live, gradient = kept + 2 * loss, kept - loss, costs[-1].output_bytes
+    for index in reversed(range(len(layers))):
+        layer, cost = layers[index], costs[index]
+        new = _new_gradient(layer, cost, layers[index - 1]) if index else 0
+        handed_on = new
+        if isinstance(layer, PopConcatenate) and layer.crop:
+            full = stashed[layer.skip].output_bytes
+            waiting[layer.skip], new, handed_on = full, full, gradient
+        elif isinstance(layer, PopConcatenate):
+            waiting[layer.skip], gradient, new, handed_on = gradient, 0, 0, 0
+        elif _passes_on(layer):
+            handed_on = gradient
+        elif isinstance(layer, Activation):
+            handed_on = cost.output_bytes
+        weights = cost.parameters * max(bytes_per_value, SINGLE_BYTES)
+        peak = max(peak, live + sum(waiting.values()) + gradient + new + weights)
+        live, gradient = live - cost.kept_bytes, handed_on
+        if isinstance(layer, Stash):
+            waiting.pop(layer.skip, None)
+    return peak
+
+
+def _new_gradient(layer: Layer, cost: LayerCost, previous: Layer) -> int:
+    """Bytes that the backward pass of a layer allocates for the gradient of its input."""
+    if _passes_on(layer):
+        return 0
+    if isinstance(layer, Activation) and isinstance(previous, Norm) and previous.kind in VIEWING_NORMS:
+        return 3 * cost.input_bytes  # written over a view: autograd copies the gradient twice
+    return cost.input_bytes
+
+
+def _passes_on(layer: Layer) -> bool:
+    """Whether a layer hands its gradient on as it is."""
+    match layer:
+        case Norm(kind=kind):
+            return kind == "none"
+        case Dropout(probability=p):
+            return p == 0
+    return False
