@@ -24,18 +24,21 @@ class StepProgress:
         if verbosity == 1 and console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=console)
-            self._task = self._bar.add_task("training", total=total, completed=done)
+            self._task = self._bar.add_task("starting", total=total, completed=done)
             self._bar.start()
 
     def step(self, line: dict[str, Any]) -> None:
         """Show one line of the metrics."""
         loss = "-" if line["loss"] is None else f"{line['loss']:.4f}"
-        words = f"epoch {line['epoch']} loss {loss} {line['pixels_per_second'] / 1e6:.2f} Mpixel/s"
+        self.advance(line["step"], f"epoch {line['epoch']} loss {loss} {line['pixels_per_second'] / 1e6:.2f} Mpixel/s")
+
+    def advance(self, done: int, words: str) -> None:
+        """`done` of the total are behind us; `words` say what and how."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=line["step"], description=words)
+            self._bar.update(self._task, completed=done, description=words)
         elif self._verbosity == 2 or (self._verbosity and time.monotonic() - self._said > _QUIET_SECONDS):
             self._said = time.monotonic()
-            self.say(f"step {line['step']}/{self._total} {words}")
+            self.say(f"{done}/{self._total} {words}")
 
     def say(self, words: str) -> None:
         """One line for the person, whatever shows progress."""

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, OutputError
@@ -23,14 +21,13 @@ from tiledseg.training.checkpoint import (
     load_optimizer,
     newest_checkpoint,
 )
+from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import METRICS, write_whole
 from tiledseg.training.survey import survey
 from tiledseg.training.trainer import Trainer, sampling_fingerprint
-
-_MEMORY_SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
 
 
 def start(config: Config, text: str, mesh: Mesh) -> int:
@@ -48,14 +45,6 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     if mesh.is_root:
         _announce(config, preparation, normalization, checkpoint)
     return Trainer(config, mesh, preparation, normalization, checkpoint).run()
-
-
-def memory_per_rank(mesh: Mesh) -> int:
-    """Bytes that one rank may plan with: its GPU's free memory, or its share of the node's available memory."""
-    if mesh.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(mesh.device)[0] * _MEMORY_SHARE)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(free * _MEMORY_SHARE / mesh.launch.local_size)
 
 
 def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.raster.dataset import Sample
+from tiledseg.training.memory import peak_memory
 from tiledseg.training.objective import crop_to_core, cross_entropy_sums
 from tiledseg.training.precision import autocast, to_network_input
 
@@ -129,10 +129,3 @@ class Stepper:
 def logits_dtype(logits: torch.Tensor) -> torch.dtype:
     """The loss is taken in float32 at least."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
-def peak_memory(device: torch.device) -> int:
-    """The largest memory this rank has held: GPU memory allocated, or the process's resident set."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

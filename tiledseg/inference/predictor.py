@@ -1,0 +1,211 @@
+"""A trained network's map of one raster: tile by tile in bounded memory, each pixel written once by its owner.
+
+The law: the map is that of the network on the whole raster, for every grid and number of ranks.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError, OutputError, RasterError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
+from tiledseg.models.unet import build_unet
+from tiledseg.planning.search import choose_grid
+from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sampling import deal
+from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
+from tiledseg.training.checkpoint import Checkpoint, load_network
+from tiledseg.training.precision import (
+    INPUT_DTYPES,
+    PARAMETER_DTYPES,
+    autocast,
+    make_deterministic,
+    to_network_input,
+)
+from tiledseg.training.progress import StepProgress
+
+_GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any number of classes
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to map and where to. `grid` None is auto; `exact` False accepts a norm whose statistics are a tile's."""
+
+    image: str
+    output: str
+    probabilities: str | None = None
+    grid: tuple[int, int] | None = None
+    precision: str = "fp32"
+    exact: bool = True
+    threads: int = 2
+    prefetch: int = 2
+    verbosity: int = 1
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A request that can start: what one rank has checked and laid out for all."""
+
+    tiling: Tiling
+    classes: RasterLayout
+    probabilities: RasterLayout | None
+
+    @property
+    def layouts(self) -> tuple[RasterLayout, ...]:
+        return (self.classes,) if self.probabilities is None else (self.classes, self.probabilities)
+
+
+def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: Mesh) -> None:
+    """Write the class map (uint8, the raster's grid; ignore_index where it has no data) and, where asked for, the
+    class probabilities (float32 bands, NaN without data). Collective.
+
+    Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
+    """
+    state = checkpoint.state
+    unet = UNet(**state["network"])
+    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, state, unet, memory_bytes, mesh.size))
+    try:
+        _map_tiles(request, checkpoint, unet, mapping, mesh)
+        mesh.communicator.barrier()  # every writer is closed: the map is whole
+    except BaseException:
+        if mesh.is_root:
+            for layout in mapping.layouts:
+                discard(layout)
+        raise
+    mesh.on_root(lambda: _publish(mapping))
+
+
+def _publish(mapping: Mapping) -> None:
+    for layout in mapping.layouts:
+        publish(layout)
+
+
+def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
+    data = state["config"]["data"]
+    with open_raster(request.image, data["bands"], data["nodata"]) as reader:
+        info = reader.info
+    if info.bands != unet.bands:
+        raise RasterError(
+            f"{info.path} has {info.bands} bands but the network was trained on {unet.bands}; give an image of the "
+            "same bands"
+        )
+    layers = unet.layers()
+    footprint = network_footprint(layers)
+    whole = unet.norm not in (*EXACT_NORMS, "batch")  # a trained batch norm is a constant: exact
+    grid = request.grid
+    if grid is None and whole and request.exact:
+        grid = (1, 1)
+    if grid is None:
+        value = 8 if request.precision == "fp64" else 4
+        grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, ranks, bands=unet.bands)
+    tiling = make_tiling(info.shape, grid, footprint)
+    if whole and len(tiling) > 1 and request.exact:
+        raise ConfigError(
+            f"norm {unet.norm} takes statistics over the whole image, but grid {grid[0]} x {grid[1]} cuts it; "
+            "use --tiling.grid 1, or accept it with --parallel.exact false"
+        )
+    return _lay_out_files(request, info, tiling, unet.classes, data["ignore_index"])
+
+
+def _lay_out_files(request: Request, info: RasterInfo, tiling: Tiling, classes: int, ignore_index: int) -> Mapping:
+    if request.probabilities is not None:
+        if Path(request.probabilities).absolute() == Path(request.output).absolute():
+            raise OutputError(f"output and probabilities are both {request.output}; give two names")
+        check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
+    layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
+    if request.probabilities is None:
+        return Mapping(tiling, layout, None)
+    try:
+        names = [f"probability of class {k}" for k in range(classes)]
+        second = lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names)
+    except BaseException:
+        discard(layout)
+        raise
+    return Mapping(tiling, layout, second)
+
+
+def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
+    """A colour for each class number, far apart in hue, for programs that show the map."""
+    colours = {}
+    for k in range(classes):
+        red, green, blue = colorsys.hsv_to_rgb((0.33 + k * _GOLDEN) % 1, 0.65, 0.9 - 0.3 * (k % 2))
+        colours[k] = (round(255 * red), round(255 * green), round(255 * blue))
+    return colours
+
+
+def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Mapping, mesh: Mesh) -> None:
+    network = load_trained(checkpoint, unet, request.precision, mesh.device)
+    tiles = deal(mapping.tiling.tiles, mesh.size, lambda t: t.context.area)[mesh.rank]
+    with ExitStack() as stack:
+        dataset = stack.enter_context(closing(_dataset(request, checkpoint, mapping.tiling)))
+        writers = [stack.enter_context(RasterWriter(layout)) for layout in mapping.layouts]
+        progress = stack.enter_context(_progress(len(tiles), request, mesh))
+        samples = prefetch(tiles, lambda t: dataset.load(0, t), request.threads, request.prefetch)
+        ignore_index = checkpoint.state["config"]["data"]["ignore_index"]
+        for done, sample in enumerate(samples, start=1):
+            scores_KHW = score_tile(network, sample.x_CHW, sample.tile, request.precision, mesh.device)
+            classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
+            classes_HW[~sample.valid_HW] = ignore_index
+            writers[0].write(sample.tile.core, classes_HW[None])
+            if len(writers) > 1:
+                writers[1].write(sample.tile.core, _probabilities(scores_KHW, sample.valid_HW))
+            if progress is not None:
+                progress.advance(done, f"mapping tile {sample.tile.index}")
+
+
+def load_trained(checkpoint: Checkpoint, unet: UNet, precision: str, device: torch.device) -> nn.Module:
+    """The checkpoint's network, ready to map."""
+    make_deterministic(True)
+    network = build_unet(unet)
+    load_network(checkpoint, network)
+    network.to(device, PARAMETER_DTYPES[precision])
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval()
+
+
+def score_tile(network: nn.Module, x_CHW: NDArray, tile: Tile, precision: str, device: torch.device) -> torch.Tensor:
+    """Logits of a tile's core, (classes, height, width)."""
+    with torch.inference_mode(), autocast(precision, device):
+        logits_BKHW = network(to_network_input(x_CHW, device))
+    rows, cols = tile.core_in_output.slices
+    return logits_BKHW[0, :, rows, cols]
+
+
+def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
+    probabilities_KHW = scores_KHW.softmax(0, dtype=torch.float64 if scores_KHW.dtype == torch.float64 else None)
+    result_KHW = probabilities_KHW.float().cpu().numpy()
+    result_KHW[:, ~valid_HW] = np.nan
+    return result_KHW
+
+
+def _dataset(request: Request, checkpoint: Checkpoint, tiling: Tiling) -> Dataset:
+    data, saved = checkpoint.state["config"]["data"], checkpoint.state["normalization"]
+    normalization = Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
+    reader = open_raster(request.image, data["bands"], data["nodata"])
+    return Dataset([reader], None, [tiling], None, normalization, INPUT_DTYPES[request.precision])
+
+
+@contextmanager
+def _progress(total: int, request: Request, mesh: Mesh) -> Iterator[StepProgress | None]:
+    if not mesh.is_root or request.verbosity == 0:
+        yield None
+        return
+    with closing(StepProgress(total, 0, request.verbosity)) as progress:
+        yield progress

@@ -1,0 +1,86 @@
+"""`python -m tiledseg.predict --checkpoint RUN --image a.tif --output classes.tif`, alone or under any launcher."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tiledseg.comm.session import run_on_mesh
+from tiledseg.command import Parser, run
+from tiledseg.config import TilingConfig
+from tiledseg.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tiledseg.comm.mesh import Mesh
+
+
+def build_parser() -> Parser:
+    """The command's options."""
+    parser = Parser(prog="python -m tiledseg.predict", description="Map a raster with a trained network.")
+    parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
+    parser.add_argument("--image", required=True, help="raster to map: a path or URL")
+    parser.add_argument("--output", required=True, help="GeoTIFF of class numbers to write")
+    parser.add_argument("--probabilities", help="GeoTIFF of class probabilities to write, one band a class")
+    parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32", help="default fp32")
+    parser.add_argument(
+        "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
+    )
+    parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
+    parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
+    parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the map; the exit code (0; 2 for bad input)."""
+
+    def body() -> int:
+        options = build_parser().parse_args(argv)
+        grid = parse_grid(options.grid)
+        if options.workers < 1:
+            raise ConfigError(f"--workers is {options.workers}; give at least 1")
+
+        def work(mesh: Mesh) -> None:
+            _work(options, grid, mesh)
+
+        return run_on_mesh(work, options.transport)
+
+    return run(body)
+
+
+def parse_grid(text: str) -> tuple[int, int] | None:
+    """`Q`, `[R,C]` or `auto` (None); raises ConfigError for anything else."""
+    words = text.strip("[]").split(",")
+    if text != "auto" and all(word.strip().isdigit() for word in words):
+        numbers = [int(word) for word in words]
+        return TilingConfig(grid=numbers if len(numbers) > 1 else numbers[0]).grid_shape()
+    return TilingConfig(grid=text).grid_shape()
+
+
+def _work(options: argparse.Namespace, grid: tuple[int, int] | None, mesh: Mesh) -> None:
+    from tiledseg.inference.predictor import Request, predict
+    from tiledseg.training.checkpoint import find_checkpoint
+    from tiledseg.training.memory import memory_per_rank
+
+    checkpoint = mesh.on_root(lambda: find_checkpoint(options.checkpoint))
+    request = Request(
+        image=options.image,
+        output=options.output,
+        probabilities=options.probabilities,
+        grid=grid,
+        precision=options.precision,
+        exact=options.exact == "true",
+        threads=options.workers,
+        prefetch=options.workers,
+        verbosity=options.verbosity,
+    )
+    memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
+    predict(request, checkpoint, memory, mesh)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
