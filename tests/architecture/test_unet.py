@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.layer import Convolution, MaxPool, PopConcatenate, Stash
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
+
+networks = st.builds(
+    UNet,
+    levels=st.integers(1, 6),
+    convs_per_level=st.integers(1, 3),
+    kernel=st.sampled_from([1, 3, 5]),
+    base_channels=st.integers(1, 4),
+    padding=st.sampled_from(["same", "valid"]),
+    norm=st.sampled_from(["none", "pixel", "instance", "group", "batch"]),
+    upsampling=st.sampled_from(["transposed", "nearest", "bilinear"]),
+    dropout=st.sampled_from([0.0, 0.5]),
+    bands=st.integers(1, 8),
+    classes=st.integers(2, 9),
+)
+law = settings(derandomize=True, max_examples=80, deadline=None)
+
+
+@law
+@given(networks)
+def test_the_number_of_layers_follows_the_papers_count(unet: UNet) -> None:
+    n, poolings = unet.convs_per_level, unet.levels - 1
+    assert len(unet.layers()) == 4 * n * (2 * poolings + 1) + 4 * poolings + 1
+
+
+@law
+@given(networks)
+def test_channels_fit_from_bands_to_classes_through_every_skip(unet: UNet) -> None:
+    channels, stashed = unet.bands, {}
+    for layer in unet.layers():
+        if isinstance(layer, PopConcatenate):
+            assert stashed.pop(layer.skip) == layer.skip_channels
+        channels = layer.output_channels(channels)
+        if isinstance(layer, Stash):
+            stashed[layer.skip] = channels
+    assert channels == unet.classes
+    assert not stashed
+
+
+@law
+@given(networks)
+def test_names_are_unique_and_poolings_halve(unet: UNet) -> None:
+    layers = unet.layers()
+    assert len({layer.name for layer in layers}) == len(layers)
+    assert sum(isinstance(layer, MaxPool) for layer in layers) == unet.levels - 1
+    assert total_stride(layers) == 2 ** (unet.levels - 1)
+
+
+@law
+@given(networks)
+def test_crops_fit_at_every_legal_size(unet: UNet) -> None:
+    layers, step = unet.layers(), 2 ** (unet.levels - 1)
+    legal = [n for n in range(1, 700) if is_legal_size(layers, n)][:4]
+    assert all(b - a == step for a, b in itertools.pairwise(legal))
+    lost = {n - output_size(layers, n) for n in legal}
+    assert len(lost) <= 1
+    if unet.padding == "same":
+        assert legal == [step, 2 * step, 3 * step, 4 * step]
+        assert lost == {0}
+
+
+def test_a_norm_takes_the_place_of_the_bias() -> None:
+    def biases(norm: str) -> list[bool]:
+        return [layer.bias for layer in UNet(norm=norm).layers() if isinstance(layer, Convolution)]
+
+    assert all(biases("none"))
+    assert not any(biases("instance")[:-1])
+    assert biases("instance")[-1], "the head has no norm behind it"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"levels": 0}, "model.levels is 0"),
+        ({"levels": 13}, "model.levels is 13"),
+        ({"convs_per_level": 0}, "model.convs_per_level is 0"),
+        ({"kernel": 4}, "model.kernel is 4"),
+        ({"kernel": 0}, "model.kernel is 0"),
+        ({"base_channels": 0}, "model.base_channels is 0"),
+        ({"padding": "reflect"}, "model.padding is 'reflect'; give one of same, valid"),
+        ({"norm": "layer"}, "model.norm is 'layer'"),
+        ({"upsampling": "cubic"}, "model.upsampling is 'cubic'"),
+        ({"dropout": 1.0}, "model.dropout is 1.0"),
+        ({"bands": 0}, "model.bands is 0"),
+        ({"classes": 1}, "data.classes is 1"),
+    ],
+)
+def test_impossible_options_name_the_key_and_the_value(change: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(UNet(), **change)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

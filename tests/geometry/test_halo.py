@@ -1,0 +1,118 @@
+"""Golden values of the paper and of the exact halos, and what an impossible halo is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.halo import (
+    Footprint,
+    is_padded,
+    minimum_halo,
+    network_footprint,
+    paper_halo,
+    paper_shrink,
+    round_up,
+)
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Convolution, Layer
+from tiledseg.geometry.receptive_field import is_legal_size, required_input
+
+
+def test_paper_formula() -> None:
+    assert paper_shrink(kernel=3) == 2
+    assert paper_shrink(kernel=3, padding=1) == 0
+    assert paper_shrink(kernel=3, stride=2, size=10) == (10 + 3) / 2 - 1
+    assert [paper_halo(levels, 2, 2) for levels in (5, 6, 7)] == [92, 188, 380]
+
+
+@pytest.mark.parametrize(
+    ("levels", "formula", "exact", "rounded", "bilinear", "bilinear_rounded"),
+    [
+        (2, 8, 8, 8, 10, 10),
+        (3, 20, 22, 24, 26, 28),
+        (4, 44, 46, 48, 54, 56),
+        (5, 92, 94, 96, 110, 112),
+        (6, 188, 190, 192, 222, 224),
+    ],
+)
+def test_table_of_exact_halos(
+    levels: int, formula: int, exact: int, rounded: int, bilinear: int, bilinear_rounded: int
+) -> None:
+    assert paper_halo(levels, 2, paper_shrink(3)) == formula
+    for upsampling in ("transposed", "nearest"):
+        layers = UNet(levels=levels, upsampling=upsampling).layers()
+        assert minimum_halo(layers) == (exact, exact)
+        assert network_footprint(layers) == Footprint(2 ** (levels - 1), rounded, rounded)
+    layers = UNet(levels=levels, upsampling="bilinear").layers()
+    assert minimum_halo(layers) == (bilinear, bilinear)
+    assert network_footprint(layers) == Footprint(2 ** (levels - 1), bilinear_rounded, bilinear_rounded)
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6])
+def test_an_unpadded_network_takes_off_what_the_formula_says(levels: int) -> None:
+    footprint = network_footprint(UNet(levels=levels, padding="valid").layers())
+    assert footprint.mirror
+    assert footprint.offset == paper_halo(levels, 2, 2)
+
+
+@pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("levels", [1, 2, 4, 6])
+def test_lost_pixels_are_found_where_a_search_from_nothing_finds_them(
+    levels: int, kernel: int, upsampling: str
+) -> None:
+    layers = UNet(levels=levels, kernel=kernel, convs_per_level=1, padding="valid", upsampling=upsampling).layers()
+    smallest = next(n for n in range(1, 4000) if is_legal_size(layers, n))
+    assert network_footprint(layers).offset * 2 == smallest - _outputs(layers, smallest)
+
+
+def _outputs(layers: tuple[Layer, ...], size: int) -> int:
+    for layer in layers:
+        size = layer.output_size(size)
+    return size
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
+def test_a_wider_halo_is_taken_and_still_legal(padding: str, upsampling: str) -> None:
+    layers = UNet(levels=4, padding=padding, upsampling=upsampling).layers()
+    minimum = max(minimum_halo(layers))
+    for halo in range(minimum, minimum + 20):
+        footprint = network_footprint(layers, halo)
+        assert min(footprint.before, footprint.after) >= halo
+        size = footprint.before + 10 * footprint.alignment + footprint.after
+        assert is_legal_size(layers, size)
+        assert is_padded(layers) == (not footprint.mirror)
+
+
+def test_impossible_halos_name_both_values() -> None:
+    layers = UNet(levels=5).layers()
+    with pytest.raises(GeometryError, match=r"halo 92 is less than the 94 pixels"):
+        network_footprint(layers, 92)
+    assert network_footprint(layers, 92, exact=False).before == 96
+    with pytest.raises(GeometryError, match="halo -3 is negative"):
+        network_footprint(layers, -3)
+
+
+def test_a_network_without_context_needs_no_halo() -> None:
+    assert network_footprint([Convolution("pointwise", 2, 1)]) == Footprint(1, 0, 0)
+
+
+def test_round_up() -> None:
+    assert [round_up(n, 16) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
+
+
+def test_halo_is_that_of_every_aligned_core_and_enough_for_any() -> None:
+    for upsampling in ("transposed", "nearest", "bilinear"):
+        layers = UNet(levels=4, upsampling=upsampling).layers()
+        before, after = minimum_halo(layers)
+        for start in range(0, 64):
+            for size in (1, 3, 8, 16, 40):
+                core = Interval(1000 + start, 1000 + start + size)
+                need = required_input(layers, core)
+                aligned = Interval(core.start // 8 * 8, round_up(core.stop, 8))
+                assert aligned.expand(before, after).contains(need)
+                if core == aligned:
+                    assert aligned.expand(before, after) == need

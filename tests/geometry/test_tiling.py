@@ -1,0 +1,186 @@
+"""Laws of the tiling, for any raster, grid and network."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, round_up
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.receptive_field import output_size, required_input
+from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, make_tiling
+
+law = settings(derandomize=True, max_examples=150, deadline=None)
+
+networks = st.builds(
+    UNet,
+    levels=st.integers(1, 4),
+    convs_per_level=st.integers(1, 2),
+    kernel=st.sampled_from([1, 3, 5]),
+    base_channels=st.just(1),
+    padding=st.sampled_from(["same", "valid"]),
+    upsampling=st.sampled_from(["transposed", "nearest", "bilinear"]),
+)
+sides = st.one_of(st.integers(1, 90), st.sampled_from([1, 2, 31, 97, 127, 128, 129]))
+
+
+@functools.cache
+def footprint_of(unet: UNet) -> tuple[tuple[Layer, ...], Footprint]:
+    return unet.layers(), network_footprint(unet.layers())
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[Layer, ...], Tiling]:
+    """A network with its own halo or a wider one, and any legal grid on any raster."""
+    unet = draw(networks)
+    layers, footprint = footprint_of(unet)
+    if draw(st.booleans()):
+        footprint = network_footprint(layers, max(minimum_halo(layers)) + draw(st.integers(0, 20)))
+    raster = draw(sides), draw(sides)
+    rows, cols = finest_grid(raster, footprint)
+    grid = draw(st.integers(1, min(rows, 9))), draw(st.integers(1, min(cols, 9)))
+    return layers, make_tiling(raster, grid, footprint)
+
+
+@law
+@given(cases())
+def test_cores_cover_every_pixel_once(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    count_HW = np.zeros(tiling.raster, dtype=int)
+    for tile in tiling.tiles:
+        assert Box.of_shape(tiling.raster).contains(tile.core)
+        assert tile.core.area > 0
+        count_HW[tile.core.slices] += 1
+    assert (count_HW == 1).all()
+
+
+@law
+@given(cases())
+def test_core_edges_lie_on_the_alignment_or_the_rasters_end(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    unit = tiling.footprint.alignment
+    for tile in tiling.tiles:
+        for side, end in ((tile.core.row, tiling.raster[0]), (tile.core.col, tiling.raster[1])):
+            assert side.start % unit == 0
+            assert side.stop % unit == 0 or side.stop == end
+
+
+@law
+@given(cases())
+def test_tiles_are_even_to_one_alignment_unit(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    unit = tiling.footprint.alignment
+    for dim, word in ((0, "row"), (1, "col")):
+        units = {round_up(getattr(t.core, word).size, unit) // unit for t in tiling.tiles}
+        assert max(units) - min(units) <= 1
+        assert tiling.core_max[dim] == max(getattr(t.core, word).size for t in tiling.tiles)
+        assert tiling.context_max[dim] == max(getattr(t.context, word).size for t in tiling.tiles)
+
+
+@law
+@given(cases())
+def test_tiles_are_numbered_row_major(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    rows, cols = tiling.grid
+    assert len(tiling) == rows * cols
+    assert [t.index for t in tiling.tiles] == list(range(rows * cols))
+    assert [t.position for t in tiling.tiles] == [divmod(i, cols) for i in range(rows * cols)]
+    assert [t.core for t in tiling.tiles] == sorted(t.core for t in tiling.tiles)
+
+
+def dims(tile: Tile) -> list[tuple[Interval, Interval, Interval, Interval]]:
+    """(core, context, output, core in output) along rows and along columns."""
+    inner = tile.core_in_output
+    return [
+        (tile.core.row, tile.context.row, tile.output.row, inner.row),
+        (tile.core.col, tile.context.col, tile.output.col, inner.col),
+    ]
+
+
+@law
+@given(cases())
+def test_contexts_are_legal_inputs_whose_output_holds_the_core(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    layers, tiling = case
+    for tile in tiling.tiles:
+        for core, context, output, inner in dims(tile):
+            assert output_size(layers, context.size) == output.size
+            assert output.contains(core)
+            assert Interval(0, output.size).contains(inner)
+            assert output.start + inner.start == core.start
+            assert inner.size == core.size
+
+
+@law
+@given(cases())
+def test_a_context_contains_the_receptive_field_of_its_core(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    layers, tiling = case
+    unit = tiling.footprint.alignment
+    for tile in tiling.tiles:
+        for (core, context, output, inner), size in zip(dims(tile), tiling.raster, strict=True):
+            need = required_input(layers, inner).shift(context.start)  # in absolute positions
+            if tiling.footprint.mirror:
+                assert context.contains(need)
+                continue
+            # A padded network pads beyond the extended raster, as it does when it is given the whole of it.
+            extended = Interval(0, round_up(size, unit))
+            assert need == required_input(layers, core)
+            assert context.contains(need.clip(extended))
+            assert extended.contains(context)
+            assert output == context
+
+
+@law
+@given(cases())
+def test_every_tile_sees_the_pooling_grid_of_the_whole_raster(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    whole = make_tiling(tiling.raster, (1, 1), tiling.footprint).tiles[0]
+    for tile in tiling.tiles:
+        for (_, context, _, _), (_, whole_context, _, _) in zip(dims(tile), dims(whole), strict=True):
+            assert (context.start - whole_context.start) % tiling.footprint.alignment == 0
+            assert whole_context.contains(context) or tiling.footprint.mirror
+
+
+@law
+@given(networks, st.tuples(sides, sides))
+def test_a_grid_finer_than_the_alignment_names_both_values(unet: UNet, raster: tuple[int, int]) -> None:
+    _, footprint = footprint_of(unet)
+    rows, cols = finest_grid(raster, footprint)
+    assert len(make_tiling(raster, (rows, 1), footprint)) == rows
+    for grid, side, parts in (((rows + 1, 1), raster[0], rows + 1), ((1, cols + 1), raster[1], cols + 1)):
+        with pytest.raises(GeometryError, match=rf"{parts} tiles along {side} .* alignment of {footprint.alignment} "):
+            make_tiling(raster, grid, footprint)
+
+
+@law
+@given(cases())
+def test_context_sizes_are_those_of_the_tiles(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+    _, tiling = case
+    rows = context_sizes(tiling.raster[0], tiling.grid[0], tiling.footprint)
+    cols = context_sizes(tiling.raster[1], tiling.grid[1], tiling.footprint)
+    assert [(row, col) for row in rows for col in cols] == [t.context.shape for t in tiling.tiles]
+
+
+@pytest.mark.parametrize("raster", [(0, 10), (10, 0), (-1, 10)])
+def test_an_empty_raster_is_refused(raster: tuple[int, int]) -> None:
+    with pytest.raises(GeometryError, match=f"raster has {min(raster)} "):
+        make_tiling(raster, (1, 1), Footprint(16, 96, 96))
+
+
+@pytest.mark.parametrize("grid", [(0, 1), (1, 0), (2, -1)])
+def test_an_empty_grid_is_refused(grid: tuple[int, int]) -> None:
+    with pytest.raises(GeometryError, match=f"grid has {min(grid)} tiles"):
+        make_tiling((100, 100), grid, Footprint(16, 96, 96))
+
+
+def test_the_papers_raster() -> None:
+    tiling = make_tiling((10000, 10000), (8, 8), network_footprint(UNet(levels=5).layers()))
+    assert tiling.core_max == (1264, 1264)
+    assert tiling.context_max == (1440, 1440)
