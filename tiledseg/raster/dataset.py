@@ -106,8 +106,9 @@ class Normalizer:
 
     def __call__(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray:
         x_CHW = pixels_CHW.astype(self._working)
-        x_CHW -= self._mean_C11
-        x_CHW /= self._std_C11
+        with np.errstate(over="ignore", invalid="ignore"):  # nodata values such as -3e38, set to 0 below
+            x_CHW -= self._mean_C11
+            x_CHW /= self._std_C11
         if not valid_HW.all():
             x_CHW[:, ~valid_HW] = 0
         return x_CHW.astype(self._dtype, copy=False)

@@ -24,7 +24,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.sources import gdal_path, is_remote
+from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.truncation import check_complete
 from tiledseg.raster.validity import as_stored, valid_pixels
 
@@ -43,7 +43,7 @@ class GdalReader(RasterReader):
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._closed = False
-        if not is_remote(path) and not os.path.exists(path):
+        if not is_named(path) and not os.path.exists(path):
             raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
         with self._handle() as dataset:
             check_complete(path, dataset)

@@ -36,8 +36,8 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
     grid = f"[{tiling.grid[0]},{tiling.grid[1]}]"
     return (
         f"{info.path} is stored in {kind} of {rows} x {cols} px: each context of grid {grid} decodes "
-        f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with `python -m tiledseg.tile --images {info.path}"
-        f" --grid {grid} --output tiles.h5`"
+        f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
+        f"`python -m tiledseg.tile --images {info.path} --grid {grid} --output tiles.h5`"
     )
 
 

@@ -16,7 +16,7 @@ _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
     """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
 
-    A URL or a `/vsi...` path stands for itself, and so does a file whose own name holds `*`, `?` or `[`. `key` (such as
+    A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or `[`. `key` (such as
     "data.images") is what error messages name. Raises RasterError for no pattern at all, a glob that matches nothing, a
     missing file, a folder, and for a path that occurs twice.
     """
@@ -25,7 +25,7 @@ def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
     paths = [path for pattern in patterns for path in _expand(os.fspath(pattern), key)]
     first: dict[str, int] = {}
     for at, path in enumerate(paths):
-        same = path if is_remote(path) else os.path.realpath(path)
+        same = path if is_named(path) else os.path.realpath(path)
         if same in first:
             raise RasterError(f"{key} holds {path} twice, at positions {first[same]} and {at}; remove one")
         first[same] = at
@@ -46,6 +46,11 @@ def is_remote(path: str) -> bool:
     return path.startswith("/vsi") or _URL.fullmatch(path) is not None
 
 
+def is_named(path: str) -> bool:
+    """Whether the path is no file's: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
+    return is_remote(path) or re.match(r"\w{2,}:", path) is not None
+
+
 def gdal_path(path: str) -> str:
     """The path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
     match = _URL.fullmatch(path)
@@ -57,7 +62,7 @@ def gdal_path(path: str) -> str:
 
 
 def _expand(pattern: str, key: str) -> list[str]:
-    if is_remote(pattern):
+    if is_named(pattern):
         return [pattern]
     if os.path.isdir(pattern):
         raise RasterError(f"{key}: {pattern} is a folder; give its files, as in '{os.path.join(pattern, '*.tif')}'")

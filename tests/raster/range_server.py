@@ -1,0 +1,42 @@
+"""Serves a folder with byte ranges, as S3 and any web server for COGs do: `range_server.py FOLDER` prints its port.
+
+A process of its own, since GDAL waits for an answer without letting other Python threads run.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import re
+import sys
+from pathlib import Path
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """GET with a Range header; HEAD as it comes."""
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path.split("?")[0]))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        first, last = 0, len(data) - 1
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(match[1]), min(int(match[2] or last), last)
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(last - first + 1))
+        self.end_headers()
+        self.wfile.write(data[first : last + 1])
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Ranges, directory=sys.argv[1])) as server:
+        print(server.server_port, flush=True)
+        server.serve_forever()

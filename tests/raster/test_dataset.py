@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from numpy.typing import NDArray
+
+from tiledseg.errors import LabelError, RasterError
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.raster import dataset as dataset_module
+from tiledseg.raster.dataset import Dataset, Normalizer
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.reader import RasterReader, open_raster
+from tiledseg.raster.statistics import Normalization
+
+SHAPE = (70, 90)
+NORMALIZATION = Normalization((100.0, 50.5, 3.0), (40.0, 17.3, 1.0))
+CLASSES = LabelMap.from_config(4, 255)
+FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 10, mirror=True)}
+
+
+def write(path: Path, pixels_CHW: NDArray, **options: Any) -> str:
+    count, height, width = pixels_CHW.shape
+    with rasterio.open(
+        path,
+        "w",
+        driver="GTiff",
+        count=count,
+        height=height,
+        width=width,
+        dtype=pixels_CHW.dtype,
+        photometric="minisblack",
+        **options,
+    ) as file:
+        file.write(pixels_CHW)
+    return str(path)
+
+
+def image(dtype: str = "uint8", seed: int = 0) -> NDArray:
+    pixels_CHW = np.random.default_rng(seed).integers(1, 255, (3, *SHAPE)).astype(dtype)
+    pixels_CHW[:, :20, :30] = 0
+    return pixels_CHW
+
+
+def labels() -> NDArray:
+    classes_KHW = np.random.default_rng(9).integers(0, 4, (1, *SHAPE)).astype(np.uint8)
+    classes_KHW[0, 40:, :7] = 255
+    return classes_KHW
+
+
+def tiling(grid: tuple[int, int] = (3, 2), footprint: str = "clipped", shape: tuple[int, int] = SHAPE) -> Tiling:
+    return make_tiling(shape, grid, FOOTPRINTS[footprint])
+
+
+def open_pair(folder: Path, dtype: str = "uint8") -> tuple[RasterReader, RasterReader]:
+    nodata = open_raster(write(folder / "image.tif", image(dtype), nodata=0))
+    return nodata, open_raster(write(folder / "labels.tif", labels()))
+
+
+def expected(dtype: str, working: str, out: str) -> tuple[NDArray, NDArray]:
+    """x and y of the whole raster, and of its mirrored surroundings 40 pixels a side."""
+    pad = ((0, 0), (40, 40), (40, 40))
+    pixels_CHW = np.pad(image(dtype), pad, mode="symmetric")
+    mean, std = (np.array(v, working)[:, None, None] for v in (NORMALIZATION.mean, NORMALIZATION.std))
+    x_CHW = ((pixels_CHW.astype(working) - mean) / std).astype(out)
+    invalid_HW = (pixels_CHW == 0).all(0) if dtype == "uint8" else (pixels_CHW == 0).any(0)
+    x_CHW[:, invalid_HW] = 0
+    y_HW = np.where(invalid_HW[40:-40, 40:-40], 255, labels()[0])
+    return x_CHW, y_HW
+
+
+@pytest.mark.parametrize("footprint", FOOTPRINTS)
+@pytest.mark.parametrize(
+    ("dtype", "working", "out"),
+    [
+        ("uint8", "float32", "float32"),
+        ("uint8", "float64", "float64"),
+        ("float32", "float32", "float32"),
+        ("int32", "float64", "float32"),
+    ],
+)
+def test_every_tile_is_a_window_of_the_one_normalised_raster(
+    tmp_path: Path, footprint: str, dtype: str, working: str, out: str
+) -> None:
+    image_reader, label_reader = open_pair(tmp_path, dtype)
+    cut = tiling(footprint=footprint)
+    data = Dataset([image_reader], [label_reader], [cut], CLASSES, NORMALIZATION, dtype=out)
+    x_CHW, y_HW = expected(dtype, working, out)
+    assert data.tiles_per_image == (6,)
+    for index, tile in enumerate(cut.tiles):
+        sample = data.load(0, index)
+        assert (sample.image, sample.tile) == (0, tile)
+        assert sample.x_CHW.dtype == np.dtype(out)
+        np.testing.assert_array_equal(sample.x_CHW, x_CHW[:, *tile.context.shift(40, 40).slices])
+        assert sample.y_HW is not None
+        np.testing.assert_array_equal(sample.y_HW, y_HW[tile.core.slices])
+        assert sample.valid_HW.shape == tile.core.shape
+    data.close()
+
+
+def test_loads_the_same_through_prefetch_threads_and_few_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_module, "OPEN_RASTERS", 3)
+    readers = [open_raster(write(tmp_path / f"{i}.tif", image(seed=i))) for i in range(8)]
+    data = Dataset(readers, None, [tiling()] * 8, None, NORMALIZATION)
+    pairs = [(i, t) for t in range(6) for i in range(8)]
+    alone = [data.load(*pair).x_CHW for pair in pairs]
+    before = len(os.listdir("/proc/self/fd"))
+    together = list(prefetch(pairs, lambda pair: data.load(*pair).x_CHW, threads=3, depth=4))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert len(os.listdir("/proc/self/fd")) <= before + 9
+    assert data.load(0, 0).y_HW is None
+    data.close()
+
+
+def test_huge_nodata_values_leave_no_trace_and_no_warning() -> None:
+    lowest = np.finfo(np.float32).min
+    pixels_CHW = np.array([[[lowest, np.nan, np.inf, 7]]], np.float32)
+    normalize = Normalizer(Normalization((5.0,), (0.01,)), "float32", "float32")
+    x_CHW = normalize(pixels_CHW, np.array([[False, False, False, True]]))
+    np.testing.assert_allclose(x_CHW, [[[0, 0, 0, 200]]])
+
+
+class TestRefuses:
+    def test_a_tiling_of_another_size(self, tmp_path: Path) -> None:
+        reader, _ = open_pair(tmp_path)
+        with pytest.raises(RasterError, match=r"\(70, 90\) but its tiling is of \(64, 90\)"):
+            Dataset([reader], None, [tiling(shape=(64, 90))], None, NORMALIZATION)
+
+    def test_other_bands_than_the_statistics(self, tmp_path: Path) -> None:
+        open_pair(tmp_path)
+        with pytest.raises(RasterError, match=r"normalisation has 3 bands but .*image.tif has 2"):
+            Dataset([open_raster(str(tmp_path / "image.tif"), [1, 2])], None, [tiling()], None, NORMALIZATION)
+
+    def test_counts_that_differ(self, tmp_path: Path) -> None:
+        pair = open_pair(tmp_path)
+        with pytest.raises(RasterError, match="2 images, 1 tilings, 1 labels"):
+            Dataset([pair[0]] * 2, [pair[1]], [tiling()], CLASSES, NORMALIZATION)
+        with pytest.raises(RasterError, match="without images"):
+            Dataset([], None, [], None, NORMALIZATION)
+
+    def test_labels_without_classes(self, tmp_path: Path) -> None:
+        pair = open_pair(tmp_path)
+        with pytest.raises(RasterError, match="go together"):
+            Dataset([pair[0]], [pair[1]], [tiling()], None, NORMALIZATION)
+
+    def test_labels_of_another_size(self, tmp_path: Path) -> None:
+        reader, _ = open_pair(tmp_path)
+        small = open_raster(write(tmp_path / "small.tif", labels()[:, :60]))
+        with pytest.raises(RasterError, match="differ in size: 70 x 90 px against 60 x 90 px"):
+            Dataset([reader], [small], [tiling()], CLASSES, NORMALIZATION)
+
+    def test_a_label_outside_the_classes_with_its_place_in_the_raster(self, tmp_path: Path) -> None:
+        reader, _ = open_pair(tmp_path)
+        wrong = labels()
+        wrong[0, 50, 60] = 9
+        data = Dataset(
+            [reader], [open_raster(write(tmp_path / "wrong.tif", wrong))], [tiling()], CLASSES, NORMALIZATION
+        )
+        with pytest.raises(LabelError, match=r"wrong.tif holds value 9 at \(row 50, col 60\)"):
+            [data.load(0, tile) for tile in range(6)]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.layout import layout_warning, read_amplification
+
+INFO = RasterInfo("big.tif", 10000, 10000, 4, "uint8", block_shape=(512, 512), driver="GTiff")
+TILING = make_tiling(INFO.shape, (8, 8), Footprint(16, 96, 96))
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    st.booleans(),
+)
+def test_amplification_counts_the_pixels_of_every_touched_block(
+    shape: tuple[int, int], block: tuple[int, int], sequential: bool
+) -> None:
+    info = RasterInfo("a", *shape, 1, "uint8", block_shape=block, sequential=sequential)
+    tiling = make_tiling(shape, (min(2, -(-shape[0] // 4)), 1), Footprint(4, 4, 4))
+    decoded = asked = 0
+    for tile in tiling.tiles:
+        inside = [
+            (r, c)
+            for r in range(max(0, tile.context.row.start), min(shape[0], tile.context.row.stop))
+            for c in range(max(0, tile.context.col.start), min(shape[1], tile.context.col.stop))
+        ]
+        asked += len(inside)
+        touched = {(r // block[0], c // block[1]) for r, c in inside}
+        if sequential:
+            touched |= {(r, c) for last, c in touched for r in range(last)}
+        decoded += sum(
+            min(block[0], shape[0] - r * block[0]) * min(block[1], shape[1] - c * block[1]) for r, c in touched
+        )
+    assert read_amplification(info, tiling) == pytest.approx(decoded / asked)
+
+
+def test_warns_of_strips_huge_blocks_and_sequential_files_but_not_of_tiles() -> None:
+    assert layout_warning(INFO, TILING) is None
+    assert layout_warning(replace(INFO, block_shape=(256, 256)), TILING) is None
+    strips = layout_warning(replace(INFO, block_shape=(1, 10000)), TILING)
+    assert strips
+    for words in ("big.tif", "1 x 10000 px", "decodes 7.", "tiledseg.tile --images big.tif --grid [8,8]"):
+        assert words in strips
+    assert "\n" not in strips
+    assert "decodes 49.7" in str(layout_warning(replace(INFO, block_shape=(10000, 10000)), TILING))
+    png = replace(INFO, block_shape=(1, 10000), driver="PNG", sequential=True)
+    assert "PNG rows, decoded from the top" in str(layout_warning(png, TILING))
+
+
+def test_a_raster_of_one_tile_is_never_badly_blocked() -> None:
+    whole = make_tiling(INFO.shape, (1, 1), Footprint(16, 96, 96))
+    assert layout_warning(replace(INFO, block_shape=(1, 10000)), whole) is None

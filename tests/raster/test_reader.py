@@ -1,0 +1,339 @@
+"""The reader interface over GDAL: pixels, validity, mirroring, bands, threads, URLs and bad files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster.reader import open_raster
+
+KINDS: dict[str, dict[str, Any]] = {
+    "strips": {"driver": "GTiff"},
+    "deflate": {"driver": "GTiff", "compress": "deflate", "tiled": True, "blockxsize": 16, "blockysize": 32},
+    "zstd": {"driver": "GTiff", "compress": "zstd", "tiled": True, "blockxsize": 32, "blockysize": 16},
+    "band": {"driver": "GTiff", "interleave": "band", "tiled": True, "blockxsize": 16, "blockysize": 16},
+    "cog": {"driver": "COG"},
+    "png": {"driver": "PNG"},
+}
+
+
+def random_pixels(shape: tuple[int, int, int], dtype: str = "uint8", seed: int = 0) -> NDArray:
+    return np.random.default_rng(seed).integers(0, 200, shape).astype(dtype)
+
+
+def write(path: Path, pixels_CHW: NDArray, driver: str = "GTiff", **options: Any) -> str:
+    count, height, width = pixels_CHW.shape
+    if driver == "GTiff":
+        options.setdefault("photometric", "minisblack")
+    with rasterio.open(
+        path, "w", driver=driver, count=count, height=height, width=width, dtype=pixels_CHW.dtype, **options
+    ) as file:
+        file.write(pixels_CHW)
+    return str(path)
+
+
+def whole(pixels_CHW: NDArray) -> Box:
+    return Box.of_shape(pixels_CHW.shape[1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_any_window_of_any_kind(tmp_path: Path, kind: str) -> None:
+    pixels_CHW = random_pixels((3, 70, 90))
+    with open_raster(write(tmp_path / "a", pixels_CHW, **KINDS[kind])) as reader:
+        assert (reader.info.shape, reader.info.bands, reader.info.dtype) == ((70, 90), 3, "uint8")
+        for box in (whole(pixels_CHW), Box(Interval(3, 41), Interval(17, 90)), Box(Interval(69, 70), Interval(0, 1))):
+            found_CHW, valid_HW = reader.read(box)
+            np.testing.assert_array_equal(found_CHW, pixels_CHW[:, *box.slices])
+            assert valid_HW.shape == box.shape
+            assert valid_HW.dtype == np.bool_
+            assert valid_HW.all()
+
+
+def test_reads_jpeg_as_gdal_does(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jpg", random_pixels((3, 40, 50)), driver="JPEG")
+    with rasterio.open(path) as dataset, open_raster(path) as reader:
+        found_CHW, _ = reader.read(Box(Interval(5, 20), Interval(6, 50)))
+        np.testing.assert_array_equal(found_CHW, dataset.read()[:, 5:20, 6:])
+        assert reader.info.sequential
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"]
+)
+def test_keeps_the_dtype(tmp_path: Path, dtype: str) -> None:
+    pixels_CHW = random_pixels((2, 9, 11)).astype(dtype)
+    with open_raster(write(tmp_path / "a.tif", pixels_CHW)) as reader:
+        found_CHW, _ = reader.read(whole(pixels_CHW))
+        assert found_CHW.dtype == np.dtype(dtype) == reader.info.dtype
+        np.testing.assert_array_equal(found_CHW, pixels_CHW)
+
+
+@settings(derandomize=True, max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    st.tuples(st.integers(-40, 40), st.integers(1, 60)),
+    st.tuples(st.integers(-40, 40), st.integers(1, 60)),
+)
+def test_beyond_the_raster_is_numpys_symmetric_padding(
+    tmp_path: Path, shape: tuple[int, int], rows: tuple[int, int], cols: tuple[int, int]
+) -> None:
+    """Pixels and validity, at any distance, also of rasters far smaller than the reach."""
+    pixels_CHW = random_pixels((2, *shape), "int16")
+    path = tmp_path / f"{shape[0]}x{shape[1]}.tif"
+    if not path.exists():
+        write(path, pixels_CHW, nodata=int(pixels_CHW[0, 0, 0]))
+    box = Box(Interval(rows[0], rows[0] + rows[1]), Interval(cols[0], cols[0] + cols[1]))
+    pad = 120
+    symmetric = np.pad(pixels_CHW, ((0, 0), (pad, pad), (pad, pad)), mode="symmetric")
+    expected_CHW = symmetric[:, *box.shift(pad, pad).slices]
+    with open_raster(str(path)) as reader:
+        found_CHW, valid_HW = reader.read(box)
+    np.testing.assert_array_equal(found_CHW, expected_CHW)
+    np.testing.assert_array_equal(valid_HW, (expected_CHW != pixels_CHW[0, 0, 0]).all(0))
+
+
+def test_bands_are_selected_in_the_order_asked(tmp_path: Path) -> None:
+    pixels_CHW = random_pixels((4, 8, 8))
+    with open_raster(write(tmp_path / "a.tif", pixels_CHW), bands=[3, 1]) as reader:
+        assert reader.info.bands == 2
+        assert reader.info.band_numbers == (3, 1)
+        np.testing.assert_array_equal(reader.read(whole(pixels_CHW))[0], pixels_CHW[[2, 0]])
+
+
+def test_alpha_is_validity_unless_asked_for_as_data(tmp_path: Path) -> None:
+    pixels_CHW = random_pixels((4, 20, 20))
+    pixels_CHW[3] = np.where(np.arange(20) < 5, 0, 255)
+    pixels_CHW[3, 0, 7] = 1
+    path = write(tmp_path / "a.tif", pixels_CHW, photometric="rgb", alpha="yes")
+    with open_raster(path) as reader:
+        assert (reader.info.bands, reader.info.has_mask) == (3, True)
+        assert "band 4 is marked as alpha" in reader.info.notes[0]
+        found_CHW, valid_HW = reader.read(whole(pixels_CHW))
+        np.testing.assert_array_equal(found_CHW, pixels_CHW[:3])
+        np.testing.assert_array_equal(valid_HW, pixels_CHW[3] > 0)
+    with open_raster(path, bands=[4, 1, 2]) as reader:
+        assert reader.info.notes == ()
+        found_CHW, valid_HW = reader.read(whole(pixels_CHW))
+        np.testing.assert_array_equal(found_CHW, pixels_CHW[[3, 0, 1]])
+        assert valid_HW.all()
+
+
+@pytest.mark.parametrize("internal", [True, False])
+def test_a_mask_of_the_file_or_beside_it_is_validity(tmp_path: Path, internal: bool) -> None:
+    mask_HW = (np.arange(20) % 3 > 0) * np.ones((10, 1), bool)
+    path = tmp_path / "a.tif"
+    with (
+        rasterio.Env(GDAL_TIFF_INTERNAL_MASK=internal),
+        rasterio.open(path, "w", driver="GTiff", count=2, height=10, width=20, dtype="uint8") as file,
+    ):
+        file.write(random_pixels((2, 10, 20)))
+        file.write_mask(mask_HW)
+    assert (tmp_path / "a.tif.msk").exists() != internal
+    with open_raster(str(path)) as reader:
+        assert reader.info.has_mask
+        np.testing.assert_array_equal(reader.read(Box(Interval(2, 9), Interval(1, 20)))[1], mask_HW[2:9, 1:])
+
+
+def test_nodata_in_every_band_of_an_unsigned_raster_in_any_band_of_others(tmp_path: Path) -> None:
+    pixels_CHW = np.array([[[0, 0, 5]], [[0, 7, 5]]])
+    for dtype, expected in (("uint8", [False, True, True]), ("int16", [False, False, True])):
+        with open_raster(write(tmp_path / f"{dtype}.tif", pixels_CHW.astype(dtype), nodata=0)) as reader:
+            assert reader.info.nodata == 0
+            assert reader.read(Box.of_shape((1, 3)))[1][0].tolist() == expected
+    with open_raster(str(tmp_path / "uint8.tif"), nodata=5) as reader:
+        assert reader.info.nodata == 5
+        assert reader.read(Box.of_shape((1, 3)))[1][0].tolist() == [True, True, False]
+
+
+def test_nan_infinity_and_a_float_nodata_are_invalid(tmp_path: Path) -> None:
+    lowest = float(np.finfo(np.float32).min)
+    pixels_CHW = np.array([[[1, np.nan, np.inf, 2, 3]], [[1, 1, 1, lowest, 4]]], np.float32)
+    with open_raster(write(tmp_path / "a.tif", pixels_CHW, nodata=lowest)) as reader:
+        assert reader.read(Box.of_shape((1, 5)))[1][0].tolist() == [True, False, False, False, True]
+
+
+def test_a_nodata_value_that_the_dtype_cannot_hold(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", random_pixels((1, 4, 4)))
+    with pytest.raises(RasterError, match=r"data.nodata is -9999, which uint8 pixels of .*a.tif cannot hold"):
+        open_raster(path, nodata=-9999)
+
+
+def test_threads_read_at_once_and_handles_do_not_pile_up(tmp_path: Path) -> None:
+    pixels_CHW = random_pixels((3, 256, 256))
+    path = write(tmp_path / "a.tif", pixels_CHW, tiled=True, blockxsize=32, blockysize=32, compress="deflate")
+    reader = open_raster(path)
+
+    def check(seed: int) -> bool:
+        row, col = np.random.default_rng(seed).integers(0, 200, 2)
+        box = Box(Interval(row, row + 56), Interval(col, col + 40))
+        return bool((reader.read(box)[0] == pixels_CHW[:, *box.slices]).all())
+
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):  # pools of threads come and go, as with each epoch
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(check, range(100)))
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    reader.release()
+    assert check(1)
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) < before + 1
+    with pytest.raises(RasterError, match="after its reader was closed"):
+        check(2)
+
+
+def test_an_empty_box_is_an_error(tmp_path: Path) -> None:
+    with (
+        open_raster(write(tmp_path / "a.tif", random_pixels((1, 4, 4)))) as reader,
+        pytest.raises(RasterError, match="empty box"),
+    ):
+        reader.read(Box(Interval(1, 1), Interval(0, 4)))
+
+
+def test_a_palette_is_handed_out_with_its_indices(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    colours = {0: (255, 0, 0, 255), 1: (0, 0, 255, 255)}
+    with rasterio.open(path, "w", driver="PNG", count=1, height=2, width=2, dtype="uint8") as file:
+        file.write(np.array([[[0, 1], [1, 0]]], np.uint8))
+        file.write_colormap(1, colours)
+    with open_raster(str(path)) as reader:
+        assert dict(reader.info.palette or ())[1] == colours[1]
+        assert reader.read(Box.of_shape((2, 2)))[0].tolist() == [[[0, 1], [1, 0]]]
+
+
+class TestBadFiles:
+    def message(self, path: str | Path, **options: Any) -> str:
+        with pytest.raises(RasterError) as error:
+            open_raster(str(path), **options)
+        text = str(error.value)
+        assert "\n" not in text
+        return text
+
+    def test_missing(self, tmp_path: Path) -> None:
+        assert "b.tif does not exist" in self.message(tmp_path / "b.tif")
+
+    def test_not_a_raster(self, tmp_path: Path) -> None:
+        (tmp_path / "b.tif").write_text("hello")
+        assert "b.tif" in self.message(tmp_path / "b.tif")
+
+    def test_empty_file(self, tmp_path: Path) -> None:
+        (tmp_path / "b.tif").touch()
+        assert "cannot open" in self.message(tmp_path / "b.tif")
+
+    @pytest.mark.parametrize("kind", ["strips", "deflate", "zstd", "band", "cog", "png"])
+    @pytest.mark.parametrize("share", [0.5, 0.99])
+    def test_truncated_is_found_when_opened(self, tmp_path: Path, kind: str, share: float) -> None:
+        path = Path(write(tmp_path / "a", random_pixels((3, 200, 200)), **KINDS[kind]))
+        data = path.read_bytes()
+        (tmp_path / "cut").write_bytes(data[: int(share * len(data))])
+        assert re.search(r"cut is truncated|cannot open .*cut", self.message(tmp_path / "cut"))
+
+    def test_a_truncated_jpeg_is_found_when_read(self, tmp_path: Path) -> None:
+        path = Path(write(tmp_path / "a.jpg", random_pixels((3, 200, 200)), driver="JPEG"))
+        path.write_bytes(path.read_bytes()[:9000])
+        with (
+            open_raster(str(path)) as reader,
+            pytest.raises(RasterError, match=r"cannot read rows 0:200, columns 0:200 of .*a.jpg: .*truncated"),
+        ):
+            reader.read(Box.of_shape((200, 200)))
+
+    def test_a_damaged_block_names_the_file_and_the_window(self, tmp_path: Path) -> None:
+        path = Path(write(tmp_path / "a.tif", random_pixels((1, 64, 64)), **KINDS["deflate"]))
+        with rasterio.open(path) as dataset:
+            offset = int(dataset.get_tag_item("BLOCK_OFFSET_1_1", "TIFF", bidx=1))
+        data = bytearray(path.read_bytes())
+        data[offset : offset + 50] = b"\xff" * 50
+        path.write_bytes(data)
+        with open_raster(str(path)) as reader:
+            reader.read(Box.of_shape((16, 16)))
+            with pytest.raises(RasterError, match=r"cannot read rows 32:64, columns 0:64 of .*a.tif: ") as error:
+                reader.read(Box(Interval(32, 64), Interval(0, 64)))
+        assert "\n" not in str(error.value)
+
+    def test_complex(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.tif", random_pixels((1, 4, 4), "complex64"))
+        assert "holds complex64 pixels" in self.message(path)
+
+    def test_bands_outside(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.tif", random_pixels((3, 4, 4)))
+        assert "asks for band 4, but" in self.message(path, bands=[1, 4])
+        assert "has bands 1 to 3" in self.message(path, bands=[0])
+        assert "empty list" in self.message(path, bands=[])
+        assert "twice" in self.message(path, bands=[2, 2])
+
+    def test_mixed_dtypes(self, tmp_path: Path) -> None:
+        paths = [write(tmp_path / f"{dtype}.tif", random_pixels((1, 4, 4), dtype)) for dtype in ("uint8", "float32")]
+        bands = "".join(
+            f'<VRTRasterBand dataType="{dtype}" band="{i}"><SimpleSource><SourceFilename>{path}</SourceFilename>'
+            f"<SourceBand>1</SourceBand></SimpleSource></VRTRasterBand>"
+            for i, (dtype, path) in enumerate(zip(("Byte", "Float32"), paths, strict=True), start=1)
+        )
+        mixed = tmp_path / "mixed.vrt"
+        mixed.write_text(f'<VRTDataset rasterXSize="4" rasterYSize="4">{bands}</VRTDataset>')
+        assert "mixes dtypes uint8, float32" in self.message(mixed)
+
+    def test_zero_bands(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.nc"
+        with h5py.File(path, "w") as file:
+            file["one"] = file["two"] = random_pixels((1, 8, 8))[0]
+        text = self.message(path)
+        assert "has 0 bands" in text
+        name = re.search(r"\w+:\S+:\S*one", text)
+        assert name
+        with open_raster(name[0]) as reader:
+            assert reader.info.shape == (8, 8)
+
+
+def test_opening_a_raster_without_georeferencing_prints_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", random_pixels((1, 4, 4)))
+    code = f"from tiledseg.raster.reader import open_raster; open_raster({path!r}).close()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "bucket").mkdir()
+    command = [sys.executable, str(Path(__file__).with_name("range_server.py")), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        yield f"127.0.0.1:{serving.stdout.readline().strip()}"
+        serving.kill()
+
+
+def test_reads_over_http_and_s3(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels_CHW = random_pixels((3, 300, 300))
+    write(tmp_path / "bucket" / "a.tif", pixels_CHW, tiled=True, blockxsize=64, blockysize=64)
+    for key, value in {
+        "AWS_S3_ENDPOINT": server,
+        "AWS_HTTPS": "NO",
+        "AWS_VIRTUAL_HOSTING": "FALSE",
+        "AWS_NO_SIGN_REQUEST": "YES",
+        "no_proxy": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(key, value)
+    box = Box(Interval(-5, 100), Interval(200, 310))
+    expected_CHW = np.pad(pixels_CHW, ((0, 0), (5, 0), (0, 10)), mode="symmetric")[:, :105, 200:]
+    for url in (f"http://{server}/bucket/a.tif", "s3://bucket/a.tif", "/vsis3/bucket/a.tif"):
+        with open_raster(url) as reader:
+            assert reader.info.path == url
+            np.testing.assert_array_equal(reader.read(box)[0], expected_CHW)
+    with pytest.raises(RasterError, match=r"cannot open http://.*/none.tif"):
+        open_raster(f"http://{server}/bucket/none.tif")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tiledseg.errors import RasterError
+from tiledseg.raster import statistics
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.statistics import Normalization, finish, measure, merge, partial_sums, statistics_blocks
+
+law = settings(derandomize=True, max_examples=60, deadline=None)
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+
+
+def random_pixels(dtype: str, seed: int, shape: tuple[int, int, int]) -> NDArray:
+    generator = np.random.default_rng(seed)
+    if dtype.startswith("float"):
+        return (generator.normal(1e4, 3, shape)).astype(dtype)
+    limits = np.iinfo(dtype)
+    return generator.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
+
+
+@law
+@given(st.sampled_from(DTYPES), st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_any_split_gives_the_same_bits_as_the_exact_moments(dtype: str, seed: int, parts: int) -> None:
+    pixels_CHW = random_pixels(dtype, seed, (2, 30, 7))
+    valid_HW = np.random.default_rng(seed).random((30, 7)) < 0.8
+    valid_HW[0, 0] = True
+    blocks = [partial_sums(pixels_CHW[:, r : r + 5], valid_HW[r : r + 5]) for r in range(0, 30, 5)]
+    one = finish(merge(blocks))
+    shares = [merge(blocks[i::parts]) for i in range(parts)]
+    assert finish(merge(reversed(shares))) == one
+    for band, mean, std in zip(pixels_CHW, one.mean, one.std, strict=True):
+        values = [int(v) for v in band[valid_HW]] if band.dtype.kind in "iu" else [float(v) for v in band[valid_HW]]
+        exact = sum(values) / len(values)
+        spread = (sum((v - exact) ** 2 for v in values) / len(values)) ** 0.5 or 1.0
+        assert mean == pytest.approx(exact, rel=1e-12, abs=1e-6 * spread)
+        assert std == pytest.approx(spread, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_any_number_of_ranks_gives_the_same_bits(tmp_path: object, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "BLOCK_SHAPE", (16, 24))
+    readers = []
+    every = []
+    for i, shape in enumerate([(3, 50, 61), (3, 33, 100)]):
+        pixels_CHW = random_pixels(dtype, i, shape)
+        every.append(pixels_CHW.reshape(3, -1).astype(float))
+        path = f"{tmp_path}/{i}.tif"
+        with rasterio.open(
+            path, "w", driver="GTiff", count=3, height=shape[1], width=shape[2], dtype=dtype, photometric="minisblack"
+        ) as file:
+            file.write(pixels_CHW)
+        readers.append(open_raster(path))
+    infos = [reader.info for reader in readers]
+    one = finish(measure(readers, statistics_blocks(infos)))
+    for size in (2, 3, 50):
+        shares = [measure(readers, statistics_blocks(infos, rank, size)) for rank in range(size)]
+        assert finish(merge(shares)) == one
+    together = np.concatenate(every, axis=1)
+    assert one.mean == pytest.approx(together.mean(1), rel=1e-12)
+    assert one.std == pytest.approx(together.std(1), rel=1e-9)
+
+
+def test_the_shares_of_the_ranks_are_the_blocks() -> None:
+    infos = [RasterInfo("a", 5000, 9000, 1, "uint8"), RasterInfo("b", 3, 4, 1, "uint8")]
+    every = statistics_blocks(infos)
+    assert sum(block.box.area for block in every) == 5000 * 9000 + 12
+    for size in (1, 3, 7, 100):
+        assert sum((statistics_blocks(infos, rank, size) for rank in range(size)), ()) == every
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("uint16", 7), ("float32", 0.1), ("float64", 1e5 / 3)])
+def test_a_constant_band_gets_std_one_and_a_warning(dtype: str, value: float) -> None:
+    pixels_CHW = np.stack([np.full((31, 17), value, dtype), np.arange(31 * 17).reshape(31, 17).astype(dtype)])
+    found = finish(merge([partial_sums(pixels_CHW[:, i : i + 1], np.ones((1, 17), bool)) for i in range(31)]))
+    assert found.constant == (0,)
+    assert found.std[0] == 1.0
+    assert found.mean[0] == pytest.approx(float(pixels_CHW[0, 0, 0]))
+    assert "band 1" in found.warnings()[0]
+    assert Normalization.identity(2).warnings() == ()
+
+
+def test_no_valid_pixel_is_an_error() -> None:
+    with pytest.raises(RasterError, match="no valid pixel"):
+        finish(partial_sums(np.zeros((1, 2, 2), np.uint8), np.zeros((2, 2), bool)))
+    with pytest.raises(RasterError, match="no valid pixel"):
+        finish(partial_sums(np.zeros((1, 2, 2), np.float32), np.zeros((2, 2), bool)))
+
+
+def test_images_of_different_kinds_are_an_error_that_shows_both() -> None:
+    three, four = RasterInfo("a.tif", 5, 5, 3, "uint8"), RasterInfo("b.tif", 5, 5, 4, "uint8")
+    with pytest.raises(RasterError, match=r"a.tif and b.tif differ in bands: 3 against 4"):
+        statistics.check_alike([three, four])
+    with pytest.raises(RasterError, match=r"dtype: uint8 against uint16"):
+        statistics.check_alike([three, RasterInfo("c.tif", 5, 5, 3, "uint16")])
