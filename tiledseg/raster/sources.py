@@ -16,9 +16,9 @@ _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
     """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
 
-    A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or `[`. `key` (such as
-    "data.images") is what error messages name. Raises RasterError for no pattern at all, a glob that matches nothing, a
-    missing file, a folder, and for a path that occurs twice.
+    A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
+    `[`. `key` (such as "data.images") is what error messages name. Raises RasterError for no pattern at all, a glob
+    that matches nothing, a missing file, a folder, and for a path that occurs twice.
     """
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, glob or URL")
