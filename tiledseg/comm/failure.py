@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
 
@@ -85,9 +88,16 @@ def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
     if launch.is_root:
         report(error)
         return
-    time.sleep(GRACE_SECONDS)
+    _wait_to_be_ended(exit_code(error))
     if not isinstance(error, KeyboardInterrupt):
         report(error, speaker(launch, host))
+
+
+def _wait_to_be_ended(code: int) -> None:
+    """Waits for the launcher's signal and leaves with `code`, not with the signal's: srun returns the largest code."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(GRACE_SECONDS)
 
 
 def speaker(launch: Launch, host: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 
 # Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(hours=2)
+_HEAD_START_SECONDS = 1.0
 
 
 def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> int:
-    """Starts the mesh, calls `body` on every rank, and returns the job's exit code on every rank. Collective.
+    """Starts the mesh, calls `body` on every rank, and returns the code that this process exits with. Collective.
 
-    The code is the largest that a body returned (None is 0). Where a body raises, the whole job ends within seconds:
-    an error that all ranks agreed on is printed by rank 0 and returned as a code; any other is printed by its rank, and
-    the process ends here, with all others. Codes: 2 for InputError, 130 for an interrupt, 1 otherwise.
+    The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
+    0: a launcher that ends a job at the first code above 0 then has nobody to kill, and reports that code. Where a body
+    raises, the whole job ends within seconds: an error that all ranks agreed on is printed by rank 0 and becomes the
+    job's code; any other is printed by its rank, and the process ends here, with all others. Codes: 2 for InputError,
+    130 for an interrupt, 1 otherwise.
     `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had.
     """
     launch = detect(os.environ)
@@ -42,12 +46,9 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> 
         report_before_mesh(error, launch, socket.gethostname())
         return _end(launch, exit_code(error))
     try:
-        code = max(mesh.communicator.gather_objects(body(mesh) or 0))
-        mesh.communicator.close()
+        return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as error:
         return _end_in_failure(mesh, error)
-    flush()
-    return int(code)
 
 
 def open_mesh(launch: Launch, environ: MutableMapping[str, str], transport: str = "auto") -> Mesh:
@@ -137,12 +138,22 @@ def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
         if mesh.is_root:
             report(error)
         try:
-            mesh.communicator.close()  # nobody leaves, and so gets the job killed, before rank 0 has spoken
+            return _leave_together(mesh, code)
         except CommunicationError:
             return _end(mesh.launch, code)
-        return code
     report_from(error, mesh.launch, mesh.host)
     return _end(mesh.launch, code)
+
+
+def _leave_together(mesh: Mesh, code: int) -> int:
+    """Ends the mesh once all ranks are here; rank 0 takes the job's code and gives the others time to leave first."""
+    flush()
+    mesh.communicator.close()
+    if not mesh.is_root:
+        return 0
+    if code and mesh.size > 1:
+        time.sleep(_HEAD_START_SECONDS)
+    return code
 
 
 def _end(launch: Launch, code: int) -> int:
