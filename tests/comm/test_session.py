@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -83,6 +84,16 @@ def test_exit_codes(way: str, code: int) -> None:
     done = mpirun(2, JOB, way)
     assert (done.code, done.errors) == (code, [])
     assert "Traceback" not in done.err
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_ranks_share_the_cores_of_their_node() -> None:
+    """Where OMP_NUM_THREADS is not set; with it, its word counts."""
+    cores = len(os.sched_getaffinity(0))
+    environ = {name: value for name, value in clean_environment().items() if name != "OMP_NUM_THREADS"}
+    assert f"threads {max(1, cores // 2)}\n" in mpirun(2, JOB, "fine", environ=environ).out
+    assert "threads 3\n" in mpirun(2, JOB, "fine", environ={**environ, "OMP_NUM_THREADS": "3"}).out
 
 
 @needs_mpirun

