@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,29 +15,20 @@ from rasterio.crs import CRS
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.reader import open_raster
 
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.uint32]
 
 
-@dataclass(frozen=True)
-class Info:
-    """As much of RasterInfo as labels look at."""
-
-    path: str = "a.tif"
-    height: int = 100
-    width: int = 200
-    bands: int = 1
-    crs: CRS | None = None
-    transform: Affine = Affine(0.5, 0, 350000, 0, -0.5, 3770000)  # noqa: RUF009
+PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
 
 
-class Reader:
-    def __init__(self, info: Info, pixels_CHW: np.ndarray, valid_HW: np.ndarray) -> None:
-        self.info, self.pixels_CHW, self.valid_HW = info, pixels_CHW, valid_HW
-
-    def read(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
-        return self.pixels_CHW[:, *box.slices], self.valid_HW[box.slices]
+def Info(  # noqa: N802
+    path: str = "a.tif", height: int = 100, width: int = 200, bands: int = 1, crs: Any = None, transform: Any = PLACE
+) -> RasterInfo:
+    return RasterInfo(path, height, width, bands, "uint8", crs, transform)
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
@@ -91,35 +82,57 @@ def test_colours_in_every_spelling(red: object) -> None:
         label_map.apply(raw_CHW[:3])
 
 
+def write(path: Path, pixels_CHW: np.ndarray, palette: dict | None = None, nodata: float | None = None) -> str:
+    bands, height, width = pixels_CHW.shape
+    driver = "PNG" if path.suffix == ".png" else "GTiff"
+    shape = {"height": height, "width": width, "count": bands, "dtype": pixels_CHW.dtype}
+    with rasterio.open(path, "w", driver=driver, nodata=nodata, **shape) as dataset:
+        dataset.write(pixels_CHW)
+        if palette:
+            dataset.write_colormap(1, palette)
+    return str(path)
+
+
 def test_palette_png(tmp_path: Path) -> None:
-    path = tmp_path / "labels.png"
     indices = np.arange(12, dtype=np.uint8).reshape(1, 3, 4) % 3
-    with rasterio.open(path, "w", driver="PNG", height=3, width=4, count=1, dtype="uint8") as dataset:
-        dataset.write(indices)
-        dataset.write_colormap(1, {0: (0, 0, 0, 255), 1: (255, 0, 0, 255), 2: (0, 255, 0, 255)})
-    reader = Reader(Info(str(path), 3, 4), indices, np.ones((3, 4), bool))
+    palette = {0: (0, 0, 0, 255), 1: (255, 0, 0, 255), 2: (0, 255, 0, 255)}
     by_colour = LabelMap.from_config({"#00ff00": 0, "#000000": 1, "#ff0000": 1})
     by_value = LabelMap.from_config({2: 0, 0: 1, 1: 1})
-    for label_map in (by_colour, by_value):
+    with open_raster(write(tmp_path / "labels.png", indices, palette)) as reader:
+        for label_map in (by_colour, by_value, by_colour.resolve(reader.info)):
+            classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
+            np.testing.assert_array_equal(classes_HW, np.array([1, 1, 0], np.uint8)[indices[0]])
+        two_colours = LabelMap.from_config({"#00ff00": 0, "#000000": 1})
+        with pytest.raises(LabelError, match="value 1 at"):
+            read_labels(reader, two_colours, Box.of_shape((3, 4)))
+
+
+@pytest.mark.parametrize("bands", [3, 4])
+def test_colour_png_with_and_without_alpha(tmp_path: Path, bands: int) -> None:
+    pixels_CHW = np.zeros((bands, 3, 4), np.uint8)
+    pixels_CHW[0, :, 2:] = 255
+    pixels_CHW[3:] = 255
+    pixels_CHW[3:, 0, 0] = 0
+    label_map = LabelMap.from_config({"#000000": 0, "#ff0000": 1})
+    with open_raster(write(tmp_path / "labels.png", pixels_CHW)) as reader:
         classes_HW = read_labels(reader, label_map, Box.of_shape((3, 4)))
-        np.testing.assert_array_equal(classes_HW, np.array([1, 1, 0], np.uint8)[indices[0]])
-    two_colours = LabelMap.from_config({"#00ff00": 0, "#000000": 1})
-    with pytest.raises(LabelError, match="value 1 at"):
-        read_labels(reader, two_colours, Box.of_shape((3, 4)))
+    expected = np.array([[0, 0, 1, 1]] * 3)
+    expected[0, 0] = 255 if bands == 4 else 0
+    np.testing.assert_array_equal(classes_HW, expected)
 
 
-def test_read_labels_ignores_nodata_and_places_errors() -> None:
-    pixels_CHW = np.zeros((1, 100, 200), np.uint8)
+def test_read_labels_ignores_nodata_and_places_errors(tmp_path: Path) -> None:
+    pixels_CHW = np.zeros((1, 100, 200), np.int16)
     pixels_CHW[0, 40, 70] = 77
-    valid_HW = np.ones((100, 200), bool)
-    valid_HW[:10] = False
-    reader = Reader(Info(), pixels_CHW, valid_HW)
+    pixels_CHW[0, :10] = -9
     label_map = LabelMap.from_config(3, 200)
-    classes_HW = read_labels(reader, label_map, Box(Interval(5, 20), Interval(0, 50)))
-    assert (classes_HW[:5] == 200).all()
-    assert (classes_HW[5:] == 0).all()
-    with pytest.raises(LabelError, match=r"a.tif holds value 77 at \(row 40, col 70\)"):
-        read_labels(reader, label_map, Box(Interval(30, 60), Interval(60, 90)))
+    path = write(tmp_path / "a.tif", pixels_CHW, nodata=-9)
+    with open_raster(path) as reader:
+        classes_HW = read_labels(reader, label_map, Box(Interval(5, 20), Interval(0, 50)))
+        assert (classes_HW[:5] == 200).all()
+        assert (classes_HW[5:] == 0).all()
+        with pytest.raises(LabelError, match=r"a.tif holds value 77 at \(row 40, col 70\)"):
+            read_labels(reader, label_map, Box(Interval(30, 60), Interval(60, 90)))
 
 
 def test_the_ignored_value_in_the_raster() -> None:
@@ -162,20 +175,15 @@ def test_bad_classes(classes: object, ignore_index: int, match: str) -> None:
 
 
 def test_bands_must_fit_the_keys() -> None:
-    with pytest.raises(LabelError, match="have 3 bands"):
-        LabelMap.from_config(3).resolve(Info(bands=3))  # type: ignore[arg-type]
-    with pytest.raises(LabelError, match="have 2 bands"):
-        LabelMap.from_config({"#000000": 0, "#ffffff": 1}).resolve(Info(bands=2))  # type: ignore[arg-type]
+    colours = LabelMap.from_config({"#000000": 0, "#ffffff": 1})
+    with pytest.raises(LabelError, match="has bands: 3, but classes are raw values"):
+        LabelMap.from_config(3).resolve(Info(bands=3))
+    with pytest.raises(LabelError, match="has bands: 2, but classes are colours"):
+        colours.resolve(Info(bands=2))
+    with pytest.raises(LabelError, match="has bands: 1, but classes are colours"):
+        colours.resolve(Info(bands=1))
     with pytest.raises(LabelError, match="float32"):
         LabelMap.from_config(3).apply(np.zeros((1, 2, 2), np.float32))
-
-
-def test_one_band_without_colour_table(tmp_path: Path) -> None:
-    path = tmp_path / "grey.png"
-    with rasterio.open(path, "w", driver="PNG", height=3, width=4, count=1, dtype="uint8") as dataset:
-        dataset.write(np.zeros((1, 3, 4), np.uint8))
-    with pytest.raises(LabelError, match="without a colour table"):
-        LabelMap.from_config({"#000000": 0, "#ffffff": 1}).resolve(Info(str(path)))  # type: ignore[arg-type]
 
 
 class TestGrids:
@@ -184,14 +192,14 @@ class TestGrids:
     def test_equal_grids_pass_whatever_the_rounding(self) -> None:
         image = Info(crs=self.utm)
         nudged = Affine(0.5 * (1 + 1e-9), 1e-12, 350000 + 1e-6, 0, -0.5, 3770000 - 1e-6)
-        check_grids_match(image, Info(crs=self.utm, transform=nudged))  # type: ignore[arg-type]
+        check_grids_match(image, Info(crs=self.utm, transform=nudged))
 
     @pytest.mark.parametrize(
         "plain", [Info(transform=Affine.identity()), Info(crs=None), Info(crs=CRS.from_epsg(32611))]
     )
-    def test_missing_georeferencing_compares_what_both_have(self, plain: Info) -> None:
-        check_grids_match(Info(crs=self.utm), plain)  # type: ignore[arg-type]
-        check_grids_match(plain, Info(crs=self.utm))  # type: ignore[arg-type]
+    def test_missing_georeferencing_compares_what_both_have(self, plain: RasterInfo) -> None:
+        check_grids_match(Info(crs=self.utm), plain)
+        check_grids_match(plain, Info(crs=self.utm))
 
     @pytest.mark.parametrize(
         ("labels", "shown"),
@@ -208,9 +216,9 @@ class TestGrids:
             ),
         ],
     )
-    def test_differences_show_both(self, labels: Info, shown: list[str]) -> None:
+    def test_differences_show_both(self, labels: RasterInfo, shown: list[str]) -> None:
         with pytest.raises(RasterError) as caught:
-            check_grids_match(Info(crs=self.utm), labels)  # type: ignore[arg-type]
+            check_grids_match(Info(crs=self.utm), labels)
         text = str(caught.value)
         assert all(part in text for part in [*shown, "a.tif", "b.tif"]), text
         assert "\n" not in text

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +19,17 @@ from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster import writer
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.writer import BLOCK, RasterLayout, RasterWriter, check_output, discard, lay_out, publish
 
+UTM = CRS.from_epsg(32611)
+PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
 
-@dataclass(frozen=True)
-class Info:
-    """As much of RasterInfo as the writer looks at."""
 
-    height: int
-    width: int
-    crs: CRS | None = CRS.from_epsg(32611)  # noqa: RUF009
-    transform: Affine = Affine(0.5, 0, 350000, 0, -0.5, 3770000)  # noqa: RUF009
-    path: str = "source.tif"
+def Info(  # noqa: N802
+    height: int, width: int, crs: Any = UTM, transform: Any = PLACE, path: str = "source.tif"
+) -> RasterInfo:
+    return RasterInfo(path, height, width, 1, "uint8", crs, transform)
 
 
 def pixels_of(shape: tuple[int, int, int], dtype: str = "uint8", seed: int = 0) -> np.ndarray:

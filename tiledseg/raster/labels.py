@@ -10,32 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
-
-if TYPE_CHECKING:
-    from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import Colour, RasterInfo
+from tiledseg.raster.mirrored_reader import RasterReader
 
 _UNKNOWN = -1
 _HEX = re.compile(r"#([0-9a-fA-F]{6})")
 _TRIPLE = re.compile(r"[\[(]?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*[\])]?")
 _NUMBER = re.compile(r"[+-]?\d+")
 _TOLERANCE_PIXELS = 0.01
-
-
-class LabelReader(Protocol):
-    """What `read_labels` needs of a raster reader."""
-
-    @property
-    def info(self) -> RasterInfo: ...
-
-    def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]: ...
 
 
 @dataclass(frozen=True)
@@ -79,26 +67,16 @@ class LabelMap:
 
         Raises LabelError where the number of bands does not fit the keys of the map.
         """
-        if self.colours and info.bands == 1:
-            return self._through_palette(str(info.path))
-        wanted = (3, 4) if self.colours else (1, 2)
-        if info.bands not in wanted:
+        if self.colours and info.bands == 1 and info.palette is not None:
+            return self._through_palette(info.palette)
+        if info.bands != (3 if self.colours else 1):
             what = "colours, which need 3 bands or a colour table" if self.colours else "raw values, which need 1 band"
-            raise LabelError(f"labels {info.path} have {info.bands} bands, but classes are {what}; change one of them")
+            raise LabelError(f"{info.path} has bands: {info.bands}, but classes are {what}; change one of them")
         return self
 
-    def _through_palette(self, path: str) -> LabelMap:
-        try:
-            with rasterio.open(path) as dataset:
-                palette = dataset.colormap(1)
-        except ValueError:
-            raise LabelError(
-                f"labels {path} have 1 band without a colour table, but classes are colours; give raw values"
-            ) from None
-        except rasterio.errors.RasterioIOError as error:
-            raise RasterError(f"cannot read labels {path}: {error}") from None
+    def _through_palette(self, palette: tuple[tuple[int, Colour], ...]) -> LabelMap:
         known = dict(self.pairs)
-        indices = ((index, known.get(_pack(*colour[:3]))) for index, colour in palette.items())
+        indices = ((index, known.get(_pack(*colour[:3]))) for index, colour in palette)
         pairs = tuple((index, number) for index, number in indices if number is not None)
         return replace(self, pairs=pairs, colours=False)
 
@@ -210,11 +188,11 @@ def _pack(red: int, green: int, blue: int) -> int:
     return (red << 16) | (green << 8) | blue
 
 
-def read_labels(reader: LabelReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
+def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:
     """Classes of the pixels of `box`, uint8 (H, W), `ignore_index` where the raster has no valid pixel.
 
     Raises LabelError for a value outside the classes, and what the reader raises. `label_map.resolve(reader.info)`
-    beforehand spares opening a colour table at each call.
+    once beforehand, and the map it gives, spares going through a colour table at each call.
     """
     pixels_CHW, valid_HW = reader.read(box)
     resolved = label_map.resolve(reader.info)

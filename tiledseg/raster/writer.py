@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import rasterio
@@ -30,9 +30,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
-
-if TYPE_CHECKING:
-    from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo
 
 BLOCK = 512
 """Side of a block, pixels."""

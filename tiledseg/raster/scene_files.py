@@ -1,0 +1,180 @@
+"""A synthetic scene as two files: the image and its labels, tiled GeoTIFFs, made window by window in bounded memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+from affine import Affine
+from numpy.typing import NDArray
+from rasterio.windows import Window
+
+from tiledseg.errors import ConfigError, OutputError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.landscape.warp import METRES
+from tiledseg.raster.synthetic import BANDS, CLASS_COLOURS, CLASSES, IGNORED, NODATA, Scene
+from tiledseg.raster.writer import BLOCK, check_output
+
+WINDOW = (BLOCK, 2 * BLOCK)
+"""Pixels made at once: whole blocks of the file."""
+
+CRS = "EPSG:32632"
+TRANSFORM = Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
+_MAX_SIDE = 2_000_000
+
+Windowed = tuple[Box, NDArray[np.uint8], NDArray[np.uint8]]
+
+
+def write_scene(
+    image: str | Path,
+    labels: str | Path,
+    size: tuple[int, int],
+    bands: int = 4,
+    seed: int = 0,
+    workers: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write the scene of `seed`: `image` (uint8, nodata 0) and `labels` (uint8, nodata 255), size (height, width).
+
+    The bytes depend on seed, size, bands and the compressors of the GDAL at hand, not on `workers` (processes).
+    Files that exist are replaced once both new ones are whole. `progress` is called with the pixels of each window.
+    Raises ConfigError for a size, number of bands, seed or workers out of range, OutputError where a file cannot be
+    written.
+    """
+    paths = Path(image), Path(labels)
+    if max(size) > _MAX_SIDE or workers < 1:
+        raise ConfigError(f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1")
+    Scene(seed, size, bands)  # its errors before any work
+    if paths[0].absolute() == paths[1].absolute():
+        raise OutputError(f"image and labels are both {paths[0]}; give two names")
+    pixels = size[0] * size[1]
+    for path, layers in zip(paths, (bands, 1), strict=True):
+        check_output(path, pixels * layers // 2)
+    temporary = [path.with_name(f".{path.name}.part") for path in paths]
+    try:
+        _write(temporary, size, bands, seed, workers, progress)
+        for part, path in zip(temporary, paths, strict=True):
+            os.replace(part, path)
+    except (OSError, rasterio.errors.RasterioError) as error:
+        reason = str(getattr(error, "strerror", None) or error).split("\n")[0]
+        raise OutputError(f"cannot write {paths[0]} and {paths[1]}: {reason}; choose other outputs") from None
+    finally:
+        for part in temporary:
+            part.unlink(missing_ok=True)
+
+
+def _write(
+    paths: Sequence[Path],
+    size: tuple[int, int],
+    bands: int,
+    seed: int,
+    workers: int,
+    progress: Callable[[int], None] | None,
+) -> None:
+    with ExitStack() as stack:
+        # A small cache of blocks, in a fixed order: bounded memory, and the same bytes everywhere.
+        stack.enter_context(rasterio.Env(GDAL_CACHEMAX=64, GDAL_NUM_THREADS="1"))
+        compress = best_compression()
+        image = stack.enter_context(rasterio.open(paths[0], "w", **_profile(size, bands, compress)))
+        classes = stack.enter_context(rasterio.open(paths[1], "w", **_profile(size, None, compress)))
+        image.descriptions = BANDS[bands]
+        classes.write_colormap(1, dict(enumerate(CLASS_COLOURS)))
+        classes.update_tags(1, **{f"CLASS_{number}": name for number, name in enumerate(CLASSES)})
+        windows = stack.enter_context(_windows(size, bands, seed, workers))
+        for box, image_CHW, classes_HW in windows:
+            window = Window(box.col.start, box.row.start, box.width, box.height)
+            image.write(image_CHW, window=window)
+            classes.write(classes_HW, 1, window=window)
+            if progress:
+                progress(box.area)
+
+
+def _profile(size: tuple[int, int], bands: int | None, compress: str) -> dict[str, Any]:
+    """Creation options of the image, or of the labels where `bands` is None."""
+    profile = {
+        "driver": "GTiff",
+        "height": size[0],
+        "width": size[1],
+        "dtype": "uint8",
+        "crs": CRS,
+        "transform": TRANSFORM,
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "compress": compress,
+        "bigtiff": "if_safer",
+    }
+    if bands is None:
+        return {**profile, "count": 1, "nodata": IGNORED}
+    colours = {"photometric": "rgb", "alpha": "no"} if bands >= 3 else {}
+    return {**profile, **colours, "count": bands, "nodata": NODATA, "predictor": 2, "interleave": "pixel"}
+
+
+def best_compression() -> str:
+    """zstd where this GDAL has it, else deflate."""
+    profile: dict[str, Any] = {
+        "driver": "GTiff",
+        "height": 16,
+        "width": 16,
+        "count": 1,
+        "dtype": "uint8",
+        "compress": "zstd",
+    }
+    profile["transform"] = TRANSFORM  # or rasterio warns
+    try:
+        with rasterio.MemoryFile() as memory, memory.open(**profile) as dataset:
+            dataset.write(np.zeros((1, 16, 16), np.uint8))
+    except rasterio.errors.RasterioError:
+        return "deflate"
+    return "zstd"
+
+
+@contextmanager
+def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iterator[Iterator[Windowed]]:
+    """All windows in order, made here or by processes, each of which makes every `workers`-th."""
+    boxes = list(Box.of_shape(size).blocks(*WINDOW))
+    workers = min(workers, len(boxes))
+    if workers == 1:
+        scene = Scene(seed, size, bands)
+        yield ((box, *scene.render(box)) for box in boxes)
+        return
+    context = multiprocessing.get_context("spawn")
+    processes, ends = [], []
+    try:
+        for worker in range(workers):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_make_windows, args=(theirs, seed, size, bands, boxes[worker::workers]), daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            ends.append(ours)
+        yield (_receive(ends[number % workers], box) for number, box in enumerate(boxes))
+    finally:
+        for process, end in zip(processes, ends, strict=True):
+            process.terminate()
+            process.join()
+            end.close()
+
+
+def _make_windows(end: Connection, seed: int, size: tuple[int, int], bands: int, boxes: list[Box]) -> None:
+    """What a process does. A full pipe holds it back, so that no more than a window each is ahead of the writer."""
+    scene = Scene(seed, size, bands)
+    for box in boxes:
+        end.send(scene.render(box))
+
+
+def _receive(end: Connection, box: Box) -> Windowed:
+    try:
+        image_CHW, classes_HW = end.recv()
+    except EOFError:
+        raise RuntimeError(f"a process that made {box} has ended; look for its own message above") from None
+    return box, image_CHW, classes_HW

@@ -1,0 +1,74 @@
+"""`python -m tiledseg.scene`: write a synthetic satellite scene and its labels."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from tiledseg.command import Parser, run
+from tiledseg.raster.scene_files import write_scene
+from tiledseg.raster.synthetic import CLASSES, IGNORED
+
+_LONG = 4_000_000
+"""Pixels from which on a progress bar is shown, and all cores are used unless told otherwise."""
+
+
+def _parser() -> Parser:
+    names = ", ".join(f"{number} {name}" for number, name in enumerate(CLASSES))
+    parser = Parser(
+        prog="python -m tiledseg.scene",
+        description="Write a synthetic satellite scene (uint8, 0.5 m, nodata 0) and its labels as tiled GeoTIFFs. "
+        f"Classes: {names}, {IGNORED} nodata. The same seed gives the same bytes, whatever the number of workers.",
+    )
+    parser.add_argument("--size", type=int, nargs=2, required=True, metavar=("HEIGHT", "WIDTH"), help="pixels")
+    parser.add_argument("--bands", type=int, default=4, help="1 panchromatic, 3 RGB, 4 RGB and near infrared (4)")
+    parser.add_argument("--seed", type=int, default=0, help="which landscape (0)")
+    parser.add_argument("--image", required=True, help="GeoTIFF to write")
+    parser.add_argument("--labels", required=True, help="GeoTIFF of the classes to write")
+    parser.add_argument("--workers", type=int, help="processes (one; for a large scene, one a core, to 16)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def body() -> None:
+        options = _parser().parse_args(argv)
+        height, width = options.size
+        pixels = height * width
+        workers = options.workers
+        if workers is None:
+            workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
+        with _progress(pixels) as advance:
+            write_scene(options.image, options.labels, (height, width), options.bands, options.seed, workers, advance)
+        print(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
+
+    return run(body)
+
+
+def _progress(pixels: int) -> AbstractContextManager[Callable[[int], None] | None]:
+    if pixels <= _LONG or not sys.stderr.isatty():
+        return nullcontext()
+    return _Bar(pixels)
+
+
+class _Bar(AbstractContextManager[Callable[[int], None]]):
+    """A progress bar on standard error, counting pixels."""
+
+    def __init__(self, pixels: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._progress = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("scene", total=pixels)
+
+    def __enter__(self) -> Callable[[int], None]:
+        self._progress.start()
+        return lambda made: self._progress.advance(self._task, made)
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
