@@ -30,7 +30,7 @@ class DataConfig:
         labels: paths, globs or URLs of their labels, in the same order
         val_images: images to validate on
         val_labels: their labels
-        classes: number of classes, or a map of raw value or colour to class
+        classes: number of classes, or a map of raw value or colour to class (null: counts nowhere)
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
@@ -43,7 +43,7 @@ class DataConfig:
     labels: str | list[str] = field(default_factory=list)
     val_images: str | list[str] = field(default_factory=list)
     val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, int] = 2
+    classes: int | dict[str | int, int | None] = 2
     ignore_index: int = 255
     nodata: float | None = None
     bands: list[int] | None = None
@@ -59,6 +59,8 @@ class DataConfig:
                 f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
                 "give both or neither"
             )
+        if isinstance(self.classes, int) and not 2 <= self.classes <= 255:
+            raise ConfigError(f"data.classes is {self.classes}; give 2 to 255 classes, or a map of raw value to class")
         if not 0 <= self.ignore_index <= 255:
             raise ConfigError(f"data.ignore_index is {self.ignore_index}; give a number from 0 to 255")
         if self.bands is not None and (not self.bands or min(self.bands) < 1 or len(set(self.bands)) < len(self.bands)):

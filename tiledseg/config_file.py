@@ -23,6 +23,7 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for group in fields(Config):
         parser.add_class_arguments(_type_of(group.name), group.name)
+    _check_files(arguments)
     try:
         parsed = parser.parse_args(list(arguments))
     except (ArgumentError, yaml.YAMLError, OSError, TypeError, ValueError, KeyError) as error:
@@ -34,27 +35,82 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     return _build(parsed)
 
 
-def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """The configuration that `dataclasses.asdict` took apart; raises ConfigError for a key it does not know."""
-    try:
-        return Config(**{name: _type_of(name)(**group) for name, group in values.items()})
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"the configuration holds a key that this program does not know: {error}") from None
-
-
 def to_yaml(config: Config) -> str:
     """Every key with its value, in the order of the configuration."""
     return yaml.safe_dump(asdict(config), sort_keys=False)
 
 
 def one_line(error: Exception) -> str:
-    """The gist of a parser's message, which may run over many lines, with its own advice cut off."""
+    """The gist of a parser's message, which may run over many lines, as `key is value; give ...` where it says so."""
     text = str(error) or type(error).__name__
-    text = text.split("\n\n")[0]
-    lines = [line.strip(" -\t") for line in text.splitlines() if line.strip(" -\t")]
+    key = re.match(r'Parser key "([^"]+)":', text)
+    value = re.findall(r"(?:Got|Given) value: (.*)", text)
+    types = re.search(r"(?:Subtypes: \[(.*)\]|Expected a (.+?)\. Got)", text)
+    if key and value and types:
+        return f"{key[1]} is {value[-1]}; give {_in_words(types[1] or types[2])}"
+    lines = [line.strip(" -\t") for line in text.split("\n\n")[0].splitlines() if line.strip(" -\t")]
     gist = re.sub(r"\s+", " ", ": ".join(lines[:3]))[:400]
-    gist = re.sub(r'^Parser key "([^"]+)":+ ?', r"\1: ", gist)
-    return re.sub(r"<class '(\w+)'>", r"\1", gist)
+    return re.sub(r'^Parser key "([^"]+)":+ ?', r"\1: ", gist)
+
+
+_WORDS = (  # the longer first
+    ("dict[str | int, int | None]", "a map of raw value or colour to class"),
+    ("list[int]", "a list of whole numbers [a,b]"),
+    ("list[str]", "a list [a,b]"),
+    ("int", "a whole number"),
+    ("float", "a number"),
+    ("bool", "true or false"),
+    ("str", "text"),
+    ("NoneType", "null"),
+)
+
+
+def _in_words(types: str) -> str:
+    """Python's names of types, as jsonargparse prints them, in a user's words."""
+    text = re.sub(r"<class '(\w+)'>", r"\1", types)
+    found = []
+    for name, words in _WORDS:
+        if name in text:
+            text = text.replace(name, "")
+            found.append(words)
+    return " or ".join(found)
+
+
+def _check_files(arguments: Sequence[str]) -> None:
+    """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys."""
+    words = [word.partition("=") for word in arguments]
+    following = [*arguments[1:], ""]
+    for (word, equals, value), after in zip(words, following, strict=True):
+        if word == "--config" and (equals or after):
+            _check_file(value if equals else after)
+
+
+def _check_file(path: str) -> None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"cannot read the configuration {path}: {reason}; give a YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
+    known = {group.name: {f.name for f in fields(_type_of(group.name))} for group in fields(Config)}  # type: ignore[arg-type]
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} holds {_kind(values)} instead of groups of keys; give some of {', '.join(known)}")
+    for name, group in values.items():
+        if name not in known:
+            raise ConfigError(f"{path} has the unknown group '{name}'; give some of {', '.join(known)}")
+        if not isinstance(group, Mapping):
+            raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
+        for key in group:
+            if key not in known[name]:
+                raise ConfigError(f"{path} has the unknown key {name}.{key}; give some of {', '.join(sorted(known[name]))}")
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"the {type(value).__name__} {str(value)[:40]}"
 
 
 def _type_of(group: str) -> Callable[..., Any]:

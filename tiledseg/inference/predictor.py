@@ -85,9 +85,8 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
         _map_tiles(request, checkpoint, unet, mapping, mesh)
         mesh.communicator.barrier()  # every writer is closed: the map is whole
     except BaseException:
-        if mesh.is_root:
-            for layout in mapping.layouts:
-                discard(layout)
+        for layout in mapping.layouts:  # on any rank: the map cannot be finished, and the others may be ended unheard
+            discard(layout)
         raise
     mesh.on_root(lambda: _publish(mapping))
 

@@ -1,9 +1,9 @@
 """Checkpoints: safetensors for tensors, JSON for the rest, written whole or not at all.
 
 A checkpoint is a folder `step-XXXXXX` with `model.safetensors`, `optimizer.safetensors` and `manifest.json`, which
-holds every file's SHA-256, the configuration, the position and what prediction needs. It is written under a temporary
-name, flushed to the disk and renamed; the file `latest` then names it. Loading reads numbers and text only: nothing in
-a checkpoint can run.
+holds every file's SHA-256 (its own content's too), the configuration, the position and what prediction needs. It is
+written under a temporary name, flushed to the disk and renamed; the file `latest` then names it. Loading reads numbers
+and text only: nothing in a checkpoint can run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tiledseg.errors import CheckpointError
 FORMAT = 1
 _MODEL, _OPTIMIZER, _MANIFEST, _LATEST = "model.safetensors", "optimizer.safetensors", "manifest.json", "latest"
 _PARTIAL = ".partial-"
+_NAME = re.compile(r"step-(\d{6,})")
+_STATE_KEYS = ("config", "network", "normalization", "position", "sampling", "step")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,11 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, step: int, network: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep: int
 ) -> Path:
-    """Write `folder`/step-XXXXXX and point `latest` at it; then drop all but the newest `keep`. One rank calls it."""
+    """Write `folder`/step-XXXXXX and point `latest` at it; then drop all but the newest `keep`. One rank calls it.
+
+    The law: ended at any moment, it leaves every older checkpoint whole until the new one is. No checkpoint of a later
+    step may be there (see `drop_later`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
@@ -59,10 +66,11 @@ def save_checkpoint(
         "optimizer_groups": groups,
         "state": dict(state),
     }
-    (partial / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in partial.iterdir():
+    manifest = json.loads(json.dumps(manifest))  # as it will be read: text for the keys of every map
+    (partial / _MANIFEST).write_text(json.dumps({**manifest, "own_checksum": _own_checksum(manifest)}, indent=1))
+    for path in (*partial.iterdir(), partial):
         _flush(path)
-    if final.exists():  # the same step again, by a resumed run: the content is equal, the old one may go
+    if final.exists():  # a damaged one, over which a resumed run has gone back to an older one
         shutil.rmtree(final)
     os.replace(partial, final)
     _write_latest(folder, final.name)
@@ -82,7 +90,12 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"no checkpoint at {path}: nothing there; give a run's folder or a checkpoint")
     for candidate in (path / "checkpoints", path):
         if (candidate / _LATEST).is_file():
-            return _verified(candidate / (candidate / _LATEST).read_text().strip())
+            return _verified(candidate / _named_by(candidate / _LATEST))
+    if not (path / _MANIFEST).exists():
+        raise CheckpointError(
+            f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {_MANIFEST} is in it; give a run's folder or "
+            "a checkpoint"
+        )
     return _verified(path)
 
 
@@ -99,15 +112,30 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
             faults.append(str(error))
     if faults:
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole ({faults[0]}); set train.resume to never to start anew"
+            f"no checkpoint in {folder} is whole ({faults[0]}); give another run.output, or remove them to start anew"
         )
     return None
+
+
+def newest_step(folder: Path) -> int | None:
+    """The step of the newest checkpoint in `folder`, whole or not; None where there is none."""
+    found = _found(folder)
+    return _step_of(found[-1]) if found else None
 
 
 def clean_leftovers(folder: Path) -> None:
     """Remove what an interrupted save left behind."""
     for path in folder.glob(f"{_PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def drop_later(folder: Path, step: int) -> None:
+    """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
+    kept = [path for path in _found(folder) if _step_of(path) <= step]
+    if kept:
+        _write_latest(folder, kept[-1].name)
+    for path in _found(folder)[len(kept) :]:
+        shutil.rmtree(path)
 
 
 def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
@@ -129,10 +157,11 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
     """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer."""
     groups = json.loads((checkpoint.path / _MANIFEST).read_text())["optimizer_groups"]
     own = optimizer.state_dict()["param_groups"]
-    if [sorted(g) for g in groups] != [sorted(g) for g in own]:
+    there, here = (_describe_groups(g) for g in (groups, own))
+    if there != here:
         raise CheckpointError(
-            f"{checkpoint.path} holds the state of another optimizer: keys {sorted(groups[0])} there, "
-            f"{sorted(own[0])} here; use the same optimizer.name"
+            f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
+            "optimizer.name"
         )
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(checkpoint.path / _OPTIMIZER).items():
@@ -157,26 +186,67 @@ def _flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torc
     return tensors, whole["param_groups"]
 
 
+def _describe_groups(groups: Sequence[Mapping[str, Any]]) -> str:
+    """What must be alike for a state to fit: the parameters of each group and the names of its options."""
+    return "; ".join(f"{len(g['params'])} parameters with {' '.join(sorted(g.keys() - {'params'}))}" for g in groups)
+
+
 def _found(folder: Path) -> list[Path]:
-    return sorted((p for p in folder.glob("step-*") if p.is_dir()), key=lambda p: (len(p.name), p.name))
+    """The checkpoints of a folder, oldest first."""
+    return sorted((p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _named_by(latest: Path) -> str:
+    name = latest.read_text(errors="replace").strip()
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{latest} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's folder")
+    return name
 
 
 def _verified(path: Path) -> Checkpoint:
+    manifest = _read_manifest(path)
+    for name in (_MODEL, _OPTIMIZER):
+        fault = "is missing" if not (path / name).is_file() else None
+        if fault is None and _sha256(path / name) != manifest["checksums"][name]:
+            fault = "does not match its checksum"
+        if fault is not None:
+            raise CheckpointError(f"{path} is damaged: {name} {fault}; use an older checkpoint")
+        try:
+            load_file(path / name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is damaged: {name} {error}; use an older checkpoint") from error
+    return Checkpoint(path, manifest["state"])
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, found whole."""
+    file = path / _MANIFEST
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-        found, checksums, state = manifest["format"], manifest["checksums"], manifest["state"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is no whole checkpoint: its manifest.json cannot be read ({error})") from error
+        manifest = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            f"{path} is no whole checkpoint: {_MANIFEST} cannot be read ({reason}); use an older checkpoint"
+        ) from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found is None:
+        raise CheckpointError(f"{file} is no checkpoint's manifest: it states no format; use another checkpoint")
     if found != FORMAT:
         raise CheckpointError(f"{path} has checkpoint format {found}, this program reads {FORMAT}; use its own version")
-    for name in (_MODEL, _OPTIMIZER):
-        if not (path / name).is_file() or _sha256(path / name) != checksums.get(name):
-            raise CheckpointError(f"{path} is damaged: {name} does not match its checksum; use an older checkpoint")
-    try:
-        load_file(path / _MODEL)
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    return Checkpoint(path, state)
+    own = manifest.pop("own_checksum", None)
+    missing = [key for key in _STATE_KEYS if key not in (manifest.get("state") or {})]
+    if own != _own_checksum(manifest) or missing:
+        raise CheckpointError(f"{path} is damaged: {_MANIFEST} does not match its checksum; use an older checkpoint")
+    return manifest
+
+
+def _own_checksum(manifest: Mapping[str, Any]) -> str:
+    """Of the manifest's content, however it is laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _write_latest(folder: Path, name: str) -> None:

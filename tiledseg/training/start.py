@@ -16,10 +16,12 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
     Checkpoint,
     clean_leftovers,
+    drop_later,
     find_checkpoint,
     load_network,
     load_optimizer,
     newest_checkpoint,
+    newest_step,
 )
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
@@ -41,7 +43,7 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
     normalization = _normalization(config, preparation, checkpoint, mesh)
-    mesh.on_root(lambda: _claim(folder, text, fresh=checkpoint is None))
+    mesh.on_root(lambda: _claim(folder, text, checkpoint))
     if mesh.is_root:
         _announce(config, preparation, normalization, checkpoint)
     return Trainer(config, mesh, preparation, normalization, checkpoint).run()
@@ -61,9 +63,20 @@ def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
             checkpoint = newest_checkpoint(folder)
         case path:
             checkpoint = find_checkpoint(path)
+            _check_newest(checkpoint, folder)
     if checkpoint is not None:
         _check_fits(checkpoint, config, preparation)
     return checkpoint
+
+
+def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
+    """The run's folder would hold two pasts, and the next resume would take the wrong one."""
+    newest = newest_step(folder)
+    if newest is not None and newest > checkpoint.state["step"]:
+        raise OutputError(
+            f"train.resume is {checkpoint.path}, but {folder} holds the newer step-{newest:06d}; give another "
+            "run.output, or resume auto"
+        )
 
 
 def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
@@ -81,6 +94,12 @@ def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation
         raise CheckpointError(
             f"{checkpoint.path} stands in the middle of an epoch of other steps: {key} is {saved.get(key)} there and "
             f"{own[key]} in this run; use the same, or another run.output"
+        )
+    name = checkpoint.state["config"]["optimizer"]["name"]
+    if name != config.optimizer.name:
+        raise CheckpointError(
+            f"{checkpoint.path} is of another optimizer: optimizer.name is {name} there and {config.optimizer.name} in "
+            "this run; use the same, or another run.output"
         )
     # Loading into a throw-away network on one rank: a wrong tensor is found before any rank starts.
     network = build_unet(preparation.network)
@@ -111,13 +130,15 @@ def check_folder(folder: Path) -> None:
         raise OutputError(f"run.output is {folder}, but {existing} is not writable; give another folder")
 
 
-def _claim(folder: Path, text: str, fresh: bool) -> None:
-    """Make the run's folder and leave the resolved configuration in it."""
+def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
+    """Make the run's folder, free of what a crash has left, with the resolved configuration in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         clean_leftovers(folder / "checkpoints")
-        if fresh:
+        if checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
+        else:
+            drop_later(folder / "checkpoints", checkpoint.state["step"])
         write_whole(folder / "config.yaml", text)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error

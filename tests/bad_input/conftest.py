@@ -1,0 +1,41 @@
+"""The folder of materials, made once a job, seen by all ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bad_input.materials import make_broken_runs, make_materials
+from tiledseg.comm.launch import detect
+from tiledseg.train import main
+
+
+@pytest.fixture(scope="session")
+def world() -> Any:
+    """MPI's ranks where this is a job of several, else None."""
+    if detect(os.environ).size == 1:
+        return None
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory, world: Any) -> Path:
+    """Rank 0's folder, with a run of two steps that all ranks have trained."""
+    path: Path = tmp_path_factory.mktemp("bad_input") if world is None or world.rank == 0 else None  # type: ignore
+    path = on_root(world, lambda: path)
+    on_root(world, lambda: make_materials(path))
+    assert main(["--config", str(path / "good.yaml")]) == 0
+    on_root(world, lambda: make_broken_runs(path))
+    return path
+
+
+def on_root(world: Any, function: Any) -> Any:
+    """What `function` gives on rank 0, on every rank, once rank 0 has done it."""
+    if world is None:
+        return function()
+    return world.bcast(function() if world.rank == 0 else None)

@@ -1,0 +1,168 @@
+"""The files that broken inputs are made from: small good rasters, one trained run, and damaged copies of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import yaml
+from numpy.typing import NDArray
+from rasterio.transform import from_origin
+
+SIDE = 48
+UTM, OTHER_UTM = "EPSG:32611", "EPSG:32612"
+PLACE = from_origin(500000, 3760000, 0.5, 0.5)
+
+
+def good_config(root: Path) -> dict[str, Any]:
+    """A configuration that trains in a second; every broken one differs from it in one place."""
+    return {
+        "data": {"images": str(root / "image.tif"), "labels": str(root / "labels.tif"), "classes": 3, "workers": 1},
+        "tiling": {"grid": 2},
+        "model": {"levels": 2, "convs_per_level": 1, "base_channels": 2},
+        "train": {"epochs": 1, "tiles_per_step": 2, "checkpoint_every": 1, "keep_checkpoints": 9},
+        "run": {"output": str(root / "run"), "verbosity": 0},
+    }
+
+
+def make_materials(root: Path) -> None:
+    """Everything that needs no training. One rank calls it."""
+    _make_good_rasters(root)
+    _make_odd_rasters(root)
+    _make_broken_files(root)
+    write_yaml(root / "good.yaml", good_config(root))
+    _make_broken_configs(root)
+    (root / "folder").mkdir()
+
+
+def _make_good_rasters(root: Path) -> None:
+    generator = np.random.default_rng(7)
+    image_CHW = generator.integers(1, 255, (3, SIDE, SIDE), np.uint8)
+    labels_HW = generator.integers(0, 3, (SIDE, SIDE), np.uint8)
+    write_raster(root / "image.tif", image_CHW)
+    write_raster(root / "second.tif", image_CHW[:, ::-1])
+    write_raster(root / "labels.tif", labels_HW[None])
+    write_raster(root / "second-labels.tif", labels_HW[None, ::-1])
+    write_raster(root / "image.png", image_CHW, driver="PNG", crs=None, transform=None)
+    shutil.copy(root / "image.tif", root / "own-image.tif")
+
+
+def _make_odd_rasters(root: Path) -> None:
+    """Whole files that do not fit their partners or their use."""
+    with rasterio.open(root / "image.tif") as image, rasterio.open(root / "labels.tif") as labels:
+        image_CHW, labels_CHW = image.read(), labels.read()
+    write_raster(root / "complex.tif", image_CHW.astype(np.complex64))
+    write_raster(root / "two-bands.tif", image_CHW[:2])
+    write_raster(root / "uint16.tif", image_CHW.astype(np.uint16))
+    write_raster(root / "blank.tif", np.zeros_like(image_CHW), nodata=0)
+    write_raster(root / "tiny.tif", image_CHW[:, :1, :1])
+    write_raster(root / "float-labels.tif", labels_CHW.astype(np.float32))
+    write_raster(root / "small-labels.tif", labels_CHW[:, :-1])
+    write_raster(root / "other-crs-labels.tif", labels_CHW, crs=OTHER_UTM)
+    write_raster(root / "shifted-labels.tif", labels_CHW, transform=from_origin(500001, 3760000, 0.5, 0.5))
+    write_raster(root / "three-band-labels.tif", np.repeat(labels_CHW, 3, 0))
+    labels_CHW[0, 5, 7] = 9
+    write_raster(root / "outside-labels.tif", labels_CHW)
+
+
+def _make_broken_files(root: Path) -> None:
+    whole = (root / "image.tif").read_bytes()
+    for name, size in (("head", 6), ("tenth", len(whole) // 10), ("half", len(whole) // 2), ("end", len(whole) - 1)):
+        (root / f"cut-{name}.tif").write_bytes(whole[:size])
+    png = (root / "image.png").read_bytes()
+    (root / "cut.png").write_bytes(png[: len(png) // 2])
+    (root / "cut-labels.tif").write_bytes((root / "labels.tif").read_bytes()[:-9])
+    (root / "empty.tif").write_bytes(b"")
+    (root / "text.tif").write_text("this is no raster\n")
+    (root / "file").write_text("a file in the way\n")
+
+
+def _make_broken_configs(root: Path) -> None:
+    good = good_config(root)
+    write_yaml(root / "unknown-key.yaml", {**good, "data": {**good["data"], "imagse": "a.tif"}})
+    write_yaml(root / "unknown-group.yaml", {**good, "optimiser": {"lr": 1}})
+    write_yaml(root / "wrong-type.yaml", {**good, "train": {**good["train"], "epochs": [1, 2]}})
+    (root / "malformed.yaml").write_text("data:\n  images: [a.tif\n  labels: b.tif\n")
+    (root / "tabs.yaml").write_text("data:\n\timages: a.tif\n")
+    (root / "hollow.yaml").write_text("data:\n  classes: 3\ntrain:\n")
+    (root / "empty.yaml").write_text("# nothing here\n")
+    (root / "list.yaml").write_text("- data\n- model\n")
+    (root / "binary.yaml").write_bytes(bytes(range(128, 256)))
+
+
+def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> None:
+    """A GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
+    profile: dict[str, Any] = {"driver": "GTiff", "crs": UTM, "transform": PLACE, **options}
+    if profile["driver"] == "GTiff":
+        profile = {**profile, "tiled": True, "blockxsize": 16, "blockysize": 16}
+    bands, height, width = pixels_CHW.shape
+    with rasterio.open(path, "w", count=bands, height=height, width=width, dtype=pixels_CHW.dtype, **profile) as file:
+        file.write(pixels_CHW)
+
+
+def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+    """`values` as YAML."""
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def make_broken_runs(root: Path) -> None:
+    """Damaged copies of the run that `root`/run holds (two steps, a checkpoint after each). One rank calls it."""
+    for change in (
+        *(_Damage(f"no-{name}", lambda step, file=name: (step / file).unlink()) for name in FILES),
+        _Damage("flipped", lambda step: _flip(step / "model.safetensors")),
+        _Damage("flipped-optimizer", lambda step: _flip(step / "optimizer.safetensors")),
+        _Damage("cut-model", lambda step: os.truncate(step / "model.safetensors", 100)),
+        _Damage("not-json", lambda step: (step / "manifest.json").write_text("{ this is no JSON")),
+        _Damage("json-list", lambda step: (step / "manifest.json").write_text("[1, 2]")),
+        _Damage("cut-manifest", lambda step: os.truncate(step / "manifest.json", 200)),
+        _Damage("edited", lambda step: _edit(step, lambda manifest: manifest["state"].update(step=7))),
+        _Damage("format-99", lambda step: _edit(step, lambda manifest: manifest.update(format=99))),
+        _Damage("flat-checksums", lambda step: _edit(step, lambda manifest: manifest.update(checksums="none"))),
+        _Damage("no-state", lambda step: _edit(step, lambda manifest: manifest.pop("state"))),
+    ):
+        folder = root / "broken" / change.name
+        shutil.copytree(root / "run", folder)
+        for step in sorted((folder / "checkpoints").glob("step-*")):
+            change.apply(step)
+    (root / "broken" / "no-checkpoint").mkdir()
+    lost = root / "broken" / "lost-latest"
+    shutil.copytree(root / "run", lost)
+    (lost / "checkpoints" / "latest").write_text("step-000099\n")
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
+
+
+@dataclass(frozen=True)
+class _Damage:
+    name: str
+    apply: Any
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _edit(step: Path, change: Any) -> None:
+    path = step / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def tree(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Every path below `root` with its size, time of change and inode: what a refused command must leave as it was."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        about = path.lstat()
+        found[str(path.relative_to(root))] = (about.st_size, about.st_mtime_ns, about.st_ino)
+    return found
