@@ -1,0 +1,116 @@
+"""The walked peak of a training step against PyTorch's allocations, each storage followed from birth to death."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.geometry.receptive_field import is_legal_size
+from tiledseg.models.unet import build_unet
+from tiledseg.planning.step_memory import training_memory
+
+
+class AllocationMeter(TorchDispatchMode):
+    """Sums the bytes of living storages made inside it, and remembers the most."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.living = {t.untyped_storage()._cdata: 0 for t in known}
+        self.bytes = self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._meet(tensor.untyped_storage())
+        self.peak = max(self.peak, self.bytes)
+        return result
+
+    def _meet(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self.living:
+            self.living[storage._cdata] = storage.nbytes()
+            self.bytes += storage.nbytes()
+            weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.bytes -= self.living.pop(key)
+
+
+def measured_peak(unet: UNet, context: tuple[int, int]) -> int:
+    """Most bytes of one forward and backward pass, without weights and their gradients, which are there before."""
+    network = build_unet(unet, seed=0).train()
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    known = [t for p in network.parameters() for t in (p, p.grad)]
+    source = torch.randn(1, unet.bands, *context)
+    meter = AllocationMeter(known)
+    with meter:
+        logits = network(source.clone())
+        labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
+        loss = cross_entropy(logits, labels, reduction="sum")
+        del logits  # the labels stay: they belong to the caller
+        loss.backward()
+    return meter.peak
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, dropout: float) -> None:
+    """Within 0.1 %."""
+    unet = UNet(4, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, dropout=dropout)
+    context = {"same": (64, 96), "valid": (140, 156)}[padding]
+    assert all(is_legal_size(unet.layers(), side) for side in context)
+    memory = training_memory(unet.layers(), unet.bands, context)
+    ratio = (memory.activations + memory.backward) / measured_peak(unet, context)
+    assert 0.999 <= ratio <= 1.001
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(
+    st.builds(
+        UNet,
+        levels=st.integers(1, 4),
+        convs_per_level=st.integers(1, 3),
+        kernel=st.sampled_from([1, 3]),
+        base_channels=st.sampled_from([1, 2, 8, 16]),
+        padding=st.sampled_from(["same", "valid"]),
+        norm=st.sampled_from(NORMS),
+        upsampling=st.sampled_from(UPSAMPLINGS),
+        bands=st.integers(1, 5),
+        classes=st.integers(2, 9),
+    ),
+    st.integers(0, 6),
+    st.integers(0, 6),
+)
+def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_cols: int) -> None:
+    """Within 1 %, and 2 KiB for the smallest: rounding of buffers that only batch norm has."""
+    layers = unet.layers()
+    legal = [n for n in range(16, 300) if is_legal_size(layers, n)]
+    context = legal[more_rows], legal[more_cols]
+    memory = training_memory(layers, unet.bands, context)
+    assert memory.activations + memory.backward == pytest.approx(measured_peak(unet, context), rel=0.01, abs=2048)
+
+
+def test_totals_and_states() -> None:
+    unet = UNet(3, base_channels=8)
+    parameters = sum(p.numel() for p in build_unet(unet).parameters())
+    single = training_memory(unet.layers(), 4, (64, 64), 4)
+    assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
+    assert single.total == 16 * parameters + single.activations + single.backward
+    assert training_memory(unet.layers(), 4, (64, 64), 4, optimizer_values=1).optimizer == 4 * parameters
+    double = training_memory(unet.layers(), 4, (64, 64), 8)
+    assert double.gradients == 8 * parameters
+    half = training_memory(unet.layers(), 4, (64, 64), 2)
+    assert (half.weights, half.gradients) == (6 * parameters, 4 * parameters)
+    assert half.activations < single.activations < double.activations

@@ -1,0 +1,129 @@
+"""`python -m tiledseg.plan`: halos, efficiency, memory and cluster of a tiling, on a login node, before any job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from tiledseg.architecture.presets import PRESETS, build_network
+from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.command import Parser, add_format_option, run
+from tiledseg.config import ModelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
+from tiledseg.planning.report import plan
+from tiledseg.planning.table import table
+
+MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the plan and returns the exit code: 0, or 2 for bad input."""
+    return run(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> None:
+    flags = _parser().parse_args(argv)
+    question = _question(flags)
+    answer, tiling = plan(question)
+    if flags.plot is not None:
+        _plot(flags.plot, question, tiling)
+    print(json.dumps(answer, indent=2) if flags.format == "json" else table(question, answer))
+
+
+def _plot(path: str, question: Question, tiling: Tiling | None) -> None:
+    if tiling is None:
+        raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
+    try:
+        from tiledseg.planning.plot import write_plot  # matplotlib is slow to import, and an extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
+    write_plot(path, question, tiling)
+
+
+def _parser() -> Parser:
+    default = ModelConfig()
+    parser = Parser(
+        prog="python -m tiledseg.plan", description="Calculates halos, efficiency, memory and cluster of a tiling."
+    )
+    raster = parser.add_argument_group("raster and grid")
+    raster.add_argument(
+        "--size", nargs="+", type=int, required=True, metavar="N", help="side, or height and width (px)"
+    )
+    raster.add_argument(
+        "--grid", nargs="+", default=["8"], metavar="Q", help="Q, or rows and columns of tiles, or auto (default 8)"
+    )
+    raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
+    raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
+    model = parser.add_argument_group("network")
+    model.add_argument("--model", choices=("unet", *PRESETS), default="unet", help="unet, or a preset of the paper")
+    model.add_argument("--levels", type=int, help=f"levels, the bottom included (default {default.levels})")
+    model.add_argument("--convs-per-level", type=int, help=f"convolutions a level (default {default.convs_per_level})")
+    model.add_argument("--kernel", type=int, help=f"side of a kernel, odd (default {default.kernel})")
+    model.add_argument(
+        "--base-channels", type=int, help=f"channels of the first level (default {default.base_channels})"
+    )
+    model.add_argument("--padding", choices=PADDINGS, help=f"padded or unpadded (default {default.padding})")
+    model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
+    model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
+    model.add_argument(
+        "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
+    )
+    cluster = parser.add_argument_group("memory and cluster")
+    cluster.add_argument("--precision", choices=tuple(BYTES_PER_VALUE), default="fp32", help="(default fp32)")
+    cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say")
+    cluster.add_argument("--gpus-per-node", type=int, default=6, help="GPUs a node (default 6)")
+    cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
+    cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
+    add_format_option(parser)
+    parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
+    return parser
+
+
+def _question(flags: Namespace) -> Question:
+    return Question(
+        size=_two("--size", flags.size),
+        network=build_network(_model(flags), flags.bands, flags.classes),
+        grid=_grid(flags.grid),
+        stride=flags.stride,
+        precision=flags.precision,
+        gpu_memory=None if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
+        gpus_per_node=flags.gpus_per_node,
+        images=flags.images,
+        gpus=flags.gpus,
+    )
+
+
+def _model(flags: Namespace) -> ModelConfig:
+    given = {key: getattr(flags, key) for key in MODEL_FLAGS if getattr(flags, key) is not None}
+    preset = PRESETS.get(flags.model)
+    for key, value in given.items():
+        fixed = getattr(preset, key, value)
+        if fixed != value:
+            flag = f"--{key.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} is {value}, but the preset {flags.model} has {fixed}; leave {flag} or --model out"
+            )
+    return ModelConfig(name=flags.model, **given)
+
+
+def _grid(words: Sequence[str]) -> tuple[int, int] | None:
+    if list(words) == ["auto"]:
+        return None
+    try:
+        return _two("--grid", [int(word) for word in words])
+    except ValueError:
+        raise ConfigError(f"--grid is '{' '.join(words)}'; give auto, Q, or rows and columns") from None
+
+
+def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:
+    if len(values) > 2:
+        raise ConfigError(f"{flag} has {len(values)} values; give one, or rows and columns")
+    return values[0], values[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

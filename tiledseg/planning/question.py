@@ -1,0 +1,62 @@
+"""What is asked of the planner, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+
+BYTES_PER_VALUE = {"fp32": 4, "bf16": 2, "fp64": 8}
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A raster, a network and a cluster.
+
+    `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
+    `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles.
+    """
+
+    size: tuple[int, int]
+    network: UNet
+    grid: tuple[int, int] | None = None
+    stride: int = 1
+    precision: str = "fp32"
+    gpu_memory: int | None = None
+    gpus_per_node: int = 6
+    images: int = 1
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--size", min(self.size)),
+            ("--grid", min(self.grid) if self.grid else 1),
+            ("--stride", self.stride),
+            ("--gpus-per-node", self.gpus_per_node),
+            ("--images", self.images),
+            ("--gpus", 1 if self.gpus is None else self.gpus),
+            ("--gpu-memory", 1 if self.gpu_memory is None else self.gpu_memory),
+        ):
+            if value < 1:
+                raise ConfigError(f"{flag} is {value}; give at least 1")
+        if self.grid is None and self.gpu_memory is None:
+            raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
+        if self.grid is None and self.stride != 1:
+            raise ConfigError(f"--grid is auto, but networks of --stride {self.stride} have no exact plan; give a grid")
+
+    @property
+    def bytes_per_value(self) -> int:
+        return BYTES_PER_VALUE[self.precision]
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
+    if not match or match[2] not in _UNITS:
+        raise ConfigError(f"memory '{text}' is no number of bytes; give 16GiB, 16GB, 512MiB or a plain number")
+    return int(float(match[1]) * _UNITS[match[2]])

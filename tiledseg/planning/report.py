@@ -1,0 +1,184 @@
+"""The planner's answer: the paper's figures, the exact ones, and what the network, its memory and the cluster cost.
+
+Plain values in nested dicts, ready for JSON. Lengths in pixels, memory in bytes, E to four decimals.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tiledseg.geometry.efficiency import tiling_efficiency
+from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.question import Question
+from tiledseg.planning.search import choose_grid
+from tiledseg.planning.step_memory import training_memory
+
+Answer = dict[str, Any]
+
+
+def plan(question: Question) -> tuple[Answer, Tiling | None]:
+    """The answer, and the tiling that it is about.
+
+    A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no
+    network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
+    """
+    if question.stride != 1:
+        assert question.grid is not None
+        reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {question.stride}"
+        parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
+        return parts | {"cluster": cluster_part(question, question.grid)}, None
+    tiling = plan_tiling(question)
+    return {
+        "paper": paper_part(question, tiling.grid),
+        "exact": exact_part(question, tiling),
+        "network": network_part(question, tiling),
+        "memory": memory_part(question, tiling),
+        "cluster": cluster_part(question, tiling.grid),
+    }, tiling
+
+
+def plan_tiling(question: Question) -> Tiling:
+    """The tiling of the given grid, or of the one that fits the memory."""
+    layers = question.network.layers()
+    footprint = network_footprint(layers)
+    grid = question.grid
+    if grid is None:
+        assert question.gpu_memory is not None
+        ranks = ranks_per_image(question.gpus or 1, question.images)
+        grid = choose_grid(
+            question.size,
+            layers,
+            footprint,
+            question.gpu_memory,
+            question.bytes_per_value,
+            ranks,
+            question.network.bands,
+        )
+    return make_tiling(question.size, grid, footprint)
+
+
+def paper_part(question: Question, grid: tuple[int, int]) -> Answer:
+    """The paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]."""
+    network, size = question.network, question.size
+    shrink = paper_shrink(network.kernel, question.stride, size=max(size))
+    halo = paper_halo(network.levels, network.convs_per_level, shrink)
+    tile = size[0] / grid[0], size[1] / grid[1]
+    context = tile[0] + 2 * halo, tile[1] + 2 * halo
+    return {
+        "shrink": _number(shrink),
+        "halo": _number(halo),
+        "tile": _one_or_both(tile),
+        "context": _one_or_both(context),
+        "efficiency": round(context[0] * context[1] / (tile[0] * tile[1]), 4),
+        "efficiency_linear": round(1 + 2 * halo * (grid[0] / size[0] + grid[1] / size[1]), 4),
+    }
+
+
+def exact_part(question: Question, tiling: Tiling) -> Answer:
+    """What tiles really get: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
+    footprint = tiling.footprint
+    before, after = minimum_halo(question.network.layers())
+    return {
+        "alignment": footprint.alignment,
+        "halo_minimum": max(before, after),
+        "halo_minimum_sides": [before, after],
+        "halo": max(footprint.before, footprint.after),
+        "halo_sides": [footprint.before, footprint.after],
+        "border": "mirrored" if footprint.mirror else "clipped",
+        "grid": list(tiling.grid),
+        "tiles": len(tiling),
+        "core_max": list(tiling.core_max),
+        "core_min": [min(t.core.height for t in tiling.tiles), min(t.core.width for t in tiling.tiles)],
+        "context_max": list(tiling.context_max),
+        "efficiency": round(tiling_efficiency(tiling), 4),
+    }
+
+
+def network_part(question: Question, tiling: Tiling) -> Answer:
+    """Parameters, multiply-adds of a forward pass, and each layer on the largest context."""
+    network = question.network
+    layers = network.layers()
+    costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
+    contexts = Counter(t.context.shape for t in tiling.tiles)
+    image = sum(
+        count * sum(c.multiply_adds for c in layer_costs(layers, network.bands, shape))
+        for shape, count in contexts.items()
+    )
+    return {
+        "layers": len(layers),
+        "parameters": sum(c.parameters for c in costs),
+        "multiply_adds_context": sum(c.multiply_adds for c in costs),
+        "multiply_adds_image": image,
+        "by_layer": [
+            {
+                "name": c.name,
+                "kind": c.kind,
+                "shape": list(c.shape),
+                "parameters": c.parameters,
+                "multiply_adds": c.multiply_adds,
+                "activation_bytes": c.kept_bytes,
+            }
+            for c in costs
+        ],
+    }
+
+
+def memory_part(question: Question, tiling: Tiling) -> Answer:
+    """Bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
+    network = question.network
+    memory = training_memory(network.layers(), network.bands, tiling.context_max, question.bytes_per_value)
+    answer: Answer = {
+        "precision": question.precision,
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        "activations": memory.activations,
+        "backward": memory.backward,
+        "total": memory.total,
+    }
+    if question.gpu_memory is not None:
+        answer |= {"gpu": question.gpu_memory, "fits": memory.total <= question.gpu_memory}
+    return answer
+
+
+def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
+    """GPUs and nodes an image, one tile a GPU; rounds and idle GPUs of an epoch."""
+    tiles = grid[0] * grid[1]
+    epoch = Epoch(question.images, tiles, question.gpus or tiles)
+    return {
+        "gpus_per_image": tiles,
+        "gpus_per_node": question.gpus_per_node,
+        "nodes_per_image": round(nodes_per_image(tiles, question.gpus_per_node), 2),
+        "images": epoch.images,
+        "gpus": epoch.ranks,
+        "tiles": epoch.all_tiles,
+        "rounds": epoch.rounds,
+        "idle_gpus_last_round": epoch.idle,
+        "utilisation": round(epoch.utilisation, 4),
+    }
+
+
+def by_stage(by_layer: list[Mapping[str, Any]]) -> list[Answer]:
+    """Layers of one level and side taken together: what stands before the dot of their names."""
+    stages: dict[str, Answer] = {}
+    for layer in by_layer:
+        name = layer["name"].split(".")[0]
+        stage = stages.setdefault(name, {"name": name, "parameters": 0, "multiply_adds": 0, "activation_bytes": 0})
+        for key in ("parameters", "multiply_adds", "activation_bytes"):
+            stage[key] += layer[key]
+        stage["shape"] = layer["shape"]
+    return list(stages.values())
+
+
+def _number(value: float) -> int | float:
+    """A whole number as an int, any other to two decimals."""
+    return int(value) if value == int(value) else round(value, 2)
+
+
+def _one_or_both(sides: tuple[float, float]) -> int | float | list[int | float]:
+    return _number(sides[0]) if sides[0] == sides[1] else [_number(s) for s in sides]
