@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import OutputError
+from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.planning.question import Question
+from tiledseg.planning.report import plan_tiling
+
+plot = pytest.importorskip("tiledseg.planning.plot", reason="matplotlib is not installed")
+
+
+def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
+    question = Question((3000, 3000), UNet(), (4, 4))
+    tiling = plan_tiling(question)
+    curve = plot.efficiency_curve(question, tiling)
+    assert curve.q == tuple(range(1, 13))
+    for q, exact, paper, linear in zip(curve.q, curve.exact, curve.paper, curve.linear, strict=True):
+        assert exact == tiling_efficiency(make_tiling((3000, 3000), (q, q), tiling.footprint))
+        assert paper == pytest.approx(paper_efficiency(3000 / q, 92))
+        assert linear == pytest.approx(paper_efficiency_linear(3000, q, 92))
+
+
+def test_the_curve_ends_where_the_alignment_does() -> None:
+    question = Question((100, 3000), UNet(), (1, 4))
+    assert plot.efficiency_curve(question, plan_tiling(question)).q[-1] == 7
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_the_figure_shows_cores_contexts_and_the_chosen_grid(padding: str) -> None:
+    question = Question((2000, 3000), UNet(padding=padding), (3, 5))
+    tiling = plan_tiling(question)
+    raster, efficiency = plot.draw(question, tiling).axes
+    boxes = {(p.get_y(), p.get_x(), p.get_height(), p.get_width()) for p in raster.patches}
+    for tile in tiling.tiles:
+        core = tile.core
+        assert (core.row.start, core.col.start, core.height, core.width) in boxes
+    middle = tiling.tiles[7].context
+    assert (middle.row.start, middle.col.start, middle.height, middle.width) in boxes
+    (bottom, top), (left, right) = raster.get_ylim(), raster.get_xlim()
+    assert top <= min(b[0] for b in boxes) < 2000 <= bottom
+    assert left <= min(b[1] for b in boxes) < 3000 <= right
+    chosen = [line for line in efficiency.lines if "chosen" in str(line.get_label())]
+    assert list(chosen[0].get_ydata()) == [tiling_efficiency(tiling)]
+
+
+def test_a_plot_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    question = Question((500, 500), UNet(), (2, 2))
+    tiling = plan_tiling(question)
+    plot.write_plot(str(tmp_path / "plan.png"), question, tiling)
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "missing" / "plan.png", tmp_path / "folder.png", tmp_path / "plan.pdf"):
+        with pytest.raises(OutputError, match=r"plan|folder"):
+            plot.write_plot(str(path), question, tiling)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "plan.png"]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear
+from tiledseg.planning.question import Question
+from tiledseg.planning.report import by_stage, paper_part, plan
+
+
+def test_the_papers_setting() -> None:
+    answer, tiling = plan(Question((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
+    assert tiling is not None
+    assert answer["paper"] == {
+        "shrink": 2,
+        "halo": 92,
+        "tile": 1250,
+        "context": 1434,
+        "efficiency": 1.3161,
+        "efficiency_linear": 1.2944,
+    }
+    exact = answer["exact"]
+    assert (exact["alignment"], exact["halo_minimum"], exact["halo"], exact["grid"]) == (16, 94, 96, [8, 8])
+    assert (exact["core_max"], exact["context_max"], exact["tiles"]) == ([1264, 1264], [1440, 1440], 64)
+    computed = sum(t.context.area for t in tiling.tiles)
+    assert exact["efficiency"] == round(computed / 10**8, 4)
+    cluster = answer["cluster"]
+    assert (cluster["gpus_per_image"], cluster["nodes_per_image"]) == (64, 10.67)
+    assert (cluster["rounds"], cluster["idle_gpus_last_round"], cluster["utilisation"]) == (6, 800, 0.8889)
+
+
+@pytest.mark.parametrize(("levels", "halo"), [(5, 92), (6, 188), (7, 380)])
+def test_the_papers_halos(levels: int, halo: int) -> None:
+    assert paper_part(Question((10000, 10000), UNet(levels), (8, 8)), (8, 8))["halo"] == halo
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(st.integers(100, 20000), st.integers(1, 20), st.integers(2, 7))
+def test_squares_follow_the_papers_formulas(size: int, q: int, levels: int) -> None:
+    part = paper_part(Question((size, size), UNet(levels), (q, q)), (q, q))
+    assert part["efficiency"] == pytest.approx(paper_efficiency(size / q, part["halo"]), abs=1e-4)
+    assert part["efficiency_linear"] == pytest.approx(paper_efficiency_linear(size, q, part["halo"]), abs=1e-4)
+
+
+def test_rectangles_have_a_side_each() -> None:
+    part = plan(Question((3000, 1000), UNet(), (3, 2)))[0]["paper"]
+    assert (part["tile"], part["context"]) == ([1000, 500], [1184, 684])
+    assert part["efficiency"] == round(1184 * 684 / (1000 * 500), 4)
+
+
+def test_image_work_is_the_sum_over_tiles() -> None:
+    question = Question((500, 700), UNet(4, base_channels=4), (3, 2))
+    answer, tiling = plan(question)
+    assert tiling is not None
+    network, single = answer["network"], plan(Question((500, 700), UNet(4, base_channels=4), (1, 1)))[0]["network"]
+    assert network["multiply_adds_context"] == sum(layer["multiply_adds"] for layer in network["by_layer"])
+    assert network["parameters"] == single["parameters"] == sum(layer["parameters"] for layer in network["by_layer"])
+    # Convolutions cost the same for each pixel, so the work of an image grows as its contexts' pixels do.
+    pixels = sum(t.context.area for t in tiling.tiles)
+    assert network["multiply_adds_image"] * 504 * 704 == single["multiply_adds_image"] * pixels
+
+
+def test_stages_add_up() -> None:
+    by_layer = plan(Question((500, 500), UNet(3, base_channels=4), (2, 2)))[0]["network"]["by_layer"]
+    stages = by_stage(by_layer)
+    assert [s["name"] for s in stages] == ["encoder0", "encoder1", "bottom", "decoder1", "decoder0", "head"]
+    for key in ("parameters", "multiply_adds", "activation_bytes"):
+        assert sum(s[key] for s in stages) == sum(layer[key] for layer in by_layer)
+
+
+def test_memory_says_whether_it_fits() -> None:
+    def memory(gpu: int | None) -> dict[str, object]:
+        return plan(Question((1000, 1000), UNet(), (2, 2), gpu_memory=gpu))[0]["memory"]
+
+    need = memory(None)["total"]
+    assert isinstance(need, int)
+    assert "fits" not in memory(None)
+    assert memory(need)["fits"] is True
+    assert memory(need - 1)["fits"] is False
+
+
+def test_an_automatic_grid_fits_and_busies_the_gpus() -> None:
+    network = UNet(base_channels=16)
+    answer, _ = plan(Question((5000, 5000), network, None, gpu_memory=2**30, images=10, gpus=100))
+    rows, cols = answer["exact"]["grid"]
+    assert answer["memory"]["fits"]
+    assert rows * cols * 10 >= 100
+
+
+def test_another_stride_has_the_formula_only() -> None:
+    answer, tiling = plan(Question((1000, 1000), UNet(), (4, 4), stride=2))
+    assert tiling is None
+    assert set(answer) == {"paper", "omitted", "cluster"}
+    assert "stride 2" in answer["omitted"]
+    assert answer["paper"]["shrink"] == (1000 * 1 + 3) / 2 - 1
+    json.dumps(answer)

@@ -1,0 +1,180 @@
+"""The command as users type it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tiledseg.plan import main
+
+GOLDEN = "--size 10000 --grid 8 --levels 5 --convs-per-level 2 --kernel 3 --format json"
+
+
+def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
+    assert main([*line.split(), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_golden_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, GOLDEN)
+    golden = {
+        "paper": {"halo": 92, "tile": 1250, "context": 1434, "efficiency": 1.3161, "efficiency_linear": 1.2944},
+        "exact": {
+            "alignment": 16,
+            "halo_minimum": 94,
+            "halo": 96,
+            "grid": [8, 8],
+            "core_max": [1264, 1264],
+            "context_max": [1440, 1440],
+            "efficiency": 1.2869,
+        },
+        "cluster": {"gpus_per_image": 64, "nodes_per_image": 10.67},
+    }
+    for part, values in golden.items():
+        assert {key: found[part][key] for key in values} == values
+
+
+def test_a_login_node_answers_at_once_without_torch_numpy_or_mpi() -> None:
+    script = (
+        f"import sys; from tiledseg.plan import main; code = main({GOLDEN.split()!r}); "
+        "heavy = {'torch', 'numpy', 'mpi4py', 'rasterio', 'h5py', 'matplotlib', 'jsonargparse'} & set(sys.modules); "
+        "print(sorted(heavy), file=sys.stderr); sys.exit(code)"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    seconds = time.perf_counter() - started
+    assert done.stderr.strip() == "[]"
+    assert json.loads(done.stdout)["paper"]["halo"] == 92
+    assert seconds < 1.5, "0.13 s where this was written; the bound leaves room for a busy machine"
+
+
+def test_every_flag_changes_its_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = answer(capsys, "--size 2000 --grid 4")
+    expected = {
+        "--levels 4": ("exact", "alignment", 8),
+        "--convs-per-level 1": ("paper", "halo", 46),
+        "--kernel 5": ("paper", "halo", 184),
+        "--padding valid": ("exact", "border", "mirrored"),
+        "--upsampling bilinear": ("exact", "halo_minimum", 110),
+        "--base-channels 8": ("network", "parameters", 485898),
+        "--bands 3": ("network", "parameters", 31031810),
+        "--classes 5": ("network", "parameters", 31032581),
+        "--norm batch": ("network", "parameters", 31038274),
+        "--precision fp64": ("memory", "precision", "fp64"),
+        "--gpu-memory 1MiB": ("memory", "fits", False),
+        "--gpus-per-node 4": ("cluster", "nodes_per_image", 4.0),
+        "--images 3": ("cluster", "tiles", 48),
+        "--gpus 5": ("cluster", "rounds", 4),
+        "--model small": ("network", "layers", 109),
+        "--stride 2": ("paper", "shrink", 1000.5),
+    }
+    for flags, (part, key, value) in expected.items():
+        found = answer(capsys, f"--size 2000 --grid 4 {flags}")
+        assert found[part][key] == value, flags
+        assert plain[part].get(key) != value, flags
+
+
+@pytest.mark.parametrize(("model", "layers"), [("small", 109), ("medium-2", 129), ("large", 149)])
+def test_presets(capsys: pytest.CaptureFixture[str], model: str, layers: int) -> None:
+    assert answer(capsys, f"--size 4096 --grid 2 --model {model}")["network"]["layers"] == layers
+
+
+def test_grids_and_sizes_of_two_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    exact = answer(capsys, "--size 1000 3000 --grid 2 5")["exact"]
+    assert exact["grid"] == [2, 5]
+    assert exact["tiles"] == 10
+
+
+def test_an_automatic_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "--size 10000 --grid auto --gpu-memory 16GiB")
+    assert found["memory"]["fits"]
+    assert found["memory"]["total"] <= 16 * 2**30
+    assert found["exact"]["tiles"] < 64
+
+
+def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--size 10000 --grid 8 --gpu-memory 4GiB --images 100 --gpus 1200"
+    assert main(flags.split()) == 0
+    text = capsys.readouterr().out
+    titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ":" in line]
+    assert titles == ["paper", "exact", "network", "memory", "cluster"]
+    for words in ("92", "1250", "1434", "1.3161", "1.2944", "94", "1264 x 1264", "1440 x 1440", "1.2869", "10.67",
+                  "31,032,386", "88.9", "does NOT fit"):  # fmt: skip
+        assert words in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["--size", "1000", "--grid", "3", "--plot", str(tmp_path / "a.png")]) == 0
+    assert "paper" in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", ["--size"]),
+        ("--size 0", ["--size is 0", "at least 1"]),
+        ("--size -5 10", ["--size is -5"]),
+        ("--size ten", ["--size", "'ten'"]),
+        ("--size 1 2 3", ["--size has 3 values"]),
+        ("--size 100 --grid 200", ["200 tiles", "100 rows", "alignment of 16", "at most 7"]),
+        ("--size 100 --grid 1 8", ["8 tiles", "100 columns", "at most 7"]),
+        ("--size 100 --grid 0", ["--grid is 0"]),
+        ("--size 100 --grid 1 2 3", ["--grid is '1 2 3'", "rows and columns"]),
+        ("--size 100 --grid few", ["--grid is 'few'", "auto"]),
+        ("--size 100 --grid auto", ["--grid is auto", "--gpu-memory"]),
+        ("--size 100 --grid auto --gpu-memory 1MiB", ["needs", "1048576 bytes"]),
+        ("--size 100 --grid auto --gpu-memory 1GiB --stride 2", ["--grid is auto", "--stride 2"]),
+        ("--size 1000 --levels 0", ["levels is 0"]),
+        ("--size 1000 --levels 13", ["levels is 13", "at most 12"]),
+        ("--size 1000 --convs-per-level 0", ["convs_per_level is 0"]),
+        ("--size 1000 --kernel 4", ["kernel is 4", "odd"]),
+        ("--size 1000 --base-channels 0", ["base_channels is 0"]),
+        ("--size 1000 --bands 0", ["bands is 0"]),
+        ("--size 1000 --classes 1", ["classes is 1"]),
+        ("--size 1000 --padding reflect", ["--padding", "reflect", "same"]),
+        ("--size 1000 --upsampling cubic", ["--upsampling", "cubic", "bilinear"]),
+        ("--size 1000 --norm layer", ["--norm", "layer", "instance"]),
+        ("--size 1000 --stride 0", ["--stride is 0"]),
+        ("--size 1000 --model huge", ["--model", "huge", "medium-2"]),
+        ("--size 1000 --model small --levels 5", ["--levels is 5", "small has 6"]),
+        ("--size 1000 --model small --norm none", ["--norm is none", "small has instance"]),
+        ("--size 1000 --precision fp8", ["--precision", "fp8", "bf16"]),
+        ("--size 1000 --gpu-memory lots", ["'lots'", "16GiB"]),
+        ("--size 1000 --gpu-memory 0", ["--gpu-memory is 0"]),
+        ("--size 1000 --gpus-per-node 0", ["--gpus-per-node is 0"]),
+        ("--size 1000 --images 0", ["--images is 0"]),
+        ("--size 1000 --gpus -1", ["--gpus is -1"]),
+        ("--size 1000 --format xml", ["--format", "xml", "json"]),
+        ("--size 1000 --grid 2 --plot out.pdf", ["out.pdf", ".png"]),
+        ("--size 1000 --grid 2 --plot missing/out.png", ["missing/out.png", "No such file"]),
+        ("--size 1000 --grid 2 --stride 2 --plot out.png", ["--plot", "--stride is 2"]),
+        ("--size 1000 --colour red", ["--colour"]),
+        ("--siz 1000", ["--siz"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    line: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for word in words:
+        assert word in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "--gpu-memory" in capsys.readouterr().out
