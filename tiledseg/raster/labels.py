@@ -139,7 +139,7 @@ class LabelMap:
         listed = ", ".join(names) + (", ..." if len(known) > 6 else "")
         return (
             f"{path} holds {what} at (row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
-            "add it to data.classes, or map it to null to leave it out"
+            "add it to the classes, or map it to null to leave it out"
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,7 @@ def best_compression() -> str:
     return "zstd"
 
 
-@contextmanager
+@contextlib.contextmanager
 def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iterator[Iterator[Windowed]]:
     """All windows in order, made here or by processes, each of which makes every `workers`-th."""
     boxes = list(Box.of_shape(size).blocks(*WINDOW))
@@ -167,9 +169,11 @@ def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iter
 
 def _make_windows(end: Connection, seed: int, size: tuple[int, int], bands: int, boxes: list[Box]) -> None:
     """What a process does. A full pipe holds it back, so that no more than a window each is ahead of the writer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer ends its processes itself
     scene = Scene(seed, size, bands)
-    for box in boxes:
-        end.send(scene.render(box))
+    with contextlib.suppress(BrokenPipeError):  # the writer is gone
+        for box in boxes:
+            end.send(scene.render(box))
 
 
 def _receive(end: Connection, box: Box) -> Windowed:

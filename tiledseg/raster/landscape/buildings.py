@@ -62,8 +62,8 @@ def make_buildings(seed: int, warp: Warp, cell: Cell) -> Buildings:
     u0, u1, v0, v1 = u0 + leaf.road_u0 + 2.5, u1 - leaf.road_u1 - 2.5, v0 + leaf.road_v0 + 2.5, v1 - leaf.road_v1 - 2.5
     room_u, room_v = u1 - u0, v1 - v0
     beside_road = (leaf.road_u0 > 0) | (leaf.road_u1 > 0) | (leaf.road_v0 > 0) | (leaf.road_v1 > 0)
-    house = (leaf.kind == LOT) & (random[0] < 0.93)
-    farm = (cell.kind == FARMLAND) & np.isin(leaf.kind, (FIELD, MEADOW)) & beside_road & (random[0] < 0.09)
+    house = cell.used & (leaf.kind == LOT) & (random[0] < 0.93)
+    farm = cell.used & (cell.kind == FARMLAND) & np.isin(leaf.kind, (FIELD, MEADOW)) & beside_road & (random[0] < 0.12)
     hall = house & (random[1] < 0.10)
     large = hall | farm
     size_u = np.where(large, np.minimum(room_u, 16 + 26 * random[2]), np.minimum(room_u * 0.72, 8.5 + 7 * random[2]))

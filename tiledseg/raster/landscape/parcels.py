@@ -96,6 +96,7 @@ class Cell:
     cut_v: NDArray[np.float32]
     leaf: Leaf
     used: NDArray[np.bool_]
+    """False for the parcels left over where a node was not cut: they repeat another and hold no place."""
 
 
 def make_cell(seed: int, i: int, j: int) -> Cell:

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+
+from tiledseg.errors import ConfigError, OutputError
+from tiledseg.geometry.box import Box
+from tiledseg.raster import scene_files
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.scene_files import write_scene
+from tiledseg.raster.synthetic import BANDS, Scene
+
+
+def test_bytes_are_the_same_for_any_number_of_workers_and_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (600, 1100)
+    made = []
+    for name, workers, window in (("a", 1, (512, 1024)), ("b", 2, (512, 512)), ("c", 1, (512, 1536))):
+        monkeypatch.setattr(scene_files, "WINDOW", window)
+        paths = tmp_path / f"{name}.tif", tmp_path / f"{name}-labels.tif"
+        counted: list[int] = []
+        write_scene(*paths, size, seed=3, workers=workers, progress=counted.append)
+        assert sum(counted) == size[0] * size[1]
+        made.append([path.read_bytes() for path in paths])
+    assert made[0] == made[1] == made[2]
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+@pytest.mark.parametrize("bands", [1, 3, 4])
+def test_files_hold_the_scene(tmp_path: Path, bands: int) -> None:
+    image, labels = tmp_path / "a.tif", tmp_path / "b.tif"
+    size = (300, 520)
+    write_scene(image, labels, size, bands, seed=2)
+    expected = Scene(2, size, bands).render(Box.of_shape(size))
+    with rasterio.open(image) as dataset:
+        np.testing.assert_array_equal(dataset.read(), expected[0])
+        assert dataset.descriptions == BANDS[bands]
+        assert dataset.nodata == 0
+        assert dataset.crs.is_projected
+        assert dataset.res == (0.5, 0.5)
+        assert dataset.block_shapes[0] == (512, 512)
+        assert dataset.compression.value.lower() in {"zstd", "deflate"}
+        grid = dataset.crs, dataset.transform
+    with rasterio.open(labels) as dataset:
+        np.testing.assert_array_equal(dataset.read(1), expected[1])
+        assert dataset.nodata == 255
+        assert (dataset.crs, dataset.transform) == grid
+        assert dataset.colormap(1)[4][2] > dataset.colormap(1)[4][0]
+        assert dataset.tags(1)["CLASS_3"] == "tree"
+    with open_raster(str(image)) as reader:
+        assert reader.info.bands == bands  # none of them taken for alpha
+        np.testing.assert_array_equal(reader.read(Box.of_shape(size))[1], expected[1] != 255)
+
+
+def test_existing_files_stay_until_both_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, labels = tmp_path / "a.tif", tmp_path / "b.tif"
+    image.write_bytes(b"old")
+    labels.write_bytes(b"old")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_scene(image, labels, (64, 64), progress=interrupted)
+    assert image.read_bytes() == labels.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 2
+    write_scene(image, labels, (64, 64))
+    assert len(image.read_bytes()) > 1000
+
+
+def test_a_lost_worker_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene_files, "_make_windows", _dies)
+    with pytest.raises(RuntimeError, match="has ended"):
+        write_scene(tmp_path / "a.tif", tmp_path / "b.tif", (64, 1100), workers=2)
+    assert not list(tmp_path.iterdir())
+
+
+def _dies(*_: object) -> None:
+    sys.exit(9)
+
+
+def test_outputs_and_sizes_that_cannot_be(tmp_path: Path) -> None:
+    good = tmp_path / "a.tif"
+    with pytest.raises(OutputError, match="not a folder"):
+        write_scene(good, tmp_path / "no" / "b.tif", (8, 8))
+    with pytest.raises(OutputError, match="two names"):
+        write_scene(good, good, (8, 8))
+    with pytest.raises(OutputError, match="GiB free"):
+        write_scene(good, tmp_path / "b.tif", (2_000_000, 2_000_000))
+    with pytest.raises(ConfigError, match="workers 0"):
+        write_scene(good, tmp_path / "b.tif", (8, 8), workers=0)
+    with pytest.raises(ConfigError, match="2000001"):
+        write_scene(good, tmp_path / "b.tif", (8, 2_000_001))
+    assert not list(tmp_path.iterdir())
+
+
+def test_peak_memory_does_not_grow_with_the_scene(tmp_path: Path) -> None:
+    """A scene of five times the pixels takes no more resident memory, but for a margin for the allocator."""
+
+    def peak_mib(height: int) -> float:
+        code = (
+            "import resource; from tiledseg.raster.scene_files import write_scene;"
+            f"write_scene({str(tmp_path / 'a.tif')!r}, {str(tmp_path / 'b.tif')!r}, ({height}, 512));"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+        return float(done.stdout)
+
+    assert peak_mib(5120) < peak_mib(1024) + 48

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+
+from tiledseg.evaluate import main
+from tiledseg.inference import evaluation
+from tiledseg.inference.evaluation import compare, thumbnail
+from tiledseg.raster.reader import open_raster
+from tiledseg.training.metrics import confusion_matrix, scores
+
+PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
+SHAPE = 60, 130
+
+
+def write(path: Path, pixels: np.ndarray, nodata: float | None = 255, **changes: Any) -> str:
+    pixels_CHW = pixels if pixels.ndim == 3 else pixels[None]
+    bands, height, width = pixels_CHW.shape
+    profile = {"driver": "GTiff", "count": bands, "height": height, "width": width, "dtype": pixels.dtype}
+    place = {"crs": "EPSG:32611", "transform": PLACE, "nodata": nodata}
+    with rasterio.open(path, "w", **{**profile, **place, **changes}) as dataset:
+        dataset.write(pixels_CHW)
+    return str(path)
+
+
+@pytest.fixture
+def truth() -> np.ndarray:
+    truth = np.random.default_rng(0).integers(0, 4, SHAPE).astype(np.uint8)
+    truth[:5] = 255
+    return truth
+
+
+@pytest.fixture
+def prediction(truth: np.ndarray) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    prediction = np.where(rng.random(SHAPE) < 0.7, truth, rng.integers(0, 4, SHAPE)).astype(np.uint8)
+    prediction[:, :7] = 255
+    prediction[prediction == 2] = 1  # a class that is never predicted
+    return prediction
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not strict JSON"))
+
+
+def test_scores_are_those_of_the_whole_arrays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
+    expected = confusion_matrix(truth, prediction, 4)
+    answer = evaluate(capsys, *files)
+    assert answer["confusion_matrix"] == expected.tolist()
+    assert answer["classes"] == 4
+    assert answer["mean_iou"] == scores(expected).mean_iou
+    assert answer["iou"][2] == 0
+    assert answer["pixels"] == int(((truth < 255) & (prediction < 255)).sum())
+    wider = evaluate(capsys, *files, "--classes", "6")
+    assert wider["iou"] == [*answer["iou"], None, None]
+    assert wider["mean_iou"] == answer["mean_iou"]
+
+
+@pytest.mark.parametrize("block", [(7, 13), (64, 32), (1000, 1000)])
+@pytest.mark.parametrize("tiled", [True, False])
+def test_blocks_do_not_change_the_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, prediction: np.ndarray, block: Any, tiled: bool
+) -> None:
+    layout = {"tiled": True, "blockxsize": 16, "blockysize": 32} if tiled else {}
+    first, second = write(tmp_path / "p.tif", prediction, **layout), write(tmp_path / "b.tif", truth, **layout)
+    monkeypatch.setattr(evaluation, "_BLOCK", block)
+    with open_raster(first) as map_reader, open_raster(second) as label_reader:
+        matrix = compare(map_reader, label_reader, None)
+    np.testing.assert_array_equal(matrix, confusion_matrix(truth, prediction, 4))
+
+
+def test_raw_values_of_labels_are_mapped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    raw = np.array([10, 20, 30, 31], np.int16)[np.minimum(truth, 3)]
+    raw[truth == 255] = -9
+    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", raw, -9)]
+    answer = evaluate(capsys, *files, "--classes", '{"10": 0, "20": 1, "30": 2, "31": 3}')
+    assert answer["confusion_matrix"] == confusion_matrix(truth, prediction, 4).tolist()
+    left_out = evaluate(capsys, *files, "--classes", '{"10": 0, "20": 1, "30": 2, "31": null}', "--ignore-index", "3")
+    expected = confusion_matrix(truth, np.where(prediction == 3, 255, prediction), 3, valid=truth != 3)
+    assert left_out["confusion_matrix"] == expected.tolist()
+
+
+def test_nothing_in_common_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
+    nothing = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8))
+    answer = evaluate(capsys, "--prediction", nothing, "--labels", write(tmp_path / "b.tif", truth))
+    assert answer["accuracy"] is None
+    assert answer["mean_iou"] is None
+    assert answer["pixels"] == 0
+
+
+def test_the_table_names_every_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
+    assert main([*files, "--classes", "5"]) == 0
+    text = capsys.readouterr().out
+    expected = scores(confusion_matrix(truth, prediction, 5))
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert f"{100 * expected.iou[1]:.1f} %" in rows["1"]
+    assert f"{100 * expected.recall[1]:.1f} %" in rows["1"]
+    assert rows["4"].split()[1:] == ["0", "-", "-", "-", "-"]
+    assert f"{100 * expected.mean_iou:.1f} %" in rows["mean"]
+    assert f"pixel accuracy {100 * expected.accuracy:.1f} %" in text
+    assert "truth 0" in text
+
+
+def test_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    pytest.importorskip("matplotlib")
+    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
+    image = write(tmp_path / "a.tif", np.random.default_rng(2).normal(0, 1, (4, *SHAPE)).astype(np.float32), None)
+    for options in ([], ["--image", image]):
+        picture = tmp_path / "map.png"
+        assert main([*files, "--plot", str(picture), *options]) == 0
+        with rasterio.open(picture) as dataset:
+            assert dataset.width > 800
+            assert dataset.read(1).std() > 10
+        picture.unlink()
+    assert "IoU" in capsys.readouterr().out
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("side", [10, 45, 500])
+def test_a_thumbnail_is_every_kth_pixel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: np.ndarray, side: int
+) -> None:
+    monkeypatch.setattr(evaluation, "_BLOCK", (16, 24))
+    step = -(-max(SHAPE) // side)
+    with open_raster(write(tmp_path / "b.tif", truth, tiled=True, blockxsize=16, blockysize=16)) as reader:
+        pixels_CHW, valid_HW = thumbnail(reader, side)
+    np.testing.assert_array_equal(pixels_CHW[0], truth[::step, ::step])
+    np.testing.assert_array_equal(valid_HW, truth[::step, ::step] != 255)
+
+
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    good, labels = write(tmp_path / "p.tif", prediction), write(tmp_path / "b.tif", truth)
+    far = write(tmp_path / "far.tif", truth, transform=Affine(0.5, 0, 350001.5, 0, -0.5, 3770000))
+    other = write(tmp_path / "other.tif", truth, crs="EPSG:32612")
+    small = write(tmp_path / "small.tif", truth[:50])
+    wrong = write(tmp_path / "wrong.tif", np.where(truth == 3, 77, truth).astype(np.uint8))
+    cases = [
+        ([good, far], ["transform", "350000", "350001.5"]),
+        ([good, other], ["CRS", "EPSG:32611", "EPSG:32612"]),
+        ([good, small], ["size", "60 x 130", "50 x 130"]),
+        ([good, str(tmp_path / "missing.tif")], ["missing.tif"]),
+        ([good, labels, "--classes", "3"], ["b.tif holds value 3 at (row 5, col"]),
+        ([wrong, labels, "--classes", "4"], ["wrong.tif holds value 77 at (row 5, col"]),
+        ([good, labels, "--classes", "many"], ["'many'"]),
+        ([good, labels, "--classes", "1"], ["1 classes"]),
+        ([good, labels, "--classes", '{"0": 0, "1": 2}'], ["class 1 is missing"]),
+        ([good, labels, "--classes", "5", "--ignore-index", "4"], ["ignore_index 4"]),
+        ([good, labels, "--image", good], ["--plot"]),
+        ([good, labels, "--plot", str(tmp_path / "no" / "map.png")], ["not a folder"]),
+        ([good, labels, "--format", "xml"], ["xml"]),
+    ]
+    before = sorted(tmp_path.iterdir())
+    for (first, second, *options), said in cases:
+        assert main(["--prediction", first, "--labels", second, *options]) == 2, options
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+        assert all(part in captured.err for part in said), captured.err
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,135 @@
+"""`python -m tiledseg.evaluate --prediction classes.tif --labels b.tif`: scores of a class map."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.command import Parser, add_format_option, run
+from tiledseg.errors import ConfigError
+from tiledseg.inference.evaluation import compare
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.writer import check_output
+from tiledseg.training.metrics import Scores, scores
+
+
+def build_parser() -> Parser:
+    """The command's options."""
+    parser = Parser(prog="python -m tiledseg.evaluate", description="Score a class map against its labels.")
+    parser.add_argument("--prediction", required=True, help="raster of class numbers; its nodata does not count")
+    parser.add_argument("--labels", required=True, help="raster of labels on the same grid; its nodata does not count")
+    parser.add_argument(
+        "--classes",
+        type=parse_classes,
+        help="number of classes, or a JSON map of the labels' raw values or colours to classes "
+        "(default: the labels are class numbers, counted in the data)",
+    )
+    parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
+    parser.add_argument("--image", help="raster to show beside the map with --plot")
+    parser.add_argument("--plot", help="PNG to write: image, labels and prediction side by side")
+    add_format_option(parser)
+    return parser
+
+
+def parse_classes(text: str) -> int | Mapping[Hashable, int | None]:
+    """A number, or a JSON object; raises ConfigError."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, (int, dict)):
+        raise ConfigError(f'--classes is {text!r}; give a number, or a JSON map such as \'{{"1": 0, "2": 1}}\'')
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the scores; the exit code (0; 2 for bad input)."""
+    return run(lambda: _evaluate(build_parser().parse_args(argv)))
+
+
+def _evaluate(options: Namespace) -> None:
+    if options.image and not options.plot:
+        raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
+    if options.plot:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
+        check_output(options.plot)
+    label_map = None if options.classes is None else LabelMap.from_config(options.classes, options.ignore_index)
+    with ExitStack() as stack:
+        prediction = stack.enter_context(open_raster(options.prediction))
+        labels = stack.enter_context(open_raster(options.labels))
+        image = stack.enter_context(open_raster(options.image)) if options.image else None
+        matrix = compare(prediction, labels, label_map, options.ignore_index)
+        result = scores(matrix)
+        if options.plot:
+            from tiledseg.inference.comparison_plot import write_comparison  # matplotlib is slow to import
+
+            shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)
+            title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
+            write_comparison(options.plot, image, labels, prediction, shown_map, title)
+    print(as_json(options, matrix, result) if options.format == "json" else as_table(matrix, result))
+    if result.pixels == 0:
+        print("no pixel is valid in both rasters: there is nothing to score", file=sys.stderr)
+
+
+def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores) -> str:
+    """Strict JSON; null where a class has no score."""
+    answer = {
+        "prediction": options.prediction,
+        "labels": options.labels,
+        "classes": len(matrix),
+        "ignore_index": options.ignore_index,
+        **result.to_json(),
+        "confusion_matrix": matrix.tolist(),
+    }
+    return json.dumps(answer, indent=1, allow_nan=False)
+
+
+def as_table(matrix: NDArray[np.int64], result: Scores) -> str:
+    """Scores and confusion matrix for people, in percent; `-` where a class has no score."""
+    head = ["class", "pixels", "IoU", "F1", "precision", "recall"]
+    rows = [
+        [
+            str(k),
+            f"{int(matrix[k].sum())}",
+            *map(_percent, (result.iou[k], result.f1[k], result.precision[k], result.recall[k])),
+        ]
+        for k in range(len(matrix))
+    ]
+    rows.append(["mean", f"{result.pixels}", _percent(result.mean_iou), _percent(result.mean_f1), "", ""])
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    confusion = [["", *(f"as {k}" for k in range(len(matrix)))]]
+    confusion += [[f"truth {k}", *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
+    return "\n".join(
+        [
+            f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "
+            f"over {result.pixels} pixels",
+            "",
+            *_aligned([head, *rows]),
+            "",
+            "confusion: of the pixels of each true class, the share mapped as",
+            *_aligned(confusion),
+        ]
+    )
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
