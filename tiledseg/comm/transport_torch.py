@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ from tiledseg.errors import CommunicationError
 
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """Turns torch's RuntimeError of a broken collective into CommunicationError with the first line of its message."""
+    """Turns torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
+
+    Without the source file of torch's own that the line may begin with.
+    """
     try:
         yield
     except RuntimeError as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CommunicationError(f"{what} failed, a peer may be lost: {first_line}") from error
+        reason = re.sub(r"^\[[^\]]*\]\s*", "", first_line)
+        raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
 
 
 @dataclass(frozen=True)
