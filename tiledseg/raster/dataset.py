@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from tiledseg.errors import RasterError
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.layout import check_cut
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.statistics import Normalization, check_alike
 
@@ -135,6 +136,9 @@ def _check(
     for reader, tiling in zip(images, tilings, strict=True):
         if reader.info.shape != tiling.raster:
             raise RasterError(f"{reader.info.path} is {reader.info.shape} but its tiling is of {tiling.raster}")
+        check_cut(reader.info, tiling)
+    for reader, tiling in zip(labels or (), tilings, strict=False):
+        check_cut(reader.info, tiling)
     if (labels is None) != (label_map is None):
         raise RasterError("labels and data.classes go together; give both or neither")
     for image, label in zip(images, labels or (), strict=False):

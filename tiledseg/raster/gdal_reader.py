@@ -6,7 +6,6 @@ GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETR
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.sources import gdal_path, is_named, is_remote
@@ -40,9 +40,7 @@ class GdalReader(RasterReader):
 
     def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._idle: list[Any] = []
-        self._closed = False
+        self._handles: HandlePool[Any] = HandlePool(path, self._open, lambda dataset: dataset.close())
         if not is_named(path) and not os.path.exists(path):
             raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
         with self._handle() as dataset:
@@ -52,6 +50,7 @@ class GdalReader(RasterReader):
             self._masked = _has_mask_band(dataset)
             self._nodata = _nodata_values(path, dataset, selected, nodata)
             self.info = self._describe(dataset, selected)
+        self.release()  # a run may open more rasters than the system allows files
 
     def _describe(self, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
         dtype = _dtype(self._path, dataset, selected)
@@ -95,23 +94,9 @@ class GdalReader(RasterReader):
 
     @contextmanager
     def _handle(self) -> Iterator[Any]:
-        """A GDAL handle for this thread alone, while it needs one. Handles of past threads are used again."""
-        with rasterio.Env(session=DummySession(), **_options(self._path)):
-            with self._lock:
-                if self._closed:
-                    raise RasterError(f"{self._path} is read after its reader was closed; open it again")
-                dataset = self._idle.pop() if self._idle else None
-            if dataset is None:
-                dataset = self._open()
-            try:
-                yield dataset
-            finally:
-                with self._lock:
-                    keep = not self._closed
-                    if keep:
-                        self._idle.append(dataset)
-                if not keep:
-                    dataset.close()
+        """A rasterio handle for this thread alone, with GDAL's settings in force."""
+        with rasterio.Env(session=DummySession(), **_options(self._path)), self._handles.borrow() as dataset:
+            yield dataset
 
     def _open(self) -> Any:
         try:
@@ -120,15 +105,10 @@ class GdalReader(RasterReader):
             raise RasterError(f"cannot open {self._path}: {_reason(error)}; give a raster that GDAL reads") from error
 
     def release(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for dataset in idle:
-            dataset.close()
+        self._handles.release()
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self.release()
+        self._handles.close()
 
 
 def _options(path: str) -> dict[str, Any]:

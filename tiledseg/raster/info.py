@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tiledseg.geometry.tiling import Tiling
+
 Colour = tuple[int, int, int, int]
 
 
@@ -15,8 +17,8 @@ class RasterInfo:
     `crs` and `transform` are rasterio's (None and the identity where the file has none). `nodata` is that of the first
     selected band. `block_shape` (rows, cols) is what must be decoded at once; `sequential` says that a block needs all
     blocks before it too (PNG, JPEG). `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
-    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table. `notes` are
-    one-line warnings for the user.
+    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table. `tiling` is the
+    one that a tile store was cut by. `notes` are one-line warnings for the user.
     """
 
     path: str
@@ -33,6 +35,7 @@ class RasterInfo:
     driver: str = ""
     sequential: bool = False
     palette: tuple[tuple[int, Colour], ...] | None = None
+    tiling: Tiling | None = None
     notes: tuple[str, ...] = ()
 
     @property

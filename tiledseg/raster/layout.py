@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
 
 WARN_ABOVE = 3.0
+_REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with python -m tiledseg.tile"
 
 
 def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
     """Pixels decoded per pixel asked for, if every context is read on its own: 1 is ideal.
 
-    A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too.
+    A block that a context touches is decoded whole; in a sequential file (PNG, JPEG) everything before it is too. A
+    tile store holds the contexts themselves.
     """
+    if info.tiling is not None:
+        return 1.0
     whole = Box.of_shape(info.shape)
     asked = decoded = 0
     for tile in tiling.tiles:
@@ -39,6 +44,32 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
         f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
         f"`python -m tiledseg.tile --images {info.path} --grid {grid} --output tiles.h5`"
     )
+
+
+def check_cut(info: RasterInfo, tiling: Tiling) -> None:
+    """Raise RasterError, showing both, where a tile store was cut otherwise than the run cuts.
+
+    That is: another grid, other cores (alignment), or contexts that lack pixels that the network needs. Any other
+    raster fits any tiling.
+    """
+    cut = info.tiling
+    if cut is None:
+        return
+    pairs = [
+        ("grid", list(cut.grid), list(tiling.grid)),
+        ("raster", cut.raster, tiling.raster),
+        ("alignment", cut.footprint.alignment, tiling.footprint.alignment),
+    ]
+    for what, ours, theirs in pairs:
+        if ours != theirs and (what != "alignment" or _cores(cut) != _cores(tiling)):
+            raise RasterError(f"{info.path} was cut with {what} {ours}, but the run has {theirs}; {_REMEDY}")
+    if not all(a.context.contains(b.context) for a, b in zip(cut.tiles, tiling.tiles, strict=True)):
+        ours, theirs = (f"({f.before}, {f.after}) px" for f in (cut.footprint, tiling.footprint))
+        raise RasterError(f"{info.path} was cut with halo {ours}, but the run needs {theirs}; {_REMEDY}")
+
+
+def _cores(tiling: Tiling) -> list[Box]:
+    return [tile.core for tile in tiling.tiles]
 
 
 def _covered(interval: Interval, block: int, size: int) -> Interval:

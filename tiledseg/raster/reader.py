@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.tile_store import StoreReader, is_tile_store, parse_store_name
 
 __all__ = ["RasterReader", "open_raster"]
 
@@ -13,10 +14,13 @@ __all__ = ["RasterReader", "open_raster"]
 def open_raster(path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> RasterReader:
     """Open a raster for reading boxes.
 
-    `path`: a file, an s3://, gs://, az:// or http(s):// URL or a /vsi... path. `bands`: numbers from 1 as in GDAL, in
-    the order wanted; all but an alpha band where None. `nodata` takes the place of the file's own nodata value.
+    `path`: a file, an s3://, gs://, az:// or http(s):// URL, a /vsi... path, or one raster of a tile store
+    ("tiles.h5#0"). `bands`: numbers from 1 as in GDAL, in the order wanted; all but an alpha band where None. `nodata`
+    takes the place of the file's own nodata value.
 
     Raises RasterError, in one line, where the file is missing, truncated, no raster, without bands, of a complex
     dtype, or has not the bands asked for.
     """
+    if parse_store_name(path) or is_tile_store(path):
+        return StoreReader(path, bands, nodata)
     return GdalReader(path, bands, nodata)

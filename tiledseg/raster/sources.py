@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from tiledseg.errors import RasterError
+from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
@@ -17,8 +18,10 @@ def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
     """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
 
     A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
-    `[`. `key` (such as "data.images") is what error messages name. Raises RasterError for no pattern at all, a glob
-    that matches nothing, a missing file, a folder, and for a path that occurs twice.
+    `[`. A tile store stands for all of its images. `key` (such as "data.images") is what error messages name.
+
+    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder, and for a path that
+    occurs twice.
     """
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, glob or URL")
@@ -30,6 +33,31 @@ def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
             raise RasterError(f"{key} holds {path} twice, at positions {first[same]} and {at}; remove one")
         first[same] = at
     return tuple(paths)
+
+
+def pair_sources(
+    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The images and, paired with them in order, their labels; those in a tile store go by themselves without labels.
+
+    Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
+    """
+    image_paths = expand_sources(images, keys[0])
+    if labels:
+        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1]))
+    else:
+        without = [path for path in image_paths if _labels_of(path) is None]
+        if without:
+            raise RasterError(f"{keys[1]} is empty and {without[0]} is no tile store; give one label raster an image")
+        label_paths = tuple(str(_labels_of(path)) for path in image_paths)
+    check_counts(image_paths, label_paths, keys)
+    return image_paths, label_paths
+
+
+def _labels_of(path: str) -> str | None:
+    """The labels beside an image of a tile store; None for any other raster."""
+    name = parse_store_name(path)
+    return None if name is None else str(name._replace(labels=True))
 
 
 def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple[str, str]) -> None:
@@ -62,8 +90,10 @@ def gdal_path(path: str) -> str:
 
 
 def _expand(pattern: str, key: str) -> list[str]:
-    if is_named(pattern):
+    if is_named(pattern) or parse_store_name(pattern):
         return [pattern]
+    if is_tile_store(pattern):
+        return [str(name) for name in store_images(pattern)]
     if os.path.isdir(pattern):
         raise RasterError(f"{key}: {pattern} is a folder; give its files, as in '{os.path.join(pattern, '*.tif')}'")
     if os.path.exists(pattern):

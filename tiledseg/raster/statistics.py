@@ -75,8 +75,15 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Partial
     infos = [reader.info for reader in readers]
     check_alike(infos)
     empty = partial_sums(np.zeros((infos[0].bands, 0, 0), infos[0].dtype), np.ones((0, 0), np.bool_))
-    parts = (partial_sums(*readers[block.image].read(block.box)) for block in blocks)
-    return merge([empty, *parts])
+    parts = [empty]
+    previous: RasterReader | None = None
+    for block in blocks:
+        reader = readers[block.image]
+        if previous is not None and previous is not reader:
+            previous.release()  # so that no more files stay open than need be
+        parts.append(partial_sums(*reader.read(block.box)))
+        previous = reader
+    return merge(parts)
 
 
 def partial_sums(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> PartialSums:

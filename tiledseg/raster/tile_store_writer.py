@@ -1,0 +1,328 @@
+"""Writing a tile store from many ranks, so that a killed run goes on where it stood.
+
+One rank lays the file out under the name `tiles.h5.partial`: all groups, attributes and contiguous datasets, sparse, no
+pixel yet. From then on each tile has its place, and any rank puts it there with `pwrite`; its state byte follows once
+the pixels are on the disk. After a barrier of the caller one rank renames the file. A tile is thus either absent or
+whole wherever a run is killed, and the bytes of the final file depend on the rasters and the plan only.
+
+    store = begin_store(path, plan)                                 one rank; broadcast the value
+    write_tiles(store, images, labels, plan.tilings, share)         every rank, its share of store.missing
+    publish_store(store)                                            one rank, after a barrier
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.errors import OutputError, TiledsegError
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.sources import is_named
+from tiledseg.raster.tile_store import (
+    ABSENT,
+    ALL_VALID,
+    FORMAT,
+    SOME_INVALID,
+    VERSION,
+    Slots,
+    StoreName,
+    encode,
+    encode_boxes,
+    is_tile_store,
+    load_slots,
+    open_store,
+)
+
+_ALIGNMENT = 4096  # bytes: datasets start on pages, so that no two ranks share one but at slot edges
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """What goes into a store: images, their labels (or None) and how each is cut."""
+
+    images: tuple[RasterInfo, ...]
+    labels: tuple[RasterInfo, ...] | None
+    tilings: tuple[Tiling, ...]
+
+    def rasters(self) -> Iterator[tuple[StoreName, RasterInfo, Tiling]]:
+        """Every raster of the store with its name (of no file yet)."""
+        for number, (info, tiling) in enumerate(zip(self.images, self.tilings, strict=True)):
+            yield StoreName("", number, labels=False), info, tiling
+        for number, (info, tiling) in enumerate(zip(self.labels or (), self.tilings, strict=self.labels is not None)):
+            yield StoreName("", number, labels=True), info, tiling
+
+    @property
+    def bytes(self) -> int:
+        """What the pixels take on the disk. Validity takes more only where pixels are invalid."""
+        sizes = (
+            np.prod(_slot_shape(name, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
+            for name, info, tiling in self.rasters()
+        )
+        return int(sum(sizes))
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """A laid-out store: its final name, its name until then, whether it has its final name, and the tiles it lacks."""
+
+    path: str
+    partial: str
+    finished: bool
+    missing: tuple[TileReference, ...]
+
+
+def begin_store(path: str, plan: StorePlan) -> StoreState:
+    """Lay the store out, or find what a killed run left of it.
+
+    Raises OutputError where it cannot be written, does not fit on the disk, or where a store of that name, finished or
+    not, was cut from other rasters or in another way.
+    """
+    partial = f"{path}.partial"
+    if os.path.exists(path):
+        if not is_tile_store(path):
+            raise OutputError(f"{path} exists and is no tile store; remove it or give another --output")
+        _check_same(path, plan)
+        return StoreState(path, partial, True, ())
+    if os.path.exists(partial):
+        _check_same(partial, plan)
+    else:
+        _lay_out(partial, plan)
+    return StoreState(path, partial, False, _missing(partial, plan))
+
+
+def write_tiles(
+    store: StoreState,
+    images: Mapping[int, RasterReader],
+    labels: Mapping[int, RasterReader] | None,
+    tilings: Sequence[Tiling],
+    share: Sequence[TileReference],
+    written: Callable[[TileReference], object] = lambda tile: None,
+) -> None:
+    """Read the tiles of `share` and put them in place; one thread reads ahead. `written` is called after each tile.
+
+    `images` and `labels` are the readers of the images in the share, by image number.
+
+    Raises RasterError where a raster cannot be read, OutputError where the disk does not take a tile.
+    """
+
+    ends = {tile.image: at for at, tile in enumerate(share)}  # where each image is done with
+
+    def load(at: int) -> list[tuple[StoreName, NDArray, NDArray[np.bool_]]]:
+        tile = share[at]
+        place = tilings[tile.image].tiles[tile.tile]
+        found = [(StoreName("", tile.image, False), *images[tile.image].read(place.context))]
+        if labels is not None:
+            found.insert(0, (StoreName("", tile.image, True), *labels[tile.image].read(place.core)))
+        if ends[tile.image] == at:
+            for readers in (images, labels or {}):
+                if tile.image in readers:
+                    readers[tile.image].release()
+        return found
+
+    if not share:
+        return
+    with _StoreWriter(store.partial) as writer:
+        loaded = prefetch(range(len(share)), load, threads=1, depth=2)
+        for tile, rasters in zip(share, loaded, strict=True):
+            writer.write(tile.tile, rasters)
+            written(tile)
+
+
+def publish_store(store: StoreState) -> None:
+    """Give the store its final name, if it has not got it yet. Raises OutputError where a tile is still absent."""
+    if store.finished:
+        return
+    with open_store(store.partial) as file:
+        absent = [group.name for kind in file.values() for group in kind.values() if not group["state"][()].all()]
+    if absent:
+        raise OutputError(f"{store.partial} lacks tiles in {absent[0]}; run the command again")
+    with _disk(store.path):
+        os.replace(store.partial, store.path)
+        _sync(os.path.dirname(os.path.abspath(store.path)))
+
+
+class _StoreWriter:
+    """Puts tiles into a laid-out store."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._slots: dict[StoreName, Slots] = {}
+
+    def __enter__(self) -> _StoreWriter:
+        with _disk(self._path):
+            self._handle = os.open(self._path, os.O_WRONLY)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def write(self, index: int, rasters: Sequence[tuple[StoreName, NDArray, NDArray[np.bool_]]]) -> None:
+        """Pixels first, then, once they are on the disk, the state of each raster in the order given."""
+        with _disk(self._path):
+            states = [(name, self._write_pixels(self._of(name), index, *arrays)) for name, *arrays in rasters]
+            os.fdatasync(self._handle)
+            for name, state in states:
+                _write_all(self._handle, np.array([state], np.uint8), self._of(name).state_at + index)
+
+    def _write_pixels(self, slots: Slots, index: int, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> int:
+        dtype = np.dtype(slots.info.dtype).newbyteorder("<")
+        at = slots.pixels_at + index * slots.pixels_bytes
+        _write_all(self._handle, _in_slot(pixels_CHW.astype(dtype, copy=False), slots.shape), at)
+        if valid_HW.all():
+            return ALL_VALID
+        invalid_HW = (~valid_HW).astype(np.uint8)
+        at = slots.invalid_at + index * slots.invalid_bytes
+        _write_all(self._handle, _in_slot(invalid_HW[None], (1, *slots.shape[1:])), at)
+        return SOME_INVALID
+
+    def _of(self, name: StoreName) -> Slots:
+        if name not in self._slots:
+            with open_store(self._path) as file:
+                self._slots[name] = load_slots(file, name)
+        return self._slots[name]
+
+
+def _in_slot(pixels_CHW: NDArray, shape: tuple[int, int, int]) -> NDArray:
+    """The pixels in the upper left corner of a slot of zeros."""
+    if pixels_CHW.shape == shape:
+        return np.ascontiguousarray(pixels_CHW)
+    slot_CHW = np.zeros(shape, pixels_CHW.dtype)
+    slot_CHW[:, : pixels_CHW.shape[1], : pixels_CHW.shape[2]] = pixels_CHW
+    return slot_CHW
+
+
+def _write_all(handle: int, values: NDArray, at: int) -> None:
+    view = memoryview(values.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    while view:
+        count = os.pwrite(handle, view, at)
+        view, at = view[count:], at + count
+
+
+def _lay_out(partial: str, plan: StorePlan) -> None:
+    """Write the empty store under `partial`, in one step as seen from outside."""
+    folder = os.path.dirname(os.path.abspath(partial))
+    if not os.path.isdir(folder):
+        raise OutputError(f"the folder {folder} of --output does not exist; make it first")
+    with _disk(partial):
+        free = shutil.disk_usage(folder).free
+        if free < plan.bytes:
+            raise OutputError(f"{folder} has {free} bytes free, but the store takes {plan.bytes}; make room")
+        temporary = f"{partial}.new"
+        # A file left by a killed run is written anew: an old one could have been cut otherwise.
+        with h5py.File(
+            temporary, "w", locking="best-effort", alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
+        ) as file:
+            file.attrs.update(format=FORMAT, version=VERSION, images=len(plan.images))
+            for name, info, tiling in plan.rasters():
+                group = file.create_group(f"{'labels' if name.labels else 'images'}/{name.number:05d}")
+                _lay_out_raster(group, name, info, tiling)
+        handle = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, partial)
+        _sync(folder)
+
+
+def _lay_out_raster(group: h5py.Group, name: StoreName, info: RasterInfo, tiling: Tiling) -> None:
+    bands, height, width = _slot_shape(name, info, tiling)
+    group.attrs["raster"] = _identity(info, tiling)
+    group.create_dataset("boxes", data=encode_boxes(tiling))
+    group.create_dataset("state", data=np.full(len(tiling), ABSENT, np.uint8))
+    pixels = np.dtype(info.dtype).newbyteorder("<")
+    _allocate(group, "pixels", (len(tiling), bands, height, width), pixels)
+    _allocate(group, "invalid", (len(tiling), height, width), np.dtype(np.uint8))
+
+
+def _allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """A contiguous dataset that has its place in the file but no bytes yet (a hole, which reads as 0)."""
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_layout(h5py.h5d.CONTIGUOUS)
+    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    how.set_obj_track_times(False)
+    h5py.h5d.create(group.id, key.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), how)
+
+
+def _slot_shape(name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
+    return (info.bands, *(tiling.core_max if name.labels else tiling.context_max))
+
+
+def _identity(info: RasterInfo, tiling: Tiling) -> str:
+    source: dict[str, Any] = {"path": info.path}
+    if not is_named(info.path) and os.path.exists(info.path):
+        status = os.stat(info.path)
+        source.update(bytes=status.st_size, modified_ns=status.st_mtime_ns)
+    return encode(info, tiling, source)
+
+
+def _check_same(path: str, plan: StorePlan) -> None:
+    """Raise OutputError where the store at `path` is not the one that `plan` makes."""
+    advice = "remove it, or give another --output"
+    with open_store(path) as file:
+        counts = tuple(len(file.get(kind, ())) for kind in ("images", "labels"))
+        wanted = len(plan.images), len(plan.labels or ())
+        if counts != wanted:
+            raise OutputError(
+                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {wanted[0]} and {wanted[1]} asked "
+                f"for; {advice}"
+            )
+        for name, info, tiling in plan.rasters():
+            slots = load_slots(file, StoreName(path, name.number, name.labels))
+            group = file["labels" if name.labels else "images"][f"{name.number:05d}"]
+            if slots.tiling.grid != tiling.grid or slots.tiling.footprint != tiling.footprint:
+                raise OutputError(f"{path} was cut with {_cut(slots.tiling)}, now it is {_cut(tiling)}; {advice}")
+            if str(group.attrs["raster"]) != _identity(info, tiling):
+                raise OutputError(
+                    f"{path} was cut from another state of {info.path} (file, bands or nodata differ); {advice}"
+                )
+
+
+def _cut(tiling: Tiling) -> str:
+    footprint = tiling.footprint
+    return f"grid {list(tiling.grid)}, halo ({footprint.before}, {footprint.after}), alignment {footprint.alignment}"
+
+
+def _missing(partial: str, plan: StorePlan) -> tuple[TileReference, ...]:
+    """The image's state is written last, so it speaks for its labels too."""
+    with open_store(partial) as file:
+        states = [file[f"images/{number:05d}/state"][()] for number in range(len(plan.images))]
+    return tuple(
+        TileReference(number, int(tile))
+        for number, state in enumerate(states)
+        for tile in np.flatnonzero(state == ABSENT)
+    )
+
+
+@contextmanager
+def _disk(path: str) -> Iterator[None]:
+    """Any refusal of the operating system as an OutputError that names the file."""
+    try:
+        yield
+    except TiledsegError:
+        raise
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise OutputError(f"cannot write {path}: {reason}; make room there, or give another --output") from error
+
+
+def _sync(folder: str) -> None:
+    """Make a rename in `folder` last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

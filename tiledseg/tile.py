@@ -1,0 +1,188 @@
+"""`python -m tiledseg.tile --images ... --labels ... --grid Q --output tiles.h5`, alone or under any launcher."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from itertools import count
+from typing import TYPE_CHECKING
+
+from tiledseg.architecture.presets import build_network
+from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
+from tiledseg.comm.session import run_on_mesh
+from tiledseg.command import Parser, run
+from tiledseg.config import Config, TilingConfig
+from tiledseg.config_file import parse_config
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.tiling import make_tiling
+
+if TYPE_CHECKING:
+    from tiledseg.comm.mesh import Mesh
+    from tiledseg.raster.sampling import TileReference
+    from tiledseg.raster.tile_store_writer import StorePlan, StoreState
+
+
+def build_parser() -> Parser:
+    """The command's options. One that is not given is that of --config, or of the default configuration."""
+    parser = Parser(
+        prog="python -m tiledseg.tile",
+        description="Cut rasters into an HDF5 tile store: each context, halo included, in one piece.",
+    )
+    parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
+    parser.add_argument("--labels", nargs="+", help="their labels, in the same order")
+    parser.add_argument("--grid", nargs="+", help="tiles along rows and columns: Q, or R C")
+    parser.add_argument("--halo", help="pixels around a core, or auto (default): the smallest exact one")
+    parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
+    parser.add_argument("--bands", help="band numbers to keep, from 1, such as [1,2,3,4] (default: all)")
+    parser.add_argument("--nodata", type=float, help="value of pixels without data (default: what the raster says)")
+    parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
+    network = parser.add_argument_group("the network that the halo is for")
+    network.add_argument("--levels", type=int)
+    network.add_argument("--convs-per-level", type=int)
+    network.add_argument("--kernel", type=int)
+    network.add_argument("--padding", choices=PADDINGS)
+    network.add_argument("--upsampling", choices=UPSAMPLINGS)
+    parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the store; the exit code (0; 2 for bad input). A run that was killed goes on where it stood."""
+
+    def body() -> int:
+        options = build_parser().parse_args(argv)
+        config = resolve(options)
+
+        def work(mesh: Mesh) -> None:
+            _work(config, options.output, mesh)
+
+        return run_on_mesh(work, options.transport)
+
+    return run(body)
+
+
+def resolve(options: argparse.Namespace) -> Config:
+    """The configuration that flags and --config together give. Raises ConfigError."""
+    config = parse_config(["--config", options.config], "python -m tiledseg.tile", "") if options.config else Config()
+    for key in ("images", "labels", "nodata"):
+        if getattr(options, key) is not None:
+            setattr(config.data, key, getattr(options, key))
+    if options.bands is not None:
+        config.data.bands = _numbers("--bands", options.bands)
+    if options.grid is not None:
+        text = " ".join(options.grid)
+        config.tiling.grid = text if text == "auto" else _numbers("--grid", text)
+    if options.halo is not None:
+        config.tiling.halo = options.halo if options.halo == "auto" else _numbers("--halo", options.halo)[0]
+    for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling"):
+        if getattr(options, key) is not None:
+            setattr(config.model, key, getattr(options, key))
+    if isinstance(config.tiling.grid, list) and len(config.tiling.grid) == 1:
+        config.tiling = TilingConfig(config.tiling.grid[0], config.tiling.halo)
+    if config.tiling.grid_shape() is None:
+        raise ConfigError("a tile store needs a grid, not auto; give --grid Q or --grid R C (plan proposes one)")
+    config.data.check()
+    config.tiling.check()
+    return config
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    words = text.strip().strip("[]").replace(",", " ").split()
+    if not words or not all(word.isdigit() for word in words):
+        raise ConfigError(f"{flag} is '{text}'; give whole numbers")
+    return [int(word) for word in words]
+
+
+def plan_store(config: Config) -> StorePlan:
+    """Everything that can be known, and refused, before a pixel is read. Raises InputError of some kind."""
+    from tiledseg.raster.labels import check_grids_match
+    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.sources import expand_sources, pair_sources
+    from tiledseg.raster.statistics import check_alike
+    from tiledseg.raster.tile_store_writer import StorePlan
+
+    data, keys = config.data, ("--images", "--labels")
+    if data.labels:
+        image_paths, label_paths = pair_sources(_as_list(data.images), _as_list(data.labels), keys)
+    else:
+        image_paths, label_paths = expand_sources(_as_list(data.images), keys[0]), ()
+    images, labels = [], []
+    for path in image_paths:
+        with open_raster(path, data.bands, data.nodata) as reader:
+            images.append(reader.info)
+    for path in label_paths:
+        with open_raster(path) as reader:
+            labels.append(reader.info)
+    check_alike(images)
+    for image, label in zip(images, labels, strict=False):
+        check_grids_match(image, label)
+    grid, footprint = config.tiling.grid_shape(), _footprint(config)
+    assert grid is not None
+    tilings = tuple(make_tiling(info.shape, grid, footprint) for info in images)
+    return StorePlan(tuple(images), tuple(labels) if labels else None, tilings)
+
+
+def _footprint(config: Config) -> Footprint:
+    """Bands and classes do not change what a network asks of a tile."""
+    network = build_network(config.model, bands=1, classes=2)
+    return network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
+
+
+def _work(config: Config, output: str, mesh: Mesh) -> None:
+    from tiledseg.raster.sampling import deal
+    from tiledseg.raster.tile_store_writer import begin_store, publish_store
+
+    def begin() -> tuple[StorePlan, StoreState]:
+        plan = plan_store(config)
+        return plan, begin_store(output, plan)
+
+    plan, store = mesh.on_root(begin)
+    share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
+    _write_share(config, plan, store, share, config.run.verbosity if mesh.is_root else 0)
+    mesh.communicator.barrier()
+    mesh.on_root(lambda: publish_store(store))
+    if mesh.is_root and config.run.verbosity:
+        print(_summary(plan, store))
+
+
+def _write_share(
+    config: Config, plan: StorePlan, store: StoreState, share: Sequence[TileReference], verbosity: int
+) -> None:
+    """This rank's tiles; progress is that of its own share."""
+    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.tile_store_writer import write_tiles
+    from tiledseg.training.progress import StepProgress
+
+    needed = sorted({tile.image for tile in share})
+    with ExitStack() as stack:
+        data = config.data
+        images = {n: stack.enter_context(open_raster(plan.images[n].path, data.bands, data.nodata)) for n in needed}
+        labels = None
+        if plan.labels is not None:
+            labels = {n: stack.enter_context(open_raster(plan.labels[n].path)) for n in needed}
+        progress = stack.enter_context(closing(StepProgress(len(share), 0, verbosity)))
+        done = count(1)
+        write_tiles(
+            store, images, labels, plan.tilings, share, lambda tile: progress.advance(next(done), f"image {tile.image}")
+        )
+
+
+def _summary(plan: StorePlan, store: StoreState) -> str:
+    tiles = sum(len(tiling) for tiling in plan.tilings)
+    height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
+    written = len(store.missing)
+    return (
+        f"{store.path}: {len(plan.images)} images, {tiles} tiles ({written} written now), contexts of up to "
+        f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
+    )
+
+
+def _as_list(paths: str | Sequence[str]) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
