@@ -198,6 +198,14 @@ def test_threads_read_at_once_and_handles_do_not_pile_up(tmp_path: Path) -> None
         check(2)
 
 
+def test_rasters_that_are_open_but_not_read_hold_no_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tif", random_pixels((3, 64, 64)))
+    before = len(os.listdir("/proc/self/fd"))
+    readers = [open_raster(path) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert readers[7].read(Box.of_shape((64, 64)))[0].shape == (3, 64, 64)
+
+
 def test_an_empty_box_is_an_error(tmp_path: Path) -> None:
     with (
         open_raster(write(tmp_path / "a.tif", random_pixels((1, 4, 4)))) as reader,

@@ -240,7 +240,8 @@ def _check_options(info: RasterInfo, bands: Sequence[int] | None, nodata: float 
             f"data.bands is {list(bands)} but {info.path} was cut with bands {list(info.band_numbers)}; "
             "leave data.bands out, or cut the store again with --bands"
         )
-    if nodata is not None and nodata != info.nodata:
+    both_nan = nodata != nodata and info.nodata != info.nodata
+    if nodata is not None and nodata != info.nodata and not both_nan:
         raise RasterError(
             f"data.nodata is {nodata} but {info.path} was cut with {info.nodata}; leave data.nodata out, or cut the "
             "store again with --nodata"
