@@ -19,7 +19,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.landscape.buildings import PAVING_C, Buildings, joined, make_buildings, near, raise_buildings
 from tiledseg.raster.landscape.classes import BUILDING, OPEN, TREE
-from tiledseg.raster.landscape.ground import Ground, paint_ground
+from tiledseg.raster.landscape.ground import Cover, Ground, cover_of, paint_ground
 from tiledseg.raster.landscape.light import SHADOW_PIXELS, blur, cast_shadows, light_on_slopes
 from tiledseg.raster.landscape.noise import grid_noise, normal_CHW
 from tiledseg.raster.landscape.parcels import Places, Plan, Planner
@@ -43,8 +43,9 @@ _CORNER = (0.20, 0.13)
 """Extent of the nodata corner, lower right, as shares of height and width."""
 _STRIP = 64
 """Rows painted at once: arrays of a strip stay in the processor's cache."""
-_BEYOND = 110.0
-"""Metres of plan around a window in which an object that is seen or casts its shadow there may have its parcel."""
+_BEYOND = 160.0
+"""Metres of plan around a window in which an object that is seen or casts its shadow there may have its parcel: up to
+48 m away along x and y, in a plan stretched by up to 1.94 and sheared by up to 0.94, and some to spare."""
 
 
 class _Objects(NamedTuple):
@@ -85,11 +86,11 @@ class Scene:
         if not valid.any():
             return image, classes
         plan = self._plan(box)
-        objects = self._objects(plan, box)
+        cover, objects = cover_of(plan), self._objects(plan, box)
         for start in range(box.row.start, box.row.stop, _STRIP):
             strip = Box(Interval(start, min(start + _STRIP, box.row.stop)), box.col)
             rows = strip.relative_to(box).row.slice
-            light_CHW, class_HW = self._light(plan, objects, _grown(strip, 1, 1))
+            light_CHW, class_HW = self._light(plan, cover, objects, _grown(strip, 1, 1))
             image[:, rows] = self._sense(light_CHW, strip)
             classes[rows] = class_HW[1:-1, 1:-1]
         image[:, ~valid] = NODATA
@@ -105,8 +106,8 @@ class Scene:
 
     def _plan(self, box: Box) -> Plan:
         """The plan under `box` and well around it: from samples, as the warp is smooth."""
-        rows, cols = (np.linspace(side.start, side.stop, 12) * METRES for side in (box.row, box.col))
-        u, v = self._warp.points(np.tile(cols, 12), np.repeat(rows, 12))
+        y, x = (np.linspace(side.start, side.stop, side.size // 64 + 2) * METRES for side in (box.row, box.col))
+        u, v = self._warp.points(np.tile(x, y.size), np.repeat(y, x.size))
         u, v = (np.array([part.min() - _BEYOND, part.max() + _BEYOND]) for part in (u, v))
         return self._planner.covering(u, v)
 
@@ -129,11 +130,13 @@ class Scene:
             self._buildings[key] = make_buildings(self._key, self._warp, cell)
         return self._buildings[key]
 
-    def _light(self, plan: Plan, objects: _Objects, box: Box) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    def _light(
+        self, plan: Plan, cover: Cover, objects: _Objects, box: Box
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         """Light from the ground (4, H, W) and classes of `box`, before the sensor."""
         places, stretch = self._places(plan, box)
         fine = grid_noise(self._key + 120, box, 2)
-        ground = paint_ground(self._key, plan, places, stretch, fine, box)
+        ground = paint_ground(self._key, plan, cover, places, stretch, fine, box)
         _cover(ground, objects, fine, box)
         rows, cols = _grown(box, 1, SHADOW_PIXELS + 1).relative_to(objects.box).slices
         height = objects.height_HW[rows, cols]

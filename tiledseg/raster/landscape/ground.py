@@ -82,14 +82,20 @@ def cover_of(plan: Plan) -> Cover:
 
 
 def paint_ground(
-    seed: int, plan: Plan, places: Places, stretch: tuple[NDArray, NDArray], fine_HW: NDArray, box: Box
+    seed: int,
+    plan: Plan,
+    cover: Cover,
+    places: Places,
+    stretch: tuple[NDArray, NDArray],
+    fine_HW: NDArray,
+    box: Box,
 ) -> Ground:
     """Colours and classes of the pixels of `box`.
 
     `stretch` is |grad u| and |grad v|, by which distances in the plan exceed those on the ground; `fine_HW` is noise
     in [-1, 1] from pixel to pixel.
     """
-    cover, at = cover_of(plan), places.leaf
+    at = places.leaf
     patches = grid_noise(seed + 104, box, 130) * np.float32(0.6) + grid_noise(seed + 105, box, 23) * np.float32(0.4)
     tone = patches * cover.patchiness.take(at, mode="clip")
     across = np.where(cover.turned.take(at, mode="clip"), places.a, places.b)

@@ -11,8 +11,9 @@ from tiledseg.raster.landscape.noise import grid_noise, point_noise
 METRES = 0.5
 """Side of a pixel, metres."""
 
-_WAVES = ((1400, 74.0), (420, 19.0))
-"""(period in pixels, amplitude in metres) of the noise."""
+_WAVES = ((6400, 300.0), (1400, 60.0), (420, 15.0))
+"""(period in pixels, amplitude in metres) of the noise. Its slope is at most 3.75 amplitudes a period, 0.94 in all:
+below 1, so that the plan never folds."""
 
 _ANCHOR = 70.0
 """Metres right and down of the origin to where nothing is bent, so that every scene begins in the village."""
@@ -33,11 +34,10 @@ class Warp:
 
     def grid(self, box: Box, axis: int) -> NDArray[np.float32]:
         """Metres added to x or y at each pixel of `box`."""
-        large, small = (
-            grid_noise(self._seed + 10 * axis + k, box, period) * np.float32(amplitude)
-            for k, (period, amplitude) in enumerate(_WAVES)
-        )
-        return large + small - np.float32(self._anchor[axis])
+        bent = np.full(box.shape, -self._anchor[axis], np.float32)
+        for k, (period, amplitude) in enumerate(_WAVES):
+            bent += grid_noise(self._seed + 10 * axis + k, box, period) * np.float32(amplitude)
+        return bent
 
     def points(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(u, v) of scattered places."""
@@ -54,8 +54,8 @@ class Warp:
         return x, y
 
     def _free(self, x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        large, small = (
-            point_noise(self._seed + 10 * axis + k, pixels(y), pixels(x), period) * amplitude
-            for k, (period, amplitude) in enumerate(_WAVES)
-        )
-        return large + small
+        rows, cols = pixels(y), pixels(x)
+        bent = np.zeros(x.shape)
+        for k, (period, amplitude) in enumerate(_WAVES):
+            bent += point_noise(self._seed + 10 * axis + k, rows, cols, period) * amplitude
+        return bent
