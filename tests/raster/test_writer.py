@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,9 @@ def test_grid_nodata_colours_and_names_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodata", [None, 0, 255])
 def test_no_crs_and_any_nodata(tmp_path: Path, nodata: float | None) -> None:
-    layout = lay_out(tmp_path / "a.tif", Info(30, 40, None, Affine.identity()), 1, "uint8", nodata)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layout = lay_out(tmp_path / "a.tif", Info(30, 40, None, Affine.identity()), 1, "uint8", nodata)
     write_boxes(layout, [Box.of_shape((30, 40))], pixels_of((1, 30, 40)))
     publish(layout)
     with rasterio.open(tmp_path / "a.tif") as dataset:

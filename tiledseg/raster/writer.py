@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 import rasterio
 from affine import Affine
 from numpy.typing import NDArray
+from rasterio.errors import NotGeoreferencedWarning
 
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
@@ -79,8 +81,10 @@ def lay_out(
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.unlink(missing_ok=True)
-        _create(temporary, _profile(info, bands, dtype, size), nodata, colormap, descriptions)
-        offsets = _block_offsets(temporary, bands)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
+            _create(temporary, _profile(info, bands, dtype, size), nodata, colormap, descriptions)
+            offsets = _block_offsets(temporary, bands)
         inode = temporary.stat().st_ino
     except (OSError, rasterio.errors.RasterioError) as error:
         with contextlib.suppress(OSError):
