@@ -27,14 +27,25 @@ def valid_pixels(
         for band_HW in pixels_CHW:
             valid_HW &= np.isfinite(band_HW)
     sentinels = [as_stored(value, pixels_CHW.dtype) for value in nodata]
-    hits = [band_HW == s for band_HW, s in zip(pixels_CHW, sentinels, strict=True) if s is not None]
-    if pixels_CHW.dtype.kind == "u":
-        if len(hits) == len(pixels_CHW):
-            valid_HW &= ~np.logical_and.reduce(hits)
-    else:
-        for hit_HW in hits:
-            valid_HW &= ~hit_HW
+    if pixels_CHW.dtype.kind != "u":
+        for band_HW, sentinel in zip(pixels_CHW, sentinels, strict=True):
+            if sentinel is not None:
+                valid_HW &= band_HW != sentinel
+    elif None not in sentinels:
+        held_HW = _holds_everywhere(pixels_CHW, sentinels)
+        if held_HW.any():
+            valid_HW &= ~held_HW
     return valid_HW
+
+
+def _holds_everywhere(pixels_CHW: NDArray, sentinels: Sequence[np.generic | None]) -> NDArray[np.bool_]:
+    """Where every band holds its sentinel. Most windows are done after the first band."""
+    held_HW = pixels_CHW[0] == sentinels[0]
+    for band_HW, sentinel in zip(pixels_CHW[1:], sentinels[1:], strict=True):
+        if not held_HW.any():
+            break
+        held_HW &= band_HW == sentinel
+    return held_HW
 
 
 def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
