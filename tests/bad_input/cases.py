@@ -144,9 +144,16 @@ RASTERS = (
     _train("labels-of-other-size", "--data.labels ROOT/small-labels.tif", "small-labels.tif", "48 x 48", "47 x 48"),
     _train("labels-of-other-crs", "--data.labels ROOT/other-crs-labels.tif", "CRS", "32611", "32612"),
     _train("labels-shifted", "--data.labels ROOT/shifted-labels.tif", "transform", "500000", "500001"),
-    _train("labels-of-three-bands", "--data.labels ROOT/three-band-labels.tif", "three-band-labels.tif", "bands", "3", "1 band"),
+    _train(
+        "labels-of-three-bands",
+        "--data.labels ROOT/three-band-labels.tif",
+        "three-band-labels.tif",
+        "bands",
+        "3",
+        "1 band",
+    ),
     _train("label-outside", "--data.labels ROOT/outside-labels.tif", "outside-labels.tif", "value 9", "row 5, col 7"),
-    _train("colours-without-colours", "--data.classes '{\"#ff0000\": 0, \"#00ff00\": 1}'", "labels.tif", "colour"),
+    _train("colours-without-colours", '--data.classes \'{"#ff0000": 0, "#00ff00": 1}\'', "labels.tif", "colour"),
     _train("no-valid-pixel", "--data.images ROOT/blank.tif", "no valid pixel", "data.nodata"),
 )
 
@@ -172,7 +179,14 @@ RESUMES = (
     ),
     _resume("never-in-a-used-folder", "--train.resume never", "run", "never"),
     _resume("older-than-the-newest", "--train.resume ROOT/run/checkpoints/step-000001", "step-000001", "step-000002"),
-    _resume("all-damaged", "--run.output ROOT/broken/flipped", "flipped", "model.safetensors", "checksum", "another run.output"),
+    _resume(
+        "all-damaged",
+        "--run.output ROOT/broken/flipped",
+        "flipped",
+        "model.safetensors",
+        "checksum",
+        "another run.output",
+    ),
 )
 
 DAMAGES = tuple(

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rasterio
-import yaml
-from numpy.typing import NDArray
 from rasterio.transform import from_origin
 
+from tests.small_files import write_raster, write_yaml
+
 SIDE = 48
-UTM, OTHER_UTM = "EPSG:32611", "EPSG:32612"
-PLACE = from_origin(500000, 3760000, 0.5, 0.5)
+OTHER_UTM = "EPSG:32612"
 
 
 def good_config(root: Path) -> dict[str, Any]:
@@ -97,21 +95,6 @@ def _make_broken_configs(root: Path) -> None:
     (root / "binary.yaml").write_bytes(bytes(range(128, 256)))
 
 
-def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> None:
-    """A GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
-    profile: dict[str, Any] = {"driver": "GTiff", "crs": UTM, "transform": PLACE, **options}
-    if profile["driver"] == "GTiff":
-        profile = {**profile, "tiled": True, "blockxsize": 16, "blockysize": 16}
-    bands, height, width = pixels_CHW.shape
-    with rasterio.open(path, "w", count=bands, height=height, width=width, dtype=pixels_CHW.dtype, **profile) as file:
-        file.write(pixels_CHW)
-
-
-def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
-    """`values` as YAML."""
-    path.write_text(yaml.safe_dump(dict(values), sort_keys=False))
-
-
 def make_broken_runs(root: Path) -> None:
     """Damaged copies of the run that `root`/run holds (two steps, a checkpoint after each). One rank calls it."""
     for change in (
@@ -157,12 +140,3 @@ def _edit(step: Path, change: Any) -> None:
     manifest = json.loads(path.read_text())
     change(manifest)
     path.write_text(json.dumps(manifest))
-
-
-def tree(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Every path below `root` with its size, time of change and inode: what a refused command must leave as it was."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        about = path.lstat()
-        found[str(path.relative_to(root))] = (about.st_size, about.st_mtime_ns, about.st_ino)
-    return found

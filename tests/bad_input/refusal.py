@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input.cases import Case
-from tests.bad_input.materials import tree
+from tests.small_files import tree
 
 
 def command(case: Case) -> Callable[[Sequence[str]], int]:

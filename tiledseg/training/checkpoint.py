@@ -70,13 +70,12 @@ def save_checkpoint(
     (partial / _MANIFEST).write_text(json.dumps({**manifest, "own_checksum": _own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
         _flush(path)
-    if final.exists():  # a damaged one, over which a resumed run has gone back to an older one
-        shutil.rmtree(final)
+    _remove(final)  # a damaged one, over which a resumed run has gone back to an older one
     os.replace(partial, final)
     _write_latest(folder, final.name)
     _flush(folder)
     for old in _found(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
     return final
 
 
@@ -135,7 +134,7 @@ def drop_later(folder: Path, step: int) -> None:
     if kept:
         _write_latest(folder, kept[-1].name)
     for path in _found(folder)[len(kept) :]:
-        shutil.rmtree(path)
+        _remove(path)
 
 
 def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
@@ -203,7 +202,9 @@ def _step_of(path: Path) -> int:
 def _named_by(latest: Path) -> str:
     name = latest.read_text(errors="replace").strip()
     if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{latest} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's folder")
+        raise CheckpointError(
+            f"{latest} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's folder"
+        )
     return name
 
 
@@ -247,6 +248,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _own_checksum(manifest: Mapping[str, Any]) -> str:
     """Of the manifest's content, however it is laid out."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, of which no part keeps the name meanwhile."""
+    if path.exists():
+        going = path.with_name(f"{_PARTIAL}old-{path.name}")
+        shutil.rmtree(going, ignore_errors=True)
+        os.replace(path, going)
+        shutil.rmtree(going, ignore_errors=True)
 
 
 def _write_latest(folder: Path, name: str) -> None:

@@ -31,7 +31,7 @@ def survey(
     if not normalize:
         return Normalization.identity(images[0].info.bands)
     parts = mesh.communicator.gather_objects(sums)
-    return finish(merge(parts))
+    return mesh.on_root(lambda: finish(merge(parts)))
 
 
 def check_labels(labels: Sequence[RasterReader], label_map: LabelMap, rank: int, size: int) -> None:

@@ -1,0 +1,61 @@
+"""Bad input met by several ranks at once: rank 0 alone speaks, in one line; the job's code is 2; nothing is written.
+
+Every case starts and ends a mesh of its own inside this one job. What a launcher does is left out: it ends the ranks
+that wait to be ended. `test_launched.py` has it in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bad_input.cases import CASES, Case
+from tests.bad_input.refusal import check_line, command
+from tests.small_files import tree
+from tiledseg.comm import failure, session
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
+
+
+@pytest.fixture(autouse=True)
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A rank that waits for the launcher's signal leaves at once, and one that would abort the job returns its code."""
+    monkeypatch.setattr(failure, "_wait_to_be_ended", sys.exit)
+    monkeypatch.setattr(session, "_end", lambda launch, code: code)
+    monkeypatch.setattr(session, "_HEAD_START_SECONDS", 0.0)
+    yield
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is not None and torch_distributed.is_initialized():
+        torch_distributed.destroy_process_group()  # left by a rank that failed alone: the next case starts afresh
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_refusal(
+    case: Case, root: Path, world: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    before = tree(root)
+    capfd.readouterr()
+    world.Barrier()
+    code = code_of(case, root)
+    world.Barrier()
+    after, (out, err) = tree(root), capfd.readouterr()
+    codes, said = world.allgather(code), world.allgather((out, err))
+    assert codes[0] == 2
+    assert set(codes) <= {0, 2}  # a rank that agrees leaves with 0, so that its launcher lets rank 0 speak first
+    assert set(said[1:]) == {("", "")}
+    assert said[0][0] == ""
+    check_line(case, said[0][1])
+    assert "rank 0" not in said[0][1].removeprefix("error: ")[:6]
+    assert after == before
+
+
+def code_of(case: Case, root: Path) -> int:
+    try:
+        return command(case)(case.arguments(root))
+    except SystemExit as ended:  # by the launcher that is not there
+        return int(ended.code or 0)

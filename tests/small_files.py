@@ -1,0 +1,39 @@
+"""Small rasters and configurations on the disk, and what a folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rasterio
+import yaml
+from numpy.typing import NDArray
+from rasterio.transform import from_origin
+
+UTM = "EPSG:32611"
+PLACE = from_origin(500000, 3760000, 0.5, 0.5)
+
+
+def write_raster(path: Path, pixels_CHW: NDArray, **options: Any) -> None:
+    """A GeoTIFF (or what `driver` says) of these pixels, in tiles of 16."""
+    profile: dict[str, Any] = {"driver": "GTiff", "crs": UTM, "transform": PLACE, **options}
+    if profile["driver"] == "GTiff":
+        profile = {**profile, "tiled": True, "blockxsize": 16, "blockysize": 16}
+    bands, height, width = pixels_CHW.shape
+    with rasterio.open(path, "w", count=bands, height=height, width=width, dtype=pixels_CHW.dtype, **profile) as file:
+        file.write(pixels_CHW)
+
+
+def write_yaml(path: Path, values: Mapping[str, Any]) -> None:
+    """`values` as YAML."""
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False))
+
+
+def tree(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Every path below `root` with its size, time of change and inode: what a refused command must leave as it was."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        about = path.lstat()
+        found[str(path.relative_to(root))] = (about.st_size, about.st_mtime_ns, about.st_ino)
+    return found
