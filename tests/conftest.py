@@ -1,11 +1,16 @@
-"""Under mpirun rank 0 reports; another rank speaks only where a test failed there."""
+"""Under mpirun rank 0 reports, another rank only where a test failed there; and the meshes of the running job."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+from tiledseg.comm.launch import detect
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.session import open_mesh
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 
@@ -20,3 +25,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if RANK > 0 and report.failed:
         sys.stderr.write(f"rank {RANK}: {report.nodeid} failed in {report.when}\n{report.longreprtext}\n")
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[dict[str, Mesh]]:
+    """Gloo's and MPI's mesh over the same ranks; alone, both are serial."""
+    opened = {transport: open_mesh(detect(os.environ), os.environ, transport) for transport in ("gloo", "mpi")}
+    yield opened
+    for mesh in opened.values():
+        mesh.communicator.close()
+
+
+@pytest.fixture(params=["gloo", "mpi"])
+def mesh(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Mesh:
+    """The mesh of each transport in turn."""
+    return meshes[request.param]

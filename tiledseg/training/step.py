@@ -49,6 +49,7 @@ class Stepper:
         ignore_index: int,
         seed: int,
         clip_norm: float,
+        wide_sums: bool = True,
     ) -> None:
         self._network = network
         self._optimizer = optimizer
@@ -57,7 +58,7 @@ class Stepper:
         self._ignore_index = ignore_index
         self._seed = seed
         self._clip_norm = clip_norm
-        self._reducer = GradientReducer(network.parameters(), mesh.communicator)
+        self._reducer = GradientReducer(network.parameters(), mesh.communicator, wide_sums)
 
     def run(self, step: int, samples: Iterator[Sample], count: int, stop: bool) -> StepResult:
         """Step number `step` (from 0) with this rank's next `count` samples. Collective: every rank calls it, also
@@ -123,6 +124,7 @@ class Stepper:
         scale_gradients(self._reducer, factor)
         if self._clip_norm:
             clip_gradients(self._reducer, self._clip_norm)
+        self._reducer.deliver()
         self._optimizer.step()
 
 

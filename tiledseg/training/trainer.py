@@ -66,6 +66,7 @@ class Trainer:
             preparation.label_map.ignore_index,
             train.seed,
             config.optimizer.clip_norm,
+            wide_sums=train.deterministic,
         )
         self.sampler = preparation.sampler
         self.total_steps = train.epochs * self.sampler.steps_per_epoch

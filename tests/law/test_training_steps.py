@@ -1,0 +1,87 @@
+"""The law over time: thirty optimizer steps give the same loss line on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
+from tiledseg.config_file import to_yaml
+from tiledseg.training.start import start
+
+STEPS = 30
+
+
+def write_scene(folder: Path) -> None:
+    """Noise with a pattern that can be learned, 70 x 57 pixels, some without data."""
+    draw = np.random.default_rng(8)
+    labels_HW = (np.add.outer(np.arange(70) // 9, np.arange(57) // 7) % 3).astype(np.uint8)
+    image_CHW = draw.integers(0, 90, (4, 70, 57)) + 50 * labels_HW
+    image_CHW[:, :5, :6] = 0
+    options = {"driver": "GTiff", "height": 70, "width": 57, "crs": "EPSG:32633"}
+    options["transform"] = rasterio.transform.from_origin(500000, 5000000, 0.5, 0.5)
+    with rasterio.open(
+        folder / "image.tif", "w", count=4, dtype="uint8", nodata=0, photometric="minisblack", **options
+    ) as f:
+        f.write(image_CHW.astype(np.uint8))
+        f.colorinterp = [rasterio.enums.ColorInterp.gray] + [rasterio.enums.ColorInterp.undefined] * 3
+    with rasterio.open(folder / "labels.tif", "w", count=1, dtype="uint8", **options) as f:
+        f.write(labels_HW, 1)
+
+
+def configuration(folder: Path, output: Path, precision: str, optimizer: str, tiles_per_step: int | None) -> Config:
+    image, labels = str(folder / "image.tif"), str(folder / "labels.tif")
+    epochs = STEPS if tiles_per_step is None else STEPS // 2  # 9 tiles in steps of 5: two steps an epoch
+    return Config(
+        data=DataConfig([image], [labels], [image], [labels], classes=3),
+        tiling=TilingConfig(grid=3),
+        model=ModelConfig(levels=3, base_channels=4, dropout=0.2, norm="pixel"),
+        optimizer=OptimizerConfig(name=optimizer, lr=0.004, policy="cosine", warmup_steps=3, clip_norm=5.0),
+        train=TrainConfig(epochs=epochs, tiles_per_step=tiles_per_step, precision=precision, validate_every=10),
+        run=RunConfig(output=str(output), verbosity=0),
+    )
+
+
+def run(config: Config, mesh: Mesh) -> list[dict]:
+    """Train on `mesh`; the metrics, on every rank."""
+    assert start(config, to_yaml(config), mesh) == 0
+    mesh.communicator.barrier()
+    return [json.loads(line) for line in (Path(config.run.output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def alone() -> Mesh:
+    return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-10), ("fp32", 1e-5)], ids=["float64", "float32"])
+@pytest.mark.parametrize(("optimizer", "tiles_per_step"), [("adamw", None), ("sgd", 5)])
+def test_thirty_steps_give_the_loss_line_of_one_rank(
+    precision: str, bound: float, optimizer: str, tiles_per_step: int | None, mesh: Mesh, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    shared = Path(mesh.communicator.broadcast_object(str(tmp_path)))
+    mesh.on_root(lambda: write_scene(shared))
+    config = configuration(shared, shared / "shared-run", precision, optimizer, tiles_per_step)
+    found = run(config, mesh)
+    own = replace(config, run=RunConfig(output=str(tmp_path / f"alone-{mesh.rank}"), verbosity=0))
+    expected = run(own, alone())
+
+    losses = [line["loss"] for line in expected if "loss" in line]
+    assert len(losses) == STEPS
+    assert losses[-1] < 0.95 * losses[0], "the network learns, so the comparison says something"
+    assert [line["loss"] for line in found if "loss" in line] == pytest.approx(losses, rel=bound)
+    checks = [(a["val"], b["val"]) for a, b in zip(found, expected, strict=True) if "val" in a]
+    assert len(checks) >= 1
+    for mine, theirs in checks:
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=bound)
+        assert mine["mean_iou"] == pytest.approx(theirs["mean_iou"], abs=1e-3 if precision == "fp32" else 1e-12)

@@ -1,0 +1,143 @@
+"""The reducer's laws: gradients are the sum over ranks, in place, whichever ranks have a tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tiledseg import gradients
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.mesh import Mesh
+from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
+
+
+def small_network() -> nn.Module:
+    generator = torch.Generator().manual_seed(4)
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 7, 1), nn.Conv2d(7, 2, 3)).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return network.to(memory_format=torch.channels_last)
+
+
+def tile(index: int) -> torch.Tensor:
+    return torch.randn(1, 3, 9, 8, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+
+
+def plain_gradients(tiles: list[int]) -> list[torch.Tensor]:
+    network = small_network()
+    for index in tiles:
+        network(tile(index)).square().sum().backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in network.parameters()]
+
+
+@pytest.fixture(params=[64, 1 << 20], ids=["many buckets", "one bucket"])
+def bucket_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", request.param)
+    return request.param
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("dealt", ["even", "uneven", "root only", "none"])
+def test_gradients_are_the_sum_over_ranks(dealt: str, mesh: Mesh, bucket_bytes: int) -> None:
+    size = mesh.size
+    per_rank = {
+        "even": [2] * size,
+        "uneven": list(range(size)),
+        "root only": [3] + [0] * (size - 1),
+        "none": [0] * size,
+    }
+    counts = per_rank[dealt]
+    mine = [10 * mesh.rank + i for i in range(counts[mesh.rank])]
+    everyone = [10 * rank + i for rank, count in enumerate(counts) for i in range(count)]
+    network = small_network()
+    reducer = GradientReducer(network.parameters(), mesh.communicator)
+    assert (len(reducer.buckets) == 1) == (bucket_bytes > 64)
+    for _ in range(2):  # the second step must not see the first
+        reducer.zero()
+        for i, index in enumerate(mine):
+            if i == len(mine) - 1:
+                reducer.overlap()
+            network(tile(index)).square().sum().backward()
+        reducer.finish()
+        reducer.deliver()
+    for parameter, expected in zip(network.parameters(), plain_gradients(everyone), strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.mpi
+def test_the_reduction_is_its_own_adjoint(mesh: Mesh) -> None:
+    """<F x, y> = <x, F y> for F the sum of buckets over ranks, inner products over all ranks."""
+    network = small_network()
+    reducer = GradientReducer(network.parameters(), mesh.communicator)
+    reducer.zero()
+    x, y = (
+        [torch.randn(flat.shape, generator=torch.Generator().manual_seed(seed + mesh.rank), dtype=flat.dtype)
+         for flat in reducer.buckets]
+        for seed in (100, 200)
+    )  # fmt: skip
+
+    def reduced(values: list[torch.Tensor]) -> list[torch.Tensor]:
+        reducer.zero()
+        for flat, value in zip(reducer.buckets, values, strict=True):
+            flat.copy_(value)
+        reducer.finish()
+        return [flat.clone() for flat in reducer.buckets]
+
+    def inner(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
+        total = torch.stack([(p * q).sum() for p, q in zip(a, b, strict=True)]).sum()
+        mesh.communicator.all_reduce_sum(total).wait()
+        return total.item()
+
+    assert inner(reduced(x), y) == pytest.approx(inner(x, reduced(y)), rel=1e-12)
+
+
+def test_float32_gradients_do_not_depend_on_the_order_of_the_tiles() -> None:
+    """Summed in float64, they are the same bits in any order; summed in float32, they are not: so the test can fail."""
+
+    def summed(order: list[int], wide: bool) -> list[torch.Tensor]:
+        network = small_network().float()
+        reducer = GradientReducer(network.parameters(), SerialCommunicator(), wide)
+        reducer.zero()
+        for index in order:
+            network(tile(index).float()).square().sum().backward()
+        reducer.finish()
+        reducer.deliver()
+        return [p.grad for p in network.parameters()]
+
+    for wide in (True, False):
+        pairs = zip(summed([1, 2, 3, 4, 5], wide), summed([4, 1, 5, 3, 2], wide), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == wide
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_delivered_gradients_have_the_dtype_and_layout_of_the_weights(wide: bool) -> None:
+    network = small_network().float()
+    reducer = GradientReducer(network.parameters(), SerialCommunicator(), wide)
+    reducer.zero()
+    network(tile(1).float()).sum().backward()
+    reducer.finish()
+    reducer.deliver()
+    for parameter in network.parameters():
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.stride() == parameter.stride()
+
+
+def test_scaling_and_clipping_act_on_the_whole_gradient() -> None:
+    network = small_network()
+    reducer = GradientReducer(network.parameters(), SerialCommunicator())
+    reducer.zero()
+    network(tile(2)).square().sum().backward()
+    reducer.deliver()
+    before = [p.grad.clone() for p in network.parameters()]
+    norm = torch.cat([g.reshape(-1) for g in before]).norm().item()
+    scale_gradients(reducer, 0.5)
+    clip_gradients(reducer, norm)  # half the norm: nothing to clip
+    reducer.deliver()
+    for parameter, expected in zip(network.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.grad, expected * 0.5)
+    clip_gradients(reducer, norm / 8)
+    reducer.deliver()
+    clipped = torch.cat([p.grad.reshape(-1) for p in network.parameters()]).norm().item()
+    assert clipped == pytest.approx(norm / 8)
