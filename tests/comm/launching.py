@@ -27,6 +27,12 @@ MPIRUN = find_tool("mpirun")
 TORCHRUN = find_tool("torchrun")
 
 
+def oversubscribe() -> list[str]:
+    """The option that Open MPI needs for more ranks than cores; other MPIs do not know it."""
+    told = subprocess.run([str(MPIRUN), "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return ["--oversubscribe"] if "Open MPI" in told.stdout else []
+
+
 @dataclass(frozen=True)
 class Done:
     """How a job ended."""
@@ -75,5 +81,5 @@ def run_job(command: Sequence[str], seconds: float = 200, environ: Mapping[str, 
 def mpirun(ranks: int, *arguments: str, seconds: float = 200, environ: Mapping[str, str] | None = None) -> Done:
     """`mpirun -n ranks python arguments`."""
     assert MPIRUN is not None
-    command = [MPIRUN, "--oversubscribe", "-n", str(ranks), sys.executable, *arguments]
+    command = [MPIRUN, *oversubscribe(), "-n", str(ranks), sys.executable, *arguments]
     return run_job(command, seconds, environ)

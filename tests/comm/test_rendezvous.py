@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.launching import MPIRUN, clean_environment, run_job
+from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.rendezvous import arrival_timeout, first_reachable, gloo_interface, slurm_master
@@ -133,7 +133,7 @@ def test_mpirun_with_ranks_that_take_themselves_to_be_on_different_nodes(tmp_pat
     script = tmp_path / "rank.sh"
     script.write_text('export OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1\nexec "$@"\n')
     assert MPIRUN is not None
-    command = [MPIRUN, "--oversubscribe", "-n", "2", "bash", str(script), sys.executable, JOB, "fine"]
+    command = [MPIRUN, *oversubscribe(), "-n", "2", "bash", str(script), sys.executable, JOB, "fine"]
     done = run_job(command)
     assert (done.code, done.errors) == (0, [])
     assert "sum 2 over gloo" in done.out
@@ -148,7 +148,7 @@ def test_mpirun_with_the_loopback_alone_and_a_name_that_does_not_resolve(transpo
     if unshare is None or os.geteuid() != 0:
         pytest.skip("no unshare, or not root: no container can be made")
     assert MPIRUN is not None
-    job = f"{MPIRUN} --oversubscribe -n 2 {sys.executable} {JOB} fine --transport {transport}"
+    job = f"{MPIRUN} {' '.join(oversubscribe())} -n 2 {sys.executable} {JOB} fine --transport {transport}"
     alone = f"ip link set lo up && hostname no-such-host-{os.getpid()} && exec {job}"
     probe = subprocess.run([unshare, "--net", "--uts", "true"], capture_output=True, text=True, timeout=20)
     if probe.returncode or shutil.which("ip") is None:

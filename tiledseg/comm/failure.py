@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -17,7 +18,9 @@ INTERRUPTED = 130
 # A launcher ends the other ranks within a second or two of the first failure. Who fails only because a peer is gone,
 # or with the words that rank 0 has already said, stays silent for this long and is then usually ended unheard.
 GRACE_SECONDS = 5.0
-_TURN_SECONDS = 0.5
+_TURN_SECONDS = 1.5
+_LAST_TURN_SECONDS = 3.0
+_PASS_ON_SECONDS = 0.3
 
 
 def exit_code(error: BaseException) -> int:
@@ -75,7 +78,7 @@ def report_from(error: BaseException, launch: Launch, host: str) -> None:
     if launch.size == 1:
         report(error)
         return
-    turn = min(launch.rank * _TURN_SECONDS, GRACE_SECONDS)
+    turn = min(launch.rank * _TURN_SECONDS, _LAST_TURN_SECONDS)
     time.sleep(turn + (GRACE_SECONDS if isinstance(error, CommunicationError) else 0.0))
     report(error, speaker(launch, host))
 
@@ -87,6 +90,8 @@ def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
     """
     if launch.is_root:
         report(error)
+        if launch.size > 1:
+            wait_until_read()
         return
     _wait_to_be_ended(exit_code(error))
     if not isinstance(error, KeyboardInterrupt):
@@ -103,6 +108,32 @@ def _wait_to_be_ended(code: int) -> None:
 def speaker(launch: Launch, host: str) -> str:
     """ "rank 3 on host"."""
     return f"rank {launch.rank} on {host}"
+
+
+def wait_until_read(seconds: float = 3.0) -> None:
+    """Waits, no longer than `seconds`, until the launcher has taken what this rank wrote, and a moment to pass it on.
+
+    mpirun reads its ranks' output through pipes. One that fails may be buried before its last words were read: seen
+    with Open MPI 5.0.11 on a busy machine.
+    """
+    flush()
+    end = time.monotonic() + seconds
+    while any(_unread_bytes(descriptor) for descriptor in (1, 2)) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(_PASS_ON_SECONDS)
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Bytes that wait in the pipe behind a descriptor; 0 where it is no pipe, or the system does not tell."""
+    try:
+        import fcntl
+        import termios
+
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return 0
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except (ImportError, OSError):
+        return 0
 
 
 def flush() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, MutableMapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_before_mesh, report_from
+from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.errors import CommunicationError, ConfigError
@@ -168,6 +168,7 @@ def _end(launch: Launch, code: int) -> int:
     flush()
     if launch.size == 1:
         return code
+    wait_until_read()
     module = initialised()
     if module is not None:
         module.COMM_WORLD.Abort(code)
