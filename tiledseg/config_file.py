@@ -104,9 +104,11 @@ def _check_file(path: str) -> None:
             raise ConfigError(f"{path} has the unknown group '{name}'; give some of {', '.join(known)}")
         if not isinstance(group, Mapping):
             raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
-        for key in group:
-            if key not in known[name]:
-                raise ConfigError(f"{path} has the unknown key {name}.{key}; give some of {', '.join(sorted(known[name]))}")
+        unknown = [key for key in group if key not in known[name]]
+        if unknown:
+            raise ConfigError(
+                f"{path} has the unknown key {name}.{unknown[0]}; give some of {', '.join(sorted(known[name]))}"
+            )
 
 
 def _kind(value: object) -> str:

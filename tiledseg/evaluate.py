@@ -9,6 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,6 @@ def build_parser() -> Parser:
     parser.add_argument("--labels", required=True, help="raster of labels on the same grid; its nodata does not count")
     parser.add_argument(
         "--classes",
-        type=parse_classes,
         help="number of classes, or a JSON map of the labels' raw values or colours to classes "
         "(default: the labels are class numbers, counted in the data)",
     )
@@ -62,8 +62,11 @@ def _evaluate(options: Namespace) -> None:
     if options.plot:
         if importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
-        check_output(options.plot)
-    label_map = None if options.classes is None else LabelMap.from_config(options.classes, options.ignore_index)
+        inputs = (options.prediction, options.labels, *([options.image] if options.image else []))
+        check_output(options.plot, 0, *map(Path, inputs))
+    label_map = None
+    if options.classes is not None:
+        label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
     with ExitStack() as stack:
         prediction = stack.enter_context(open_raster(options.prediction))
         labels = stack.enter_context(open_raster(options.labels))

@@ -233,10 +233,125 @@ MAPS = (
     Case("nothing-given", "predict", "", ("--checkpoint", "--image", "--output")),
 )
 
+
+def _evaluate(name: str, typed: str, *words: str) -> Case:
+    """A good score, but for `typed`."""
+    return Case(name, "evaluate", f"--prediction ROOT/second-labels.tif --labels ROOT/labels.tif {typed}", words)
+
+
+SCORES = (
+    _evaluate("missing-prediction", "--prediction ROOT/nowhere.tif", "nowhere.tif", "does not exist"),
+    _evaluate("missing-labels", "--labels ROOT/nowhere.tif", "nowhere.tif", "does not exist"),
+    _evaluate("cut-labels", "--labels ROOT/cut-labels.tif", "cut-labels.tif", "truncated"),
+    _evaluate("text-for-a-map", "--prediction ROOT/text.tif", "text.tif", "GDAL"),
+    _evaluate("map-of-other-size", "--prediction ROOT/small-labels.tif", "small-labels.tif", "48 x 48", "47 x 48"),
+    _evaluate("map-of-other-crs", "--prediction ROOT/other-crs-labels.tif", "CRS", "32611", "32612"),
+    _evaluate("map-shifted", "--prediction ROOT/shifted-labels.tif", "transform", "500000", "500001"),
+    _evaluate("map-of-fractions", "--prediction ROOT/float-labels.tif", "float-labels.tif", "float32"),
+    _evaluate("map-of-three-bands", "--prediction ROOT/three-band-labels.tif", "three-band-labels.tif", "3"),
+    _evaluate("label-outside", "--labels ROOT/outside-labels.tif --classes 3", "outside-labels.tif", "value 9"),
+    _evaluate("prediction-outside", "--prediction ROOT/outside-labels.tif --classes 3", "9"),
+    _evaluate("classes-word", "--classes many", "--classes", "many", "number"),
+    _evaluate("classes-one", "--classes 1", "1", "2 to 255"),
+    _evaluate("ignore-inside-classes", "--classes 3 --ignore-index 1", "ignore_index 1", "0 to 2"),
+    _evaluate("image-without-plot", "--image ROOT/image.tif", "--image", "--plot"),
+    _evaluate("plot-below-a-file", "--plot ROOT/file/plot.png", "file", "is not a folder"),
+    _evaluate("plot-is-a-folder", "--plot ROOT/folder", "folder"),
+    _evaluate("plot-is-the-labels", "--plot ROOT/labels.tif", "labels.tif", "input"),
+    _evaluate("format", "--format xml", "--format", "xml", "json"),
+)
+
+
+def _plan(name: str, typed: str, *words: str) -> Case:
+    """A good plan, but for `typed`."""
+    return Case(name, "plan", f"--size 1000 {typed}", words)
+
+
+PLANS = (
+    Case("no-size", "plan", "--grid 8", ("--size", "--help")),
+    _plan("size-of-nothing", "--size 0", "0", "at least 1"),
+    _plan("size-negative", "--size -5 10", "-5", "at least 1"),
+    _plan("size-of-three", "--size 1 2 3", "--size", "3"),
+    _plan("size-word", "--size large", "--size", "large"),
+    _plan("grid-of-none", "--grid 0", "0", "at least 1"),
+    _plan("grid-word", "--grid fine", "--grid", "fine", "auto"),
+    _plan("grid-too-fine", "--grid 64", "64", "1000", "alignment of 16", "at most 63"),
+    _plan("auto-without-memory", "--grid auto", "--grid", "auto", "--gpu-memory"),
+    _plan("memory-word", "--gpu-memory plenty", "plenty", "16GiB"),
+    _plan("memory-too-small", "--grid auto --gpu-memory 1MiB", "bytes", "smaller network"),
+    _plan("levels", "--levels 0", "levels", "0", "at least 1"),
+    _plan("kernel", "--kernel 4", "kernel", "4", "odd"),
+    _plan("padding", "--padding reflect", "--padding", "reflect", "same"),
+    _plan("preset-contradicted", "--model small --levels 3", "--levels", "3", "small", "6"),
+    _plan("classes", "--classes 1", "classes", "1", "at least 2"),
+    _plan("bands", "--bands 0", "bands", "0", "at least 1"),
+    _plan("gpus", "--gpus 0", "--gpus", "0", "at least 1"),
+    _plan("images", "--images -1", "--images", "-1", "at least 1"),
+    _plan("plot-of-another-kind", "--plot ROOT/plan.txt", "plan.txt", ".png"),
+    _plan("plot-below-a-file", "--plot ROOT/file/plan.png", "file/plan.png"),
+    _plan("format", "--format xml", "--format", "xml", "json"),
+)
+
+
+def _scene(name: str, typed: str, *words: str) -> Case:
+    """A good scene, but for `typed`."""
+    return Case(name, "scene", f"--size 64 64 --image ROOT/scene.tif --labels ROOT/scene-labels.tif {typed}", words)
+
+
+SCENES = (
+    _scene("size-of-nothing", "--size 0 64", "0 x 64"),
+    _scene("size-of-one", "--size 64", "--size", "2"),
+    _scene("bands", "--bands 2", "bands", "2"),
+    _scene("workers", "--workers 0", "workers", "0"),
+    _scene("seed", "--seed x", "--seed", "x"),
+    _scene("image-and-labels-alike", "--labels ROOT/scene.tif", "scene.tif", "two names"),
+    _scene("image-below-a-file", "--image ROOT/file/scene.tif", "file"),
+    _scene("labels-in-no-folder", "--labels ROOT/nowhere/scene.tif", "nowhere"),
+    _scene("image-is-a-folder", "--image ROOT/folder", "folder"),
+    Case("nothing-given", "scene", "", ("--size", "--image", "--labels")),
+)
+
+
+def _tile(name: str, typed: str, *words: str) -> Case:
+    """A good store, but for `typed`."""
+    good = "--images ROOT/image.tif --labels ROOT/labels.tif --grid 2 --levels 2 --output ROOT/new.h5"
+    return Case(name, "tile", f"{good} {typed}", words)
+
+
+STORES = (
+    _tile("missing-image", "--images ROOT/nowhere.tif", "--images", "nowhere.tif", "does not exist"),
+    _tile("glob-without-matches", "--images 'ROOT/*.jp2'", "--images", "*.jp2", "matches"),
+    _tile("same-image-twice", "--images ROOT/image.tif ROOT/image.tif", "image.tif", "twice"),
+    _tile("more-images-than-labels", "--images ROOT/image.tif ROOT/second.tif", "--images", "--labels", "2", "1"),
+    _tile("cut-image", "--images ROOT/cut-half.tif", "cut-half.tif", "truncated"),
+    _tile("labels-of-other-size", "--labels ROOT/small-labels.tif", "small-labels.tif", "48 x 48", "47 x 48"),
+    _tile("grid-auto", "--grid auto", "auto", "--grid"),
+    _tile("grid-word", "--grid fine", "--grid", "fine", "whole numbers"),
+    _tile("grid-too-fine", "--grid 25", "25", "48", "alignment of 2", "at most 24"),
+    _tile("halo-too-small", "--halo 3", "halo 3", "auto"),
+    _tile("halo-word", "--halo wide", "--halo", "wide", "whole numbers"),
+    _tile("bands-too-many", "--bands [1,9]", "band 9", "image.tif", "1 to 3"),
+    _tile("levels", "--levels 0", "levels", "0", "at least 1"),
+    _tile("missing-config", "--config ROOT/nowhere.yaml", "nowhere.yaml"),
+    _tile("unknown-flag", "--colour red", "--colour", "--help"),
+    _tile("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
+    _tile("output-below-a-file", "--output ROOT/file/new.h5", "file", "folder"),
+    _tile("output-in-no-folder", "--output ROOT/nowhere/new.h5", "nowhere", "make it first"),
+    _tile("output-is-a-folder", "--output ROOT/folder", "folder"),
+    _tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "another --output"),
+    _tile("output-is-another-store", "--output ROOT/good.h5 --grid 3", "good.h5", "2", "3"),
+    _train("cut-store", "--data.images ROOT/cut.h5 --data.labels []", "cut.h5"),
+    _train("store-cut-by-a-byte", "--data.images ROOT/cut-end.h5 --data.labels []", "cut-end.h5", "truncated"),
+    _train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "data.labels"),
+    _train("no-such-image-of-a-store", "--data.images ROOT/good.h5#7 --data.labels ROOT/labels.tif", "good.h5#7"),
+    _train("store-beside-a-lone-raster", "--data.images [ROOT/good.h5,ROOT/second.tif]", "2 rasters", "has 1"),
+    _train("store-of-other-bands", "--data.images ROOT/good.h5 --data.bands [1]", "good.h5", "[1]", "[1, 2, 3]"),
+)
+
 DOCTORS = (
     Case("unknown-flag", "doctor", "--colour red", ("--colour", "--help")),
     Case("format", "doctor", "--format xml", ("--format", "xml", "json")),
     Case("transport", "doctor", "--transport udp", ("udp", "gloo")),
 )
 
-CASES = (*FLAGS, *VALUES, *RASTERS, *OUTPUTS, *RESUMES, *DAMAGES, *MAPS, *DOCTORS)
+CASES = (*FLAGS, *VALUES, *RASTERS, *OUTPUTS, *RESUMES, *DAMAGES, *MAPS, *SCORES, *PLANS, *SCENES, *STORES, *DOCTORS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import rasterio
 from rasterio.transform import from_origin
@@ -93,6 +94,15 @@ def _make_broken_configs(root: Path) -> None:
     (root / "empty.yaml").write_text("# nothing here\n")
     (root / "list.yaml").write_text("- data\n- model\n")
     (root / "binary.yaml").write_bytes(bytes(range(128, 256)))
+
+
+def make_broken_stores(root: Path) -> None:
+    """Damaged copies of the tile store `root`/good.h5, and an HDF5 file that is none. One rank calls it."""
+    whole = (root / "good.h5").read_bytes()
+    (root / "cut.h5").write_bytes(whole[: len(whole) // 3])
+    (root / "cut-end.h5").write_bytes(whole[:-1])
+    with h5py.File(root / "other.h5", "w") as file:
+        file["numbers"] = np.arange(10)
 
 
 def make_broken_runs(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ def write_plot(path: str, question: Question, tiling: Tiling) -> None:
             draw(question, tiling).savefig(file, format="png", dpi=120)
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise OutputError(f"cannot write the plot '{path}': {error.strerror}; give a writable file") from None
 
 

@@ -20,7 +20,7 @@ from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import layout_warning
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
-from tiledseg.raster.sources import check_counts, expand_sources
+from tiledseg.raster.sources import pair_sources
 from tiledseg.raster.statistics import check_alike
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
@@ -83,9 +83,9 @@ class _Found:
 
 
 def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: str) -> _Found:
-    image_paths = expand_sources(as_list(getattr(data, image_key)), f"data.{image_key}")
-    label_paths = expand_sources(as_list(getattr(data, label_key)), f"data.{label_key}")
-    check_counts(image_paths, label_paths, (f"data.{image_key}", f"data.{label_key}"))
+    image_paths, label_paths = pair_sources(
+        as_list(getattr(data, image_key)), as_list(getattr(data, label_key)), (f"data.{image_key}", f"data.{label_key}")
+    )
     images, labels = [], []
     for image_path, label_path in zip(image_paths, label_paths, strict=True):
         with open_raster(image_path, data.bands, data.nodata) as image, open_raster(label_path) as label:

