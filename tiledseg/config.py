@@ -207,7 +207,7 @@ class TrainConfig:
         tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of one image)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
-        checkpoint_every: steps between checkpoints; one is also written after each epoch
+        checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
         keep_checkpoints: how many to keep, the newest first
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
@@ -218,7 +218,7 @@ class TrainConfig:
     tiles_per_step: int | None = None
     precision: str = "fp32"
     seed: int = 0
-    checkpoint_every: int = 1000
+    checkpoint_every: int = 100
     keep_checkpoints: int = 3
     validate_every: int = 1
     resume: str = "auto"

@@ -80,7 +80,7 @@ def _check_files(arguments: Sequence[str]) -> None:
     """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys."""
     words = [word.partition("=") for word in arguments]
     following = [*arguments[1:], ""]
-    for (word, equals, value), after in zip(words, following, strict=True):
+    for (word, equals, value), after in zip(words, following, strict=False):
         if word == "--config" and (equals or after):
             _check_file(value if equals else after)
 

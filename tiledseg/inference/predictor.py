@@ -26,6 +26,7 @@ from tiledseg.models.unet import build_unet
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import deal
@@ -108,13 +109,14 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
     layers = unet.layers()
     footprint = network_footprint(layers)
     whole = unet.norm not in (*EXACT_NORMS, "batch")  # a trained batch norm is a constant: exact
-    grid = request.grid
+    grid = request.grid or (info.tiling.grid if info.tiling else None)  # a tile store has its own
     if grid is None and whole and request.exact:
         grid = (1, 1)
     if grid is None:
         value = 8 if request.precision == "fp64" else 4
         grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, ranks, bands=unet.bands)
     tiling = make_tiling(info.shape, grid, footprint)
+    check_cut(info, tiling)
     if whole and len(tiling) > 1 and request.exact:
         raise ConfigError(
             f"norm {unet.norm} takes statistics over the whole image, but grid {grid[0]} x {grid[1]} cuts it; "

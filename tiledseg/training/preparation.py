@@ -17,7 +17,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match
-from tiledseg.raster.layout import layout_warning
+from tiledseg.raster.layout import check_cut, layout_warning
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import pair_sources
@@ -106,11 +106,14 @@ class _Cutter:
     ranks: int
 
     def cut(self, found: _Found) -> RasterSet:
-        tilings = tuple(make_tiling(info.shape, self._grid(info.shape), self.footprint) for info in found.images)
+        tilings = tuple(make_tiling(info.shape, self._grid(info), self.footprint) for info in found.images)
+        for image, label, tiling in zip(found.images, found.labels, tilings, strict=True):
+            check_cut(image, tiling)
+            check_cut(label, tiling)
         return RasterSet(found.image_paths, found.label_paths, tilings)
 
-    def _grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        given = self.config.tiling.grid_shape()
+    def _grid(self, info: RasterInfo) -> tuple[int, int]:
+        given = self.config.tiling.grid_shape() or (info.tiling.grid if info.tiling else None)
         if given is not None:
             return given
         needs_whole = self.config.parallel.exact and self.network.norm not in EXACT_NORMS
@@ -119,7 +122,7 @@ class _Cutter:
         value = BYTES_PER_VALUE[self.config.train.precision]
         layers = self.network.layers()
         return choose_grid(
-            shape, layers, self.footprint, self.memory_bytes, value, self.ranks, bands=self.network.bands
+            info.shape, layers, self.footprint, self.memory_bytes, value, self.ranks, bands=self.network.bands
         )
 
 

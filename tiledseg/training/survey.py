@@ -37,5 +37,10 @@ def survey(
 def check_labels(labels: Sequence[RasterReader], label_map: LabelMap, rank: int, size: int) -> None:
     """Raise LabelError for the first value outside the classes in this rank's share of the blocks."""
     maps = [label_map.resolve(reader.info) for reader in labels]
+    current = None
     for block in statistics_blocks([reader.info for reader in labels], rank, size):
-        read_labels(labels[block.image], maps[block.image], block.box)
+        reader = labels[block.image]
+        if current is not None and current is not reader:
+            current.release()  # blocks come file by file: no more than one is held open
+        current = reader
+        read_labels(reader, maps[block.image], block.box)

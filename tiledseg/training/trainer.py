@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from tiledseg.training.optimizer import build_optimizer, learning_rate, set_lear
 from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.progress import StepProgress
-from tiledseg.training.report import MetricsLog, plot_progress, write_whole
+from tiledseg.training.report import MetricsLog, plot_progress, read_metrics, write_whole
 from tiledseg.training.step import Stepper, StepResult
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
+
+_DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 
 
 class Trainer:
@@ -72,6 +74,7 @@ class Trainer:
         self.total_steps = train.epochs * self.sampler.steps_per_epoch
         self.folder = Path(config.run.output)
         self.last_validation: dict[str, Any] | None = None
+        self._drawn = time.monotonic()
 
     def run(self) -> int:
         """Train to the end, or to a wall-time signal; the exit code (0 or 75). Collective."""
@@ -80,6 +83,7 @@ class Trainer:
             log = progress = None
             if self.mesh.is_root:
                 log = stack.enter_context(contextlib.closing(MetricsLog(self.folder, self.step)))
+                self.last_validation = last_validation(read_metrics(log.path))  # that of a resumed run so far
                 verbosity = self.config.run.verbosity
                 progress = StepProgress(self.total_steps, self.step, verbosity)
                 stack.enter_context(contextlib.closing(progress))
@@ -89,6 +93,7 @@ class Trainer:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
             stopped = self._loop(training, held_out, flag, log, progress)
         if self.mesh.is_root:
+            self._draw()
             self._summarise(time.perf_counter() - begun, stopped)
         return EXIT_CODE if stopped else 0
 
@@ -118,7 +123,7 @@ class Trainer:
                 if epoch_ends and (position.epoch + 1) % train.validate_every == 0 and held_out is not None:
                     self._validate(held_out, position.epoch, log, progress)
                 last = self.step == self.total_steps
-                if epoch_ends or result.stop or self.step % train.checkpoint_every == 0:
+                if last or result.stop or self.step % train.checkpoint_every == 0:
                     self._checkpoint()
                 if result.stop and not last:
                     return True
@@ -199,7 +204,12 @@ class Trainer:
             self._state(),
             self.config.train.keep_checkpoints,
         )
+        if time.monotonic() - self._drawn > _DRAW_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
         plot_progress(self.folder, self._title())
+        self._drawn = time.monotonic()
 
     def _state(self) -> dict[str, Any]:
         """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
@@ -251,6 +261,11 @@ class Trainer:
             "val": self.last_validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The scores of the last validation among the lines of a metrics file."""
+    return next((line["val"] for line in reversed(lines) if "val" in line), None)
 
 
 def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, Any]:
