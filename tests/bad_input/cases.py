@@ -344,6 +344,11 @@ STORES = (
     _train("store-cut-by-a-byte", "--data.images ROOT/cut-end.h5 --data.labels []", "cut-end.h5", "truncated"),
     _train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "data.labels"),
     _train("no-such-image-of-a-store", "--data.images ROOT/good.h5#7 --data.labels ROOT/labels.tif", "good.h5#7"),
+    _train("store-of-another-grid", "--data.images ROOT/good.h5 --data.labels [] --tiling.grid 3", "good.h5", "2", "3"),
+    _train(
+        "store-of-a-narrower-halo", "--data.images ROOT/good.h5 --data.labels [] --model.levels 3", "halo", "good.h5"
+    ),
+    _predict("store-of-another-grid", "--image ROOT/good.h5 --tiling.grid 3", "good.h5", "[2, 2]", "[3, 3]"),
     _train("store-beside-a-lone-raster", "--data.images [ROOT/good.h5,ROOT/second.tif]", "2 rasters", "has 1"),
     _train("store-of-other-bands", "--data.images ROOT/good.h5 --data.bands [1]", "good.h5", "[1]", "[1, 2, 3]"),
 )

@@ -20,5 +20,6 @@ def uninterrupted(material: Material) -> Path:
     folder = material.root / "uninterrupted"
     done = material.train(2, folder)
     assert done.code == 0, done.err
+    assert (folder / "progress.png").exists()
     assert [line["step"] for line in lines(folder) if "loss" in line] == list(range(1, STEPS + 1))
     return folder

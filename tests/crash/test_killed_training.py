@@ -48,8 +48,8 @@ def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, u
     folder = material.root / "killed-in-save"
     done = material.train(4, folder, at=Moment("save", rank=0, count=3))
     assert done.code == 137
-    assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000004"]
-    assert newest_step(folder) == 3
+    assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000006"]
+    assert newest_step(folder) == 4
     assert material.train(1, folder).code == 0
     check_close(folder, uninterrupted)
     assert not list((folder / "checkpoints").glob(".*"))

@@ -1,0 +1,203 @@
+"""The train command, one rank: what it leaves, and that an interrupted run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.crash.runs import STEPS, Material, check_same, lines, weights
+from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.tile import main as tile
+from tiledseg.train import main
+from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.training.report import plot_progress
+from tiledseg.training.trainer import Trainer
+
+SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
+FP32 = ("--train.precision", "fp32")
+RECIPES = {"adamw-fp64": (), "adamw-fp32": FP32, "sgd-fp64": SGD, "sgd-fp32": (*SGD, *FP32)}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_plots() -> Iterator[None]:
+    """A drawing takes longer than all else here; `test_what_a_run_leaves` has one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiledseg.training.trainer.plot_progress", lambda folder, title: False)
+        yield
+
+
+def train(material: Material, folder: Path, *options: str) -> int:
+    return main([*material.train_command(folder)[1:], *options])
+
+
+@pytest.fixture(scope="module")
+def finished(material: Material) -> dict[str, Path]:
+    """An uninterrupted run of each recipe."""
+    folders = {}
+    for name, options in RECIPES.items():
+        folders[name] = material.root / f"finished-{name}"
+        assert train(material, folders[name], *options) == 0
+    return folders
+
+
+def signal_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """SIGUSR1 to this process while it writes the line of a step."""
+    log_step = Trainer._log_step
+
+    def log_and_signal(trainer: Trainer, *arguments: Any) -> None:
+        log_step(trainer, *arguments)
+        if trainer.step == step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(Trainer, "_log_step", log_and_signal)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_stopped_run_goes_on_exactly(
+    material: Material, finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch, recipe: str, step: int
+) -> None:
+    """Optimizer state, dropout, shuffling and rate: losses and the final checkpoint have the same bits. The signal is
+    acted on at the end of the following step: 2 is in an epoch, 5 too, 3 would be the end of one."""
+    folder = material.root / f"stopped-{recipe}-{step}"
+    with monkeypatch.context() as patch:
+        signal_after(patch, step)
+        assert train(material, folder, *RECIPES[recipe]) == 75
+    assert find_checkpoint(folder).state["step"] == step + 1
+    assert json.loads((folder / "summary.json").read_text())["finished"] is False
+    assert train(material, folder, *RECIPES[recipe]) == 0
+    check_same(folder, finished[recipe])
+
+
+def test_the_end_of_an_epoch_is_not_validated_twice(
+    material: Material, finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = material.root / "stopped-at-an-epoch"
+    with monkeypatch.context() as patch:
+        signal_after(patch, 2)
+        assert train(material, folder) == 75
+    assert [line["step"] for line in lines(folder) if "val" in line] == [3]
+    assert train(material, folder) == 0
+    assert [line["step"] for line in lines(folder) if "val" in line] == [3, 6, 9, 12]
+    check_same(folder, finished["adamw-fp64"])
+
+
+def test_a_signal_in_the_last_step_is_a_finish(
+    material: Material, finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = material.root / "late-signal"
+    with monkeypatch.context() as patch:
+        signal_after(patch, STEPS - 1)
+        assert train(material, folder) == 0
+    assert json.loads((folder / "summary.json").read_text())["finished"] is True
+    check_same(folder, finished["adamw-fp64"])
+
+
+def test_a_run_goes_on_over_a_damaged_checkpoint(material: Material, finished: dict[str, Path]) -> None:
+    """The newest is damaged and the log is ahead: the steps from the last whole one on are done again, not twice."""
+    folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "damaged"))
+    checkpoints = folder / "checkpoints"
+    kept = sorted(path.name for path in checkpoints.glob("step-*"))
+    assert len(kept) == 3
+    for name in kept[1:]:
+        (checkpoints / name / "model.safetensors").write_bytes(b"")
+    assert train(material, folder, "--train.keep_checkpoints", "1") == 0
+    check_same(folder, finished["adamw-fp64"])
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000012"]
+
+
+def test_a_finished_run_stays_as_it_is(material: Material, finished: dict[str, Path]) -> None:
+    folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "again"))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert train(material, folder) == 0
+    check_same(folder, finished["adamw-fp64"])
+    again = json.loads((folder / "summary.json").read_text())
+    assert {**again, "seconds": 0} == {**summary, "seconds": 0}
+
+
+def test_more_epochs_go_on_from_the_end(material: Material) -> None:
+    """With a policy that does not look at the end, four epochs are two and two more."""
+    constant = ("--optimizer.policy", "constant")
+    once, twice = material.root / "four-epochs", material.root / "two-and-two"
+    assert train(material, once, *constant) == 0
+    assert train(material, twice, *constant, "--train.epochs", "2") == 0
+    assert train(material, twice, *constant) == 0
+    check_same(twice, once)
+
+
+def test_a_checkpoint_starts_another_run(material: Material, finished: dict[str, Path]) -> None:
+    """`train.resume` with a path: the steps behind it, in a folder of its own."""
+    source = finished["adamw-fp64"] / "checkpoints" / "step-000010"
+    folder = material.root / "branch"
+    assert train(material, folder, "--train.resume", str(source)) == 0
+    whole = lines(finished["adamw-fp64"])
+    assert lines(folder) == [line for line in whole if line["step"] > 10]
+    assert weights(folder) == weights(finished["adamw-fp64"])
+
+
+def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) -> None:
+    """Else the tests above would show nothing of its draws."""
+    folder = material.root / "without-dropout"
+    assert train(material, folder, "--model.dropout", "0", "--train.epochs", "1") == 0
+    assert lines(folder)[1]["loss"] != lines(finished["adamw-fp64"])[1]["loss"]
+
+
+def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = material.root / "leaves"
+    monkeypatch.setattr("tiledseg.training.trainer.plot_progress", plot_progress)
+    assert train(material, folder) == 0
+    assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
+    steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    wanted = "step epoch loss lr tiles pixels seconds data_seconds communication_seconds pixels_per_second memory_bytes"
+    assert all(line.keys() == set(wanted.split()) for line in steps if "loss" in line)
+    checks = [line for line in steps if "val" in line]
+    assert all(line.keys() == {"step", "epoch", "val"} for line in checks)
+    assert all(line["val"].keys() == {"loss", "accuracy", "mean_iou", "iou"} for line in checks)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["epochs"], summary["finished"], summary["ranks"]) == (STEPS, 4, True, 1)
+    assert summary["val"] == checks[-1]["val"]
+    config = parse_config(["--config", str(folder / "config.yaml")], "train", "")
+    assert to_yaml(config) == (folder / "config.yaml").read_text()
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["epochs"] == 4
+    assert not list(folder.rglob(".*"))
+
+
+def test_images_from_a_tile_store_train_alike(material: Material, finished: dict[str, Path]) -> None:
+    """With the labels that lie in it."""
+    store, folder = material.root / "tiles.h5", material.root / "from-store"
+    assert tile(["--config", str(material.root / "run.yaml"), "--output", str(store)]) == 0
+    assert train(material, folder, "--data.images", str(store), "--data.labels", "[]") == 0
+    assert lines(folder) == lines(finished["adamw-fp64"])
+
+
+def test_classes_as_a_map(material: Material, finished: dict[str, Path]) -> None:
+    """Of numbers, in no order, one of them null; it survives checkpoint and resume."""
+    folder = material.root / "mapped"
+    classes = ("--data.classes", "{2: 1, 1: null, 0: 0, 10: 1}")
+    assert train(material, folder, *classes, "--train.epochs", "1") == 0
+    assert train(material, folder, *classes, "--train.epochs", "2") == 0
+    pixels = [line["pixels"] for line in lines(folder) if "loss" in line]
+    assert len(pixels) == 6
+    assert sum(pixels) < sum(line["pixels"] for line in lines(finished["adamw-fp64"])[:8] if "loss" in line)
+    assert len(lines(folder)[-1]["val"]["iou"]) == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    for key in ("--data.images", "--tiling.grid", "--model.levels", "--optimizer.lr", "--train.epochs", "--run.output"):
+        assert key in shown

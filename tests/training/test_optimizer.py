@@ -1,0 +1,73 @@
+"""The learning rate is a pure function of the step, so a resumed run has that of an uninterrupted one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.config import OptimizerConfig
+from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+
+policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
+runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(policy=policies, run=runs, warmup=st.integers(0, 30), lr=st.floats(1e-6, 10))
+def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr: float) -> None:
+    """Never negative, never above lr; rising over the warm-up, which ends at lr; falling, or level, behind it."""
+    per_epoch, epochs = run
+    total = per_epoch * epochs
+    config = OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=2)
+    rates = [learning_rate(config, step, per_epoch, total) for step in range(total)]
+    assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
+    rising, falling = rates[:warmup], rates[warmup:]
+    assert rising == [pytest.approx(lr * (step + 1) / warmup) for step in range(len(rising))]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(falling))
+    if policy != "step" and falling:
+        assert falling[0] == pytest.approx(lr)
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(run=runs)
+def test_values_of_each_policy(run: tuple[int, int]) -> None:
+    per_epoch, epochs = run
+    total = per_epoch * epochs
+
+    def rate(policy: str, step: int) -> float:
+        return learning_rate(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5), step, per_epoch, total)
+
+    for step in range(total):
+        assert rate("constant", step) == 2
+        assert rate("step", step) == 2 * 0.5 ** (step // per_epoch // 3)
+        assert rate("polynomial", step) == pytest.approx(2 * (1 - step / total) ** 0.9)
+        assert rate("cosine", step) == pytest.approx(1 + math.cos(math.pi * step / total))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_the_optimizer_has_what_the_configuration_says(name: str, kind: type) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = build_optimizer([parameter], OptimizerConfig(name=name, lr=0.25, momentum=0.5, weight_decay=0.125))
+    assert isinstance(optimizer, kind)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
+    assert group.get("momentum", 0.5) == 0.5
+    set_learning_rate(optimizer, 0.0625)
+    assert group["lr"] == 0.0625
+
+
+def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
+    """Without a gradient, AdamW shrinks a weight by lr * decay; SGD does so through the gradient, momentum included."""
+    for name, after in (("adamw", 0.99**2), ("sgd", 0.99 - 0.1 * (0.1 * 0.99 + 0.5 * 0.1))):
+        parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+        config = OptimizerConfig(name=name, lr=0.1, momentum=0.5, weight_decay=0.1)
+        optimizer = build_optimizer([parameter], config)
+        for _ in range(2):
+            parameter.grad = torch.zeros(1, dtype=torch.float64)
+            optimizer.step()
+        assert parameter.item() == pytest.approx(after, rel=1e-12)

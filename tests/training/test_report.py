@@ -1,0 +1,144 @@
+"""What a run leaves: whole lines, files that are the old one or the new one, a plot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tiledseg.training import report
+from tiledseg.training.report import METRICS, MetricsLog, plot_progress, read_metrics, write_whole
+
+
+def step_line(step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": 0,
+        "loss": 1 / (step + 1),
+        "lr": 0.1,
+        "tiles": 1,
+        "pixels": 10,
+        "seconds": 0.1,
+        "data_seconds": 0.0,
+        "communication_seconds": 0.0,
+        "pixels_per_second": 100.0,
+        "memory_bytes": 1,
+    }
+
+
+def validation_line(step: int) -> dict[str, Any]:
+    return {"step": step, "epoch": 0, "val": {"loss": 0.5, "accuracy": 0.5, "mean_iou": 0.25, "iou": [0.25, None]}}
+
+
+def write_run(folder: Path, steps: int) -> list[dict[str, Any]]:
+    """A log with a validation after every second step."""
+    lines = []
+    log = MetricsLog(folder, 0)
+    for step in range(1, steps + 1):
+        for line in (step_line(step), *([validation_line(step)] if step % 2 == 0 else [])):
+            log.write(line)
+            lines.append(line)
+            assert read_metrics(log.path) == lines, "a line is there as soon as it is written"
+    log.close()
+    return lines
+
+
+@settings(derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cut=st.integers(0, 400), keep=st.integers(0, 7))
+def test_a_resumed_log_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, keep: int) -> None:
+    """Wherever a crash has cut the file, behind the checkpoint's step: lines after the checkpoint go, whole ones stay,
+    and going on gives the file of an uninterrupted run."""
+    monkeypatch.setattr(report, "_open_events", lambda folder, step: None)
+    (tmp_path / METRICS).unlink(missing_ok=True)
+    lines = write_run(tmp_path, 6)
+    text = (tmp_path / METRICS).read_text()
+    kept = [line for line in lines if line["step"] <= keep]
+    least = len("".join(json.dumps(line) + "\n" for line in kept))
+    (tmp_path / METRICS).write_text(text[: max(least, len(text) - cut)])
+    log = MetricsLog(tmp_path, keep)
+    assert read_metrics(log.path) == kept
+    for line in lines[len(kept) :]:
+        log.write(line)
+    log.close()
+    assert (tmp_path / METRICS).read_text() == text
+
+
+def test_no_file_has_no_lines(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / METRICS) == []
+
+
+def test_write_whole_leaves_the_old_file_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.json"
+    write_whole(path, "old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    monkeypatch.undo()
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6])
+def test_progress_is_drawn(tmp_path: Path, steps: int) -> None:
+    pytest.importorskip("matplotlib")
+    write_run(tmp_path, steps)
+    assert plot_progress(tmp_path, "a title")
+    assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_lines_without_a_score_are_drawn_too(tmp_path: Path) -> None:
+    """A step, or a validation, without a valid pixel."""
+    pytest.importorskip("matplotlib")
+    empty = {"loss": None, "accuracy": None, "mean_iou": None, "iou": [None]}
+    text = [json.dumps({**step_line(1), "loss": None}), json.dumps({"step": 1, "epoch": 0, "val": empty})]
+    (tmp_path / METRICS).write_text("\n".join(text) + "\n")
+    assert plot_progress(tmp_path, "nothing to see")
+
+
+def test_the_plot_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    write_run(tmp_path, 2)
+    assert not plot_progress(tmp_path, "a title")
+    assert not (tmp_path / "progress.png").exists()
+
+
+def test_events_are_an_extra_and_hold_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    write_run(tmp_path, 4)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    losses = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert losses == {step: pytest.approx(1 / (step + 1)) for step in range(1, 5)}
+    assert [event.step for event in events.Scalars("val/mean_iou")] == [2, 4]
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
+    (tmp_path / "without").mkdir()
+    write_run(tmp_path / "without", 1)
+    assert [path.name for path in (tmp_path / "without").iterdir()] == [METRICS]
+
+
+def test_numbers_survive_the_file_bit_for_bit(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0)
+    values = [math.pi, 1 / 3, 1e-300, 123456789.123456789]
+    for step, value in enumerate(values, start=1):
+        log.write({**step_line(step), "loss": value})
+    log.close()
+    assert [line["loss"] for line in read_metrics(log.path)] == values
+    assert log.path.read_text().endswith("\n")
