@@ -19,7 +19,9 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
 
     Raises ConfigError, in one line, for an unknown key, a value of a wrong type or an unreadable file.
     """
-    parser = ArgumentParser(prog=command, description=description, exit_on_error=False, default_env=False)
+    parser = ArgumentParser(
+        prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False
+    )
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for group in fields(Config):
         parser.add_class_arguments(_type_of(group.name), group.name)

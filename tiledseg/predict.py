@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -54,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_grid(text: str) -> tuple[int, int] | None:
     """`Q`, `[R,C]` or `auto` (None); raises ConfigError for anything else."""
-    words = text.strip("[]").split(",")
-    if text != "auto" and all(word.strip().isdigit() for word in words):
-        numbers = [int(word) for word in words]
-        return TilingConfig(grid=numbers if len(numbers) > 1 else numbers[0]).grid_shape()
+    if text.isdecimal():
+        return TilingConfig(grid=int(text)).grid_shape()
+    pair = re.fullmatch(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]|(\d+)\s*,\s*(\d+)", text)
+    if pair:
+        return TilingConfig(grid=[int(number) for number in pair.groups() if number]).grid_shape()
     return TilingConfig(grid=text).grid_shape()
 
 

@@ -1,0 +1,116 @@
+"""The configuration checks itself, group by group; every message names the key, the value and what to give."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.config import Config, TilingConfig
+from tiledseg.errors import ConfigError, InputError
+
+
+def good() -> Config:
+    config = Config()
+    config.data.images = ["a.tif"]
+    config.data.labels = ["b.tif"]
+    return config
+
+
+def test_the_defaults_need_images_only() -> None:
+    good().check()
+    with pytest.raises(ConfigError, match=r"data\.images is empty"):
+        Config().check()
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("data.classes", (1, 0, -1, 256)),
+        ("data.ignore_index", (-1, 256)),
+        ("data.bands", ([], [0], [1, 1], [-3])),
+        ("data.workers", (0, -1)),
+        ("data.prefetch", (0,)),
+        ("tiling.grid", (0, -2, [1], [1, 2, 3], [0, 1], "coarse", "4")),
+        ("tiling.halo", (-1, "wide", 1.5)),
+        ("parallel.halo", ("", "none")),
+        ("parallel.transport", ("udp", "NCCL")),
+        ("optimizer.name", ("adam", "")),
+        ("optimizer.policy", ("linear",)),
+        ("optimizer.lr", (0.0, -1.0, float("nan"))),
+        ("optimizer.momentum", (-0.1, 1.0)),
+        ("optimizer.weight_decay", (-1e-9,)),
+        ("optimizer.warmup_steps", (-1,)),
+        ("optimizer.clip_norm", (-1.0,)),
+        ("optimizer.step_size", (0,)),
+        ("optimizer.gamma", (0.0, -1.0)),
+        ("optimizer.power", (0.0,)),
+        ("train.epochs", (0,)),
+        ("train.tiles_per_step", (0, -4)),
+        ("train.precision", ("fp16", "")),
+        ("train.seed", (-1,)),
+        ("train.checkpoint_every", (0,)),
+        ("train.keep_checkpoints", (0,)),
+        ("train.validate_every", (0,)),
+        ("run.output", ("",)),
+        ("run.verbosity", (-1, 3)),
+    ],
+)
+def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:
+    group, name = key.split(".")
+    for value in values:
+        config = good()
+        config.tiling.grid = 2
+        setattr(getattr(config, group), name, value)
+        with pytest.raises(ConfigError) as caught:
+            config.check()
+        message = str(caught.value)
+        assert key in message
+        assert value == "" or str(value) in message
+        assert "; give " in message or "is empty" in message
+        assert "\n" not in message
+
+
+def test_batches_need_a_grid() -> None:
+    config = good()
+    config.train.tiles_per_step = 4
+    with pytest.raises(ConfigError, match=r"tiles_per_step is 4 with tiling\.grid auto"):
+        config.check()
+    config.tiling.grid = [2, 3]
+    config.check()
+
+
+@pytest.mark.parametrize(("images", "labels", "counts"), [(["a"], [], "1 .* 0"), ([], ["a", "b"], "0 .* 2")])
+def test_validation_needs_both(images: list[str], labels: list[str], counts: str) -> None:
+    config = good()
+    config.data.val_images, config.data.val_labels = images, labels
+    with pytest.raises(ConfigError, match=counts):
+        config.check()
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(rows=st.integers(1, 1000), cols=st.integers(1, 1000), halo=st.integers(0, 1000))
+def test_tilings(rows: int, cols: int, halo: int) -> None:
+    assert TilingConfig(rows).grid_shape() == (rows, rows)
+    assert TilingConfig([rows, cols], halo).grid_shape() == (rows, cols)
+    assert TilingConfig([rows, cols], halo).halo_width() == halo
+    assert TilingConfig().grid_shape() is None
+    assert TilingConfig().halo_width() is None
+
+
+def test_every_key_is_described_and_has_a_default() -> None:
+    """The descriptions are what --help shows."""
+    for group in fields(Config):
+        kind = group.default_factory
+        assert isinstance(kind, type)
+        for key in fields(kind):
+            assert f"        {key.name}: " in (kind.__doc__ or ""), f"{group.name}.{key.name}"
+            assert key.default is not MISSING or key.default_factory is not MISSING
+
+
+def test_a_configuration_error_is_bad_input() -> None:
+    assert issubclass(ConfigError, InputError)
+    assert ConfigError.exit_code == 2

@@ -1,0 +1,176 @@
+"""Flags and YAML give one configuration; what is wrong with them is said in one line that names the file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tiledseg.config import Config
+from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.errors import ConfigError
+
+names = st.text("abcXYZ019_-./ ", min_size=1, max_size=12).map(lambda text: f"a{text}.tif")
+rates = st.floats(1e-6, 10)
+values = st.fixed_dictionaries(
+    {
+        "data": st.fixed_dictionaries(
+            {
+                "images": st.one_of(names, st.lists(names, min_size=1, max_size=3)),
+                "classes": st.one_of(
+                    st.integers(2, 255), st.dictionaries(st.integers(0, 300), st.one_of(st.none(), st.integers(0, 9)))
+                ),
+                "nodata": st.one_of(st.none(), st.integers(-9999, 255).map(float)),
+                "bands": st.one_of(st.none(), st.lists(st.integers(1, 9), min_size=1, max_size=4)),
+                "normalize": st.booleans(),
+            }
+        ),
+        "tiling": st.fixed_dictionaries(
+            {
+                "grid": st.one_of(
+                    st.just("auto"), st.integers(1, 64), st.lists(st.integers(1, 9), min_size=2, max_size=2)
+                ),
+                "halo": st.one_of(st.just("auto"), st.integers(0, 200)),
+            }
+        ),
+        "optimizer": st.fixed_dictionaries({"name": st.sampled_from(["adamw", "sgd"]), "lr": rates}),
+        "train": st.fixed_dictionaries({"epochs": st.integers(1, 99), "resume": st.sampled_from(["auto", "never"])}),
+    }
+)
+
+
+def parse(*arguments: str) -> Config:
+    return parse_config(arguments, "train", "")
+
+
+def error_of(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse() == Config()
+
+
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=values)
+def test_a_file_comes_back_whole(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Every value of the file is in the configuration, every other key has its default; and what the run writes as
+    config.yaml gives the same configuration again."""
+    config = parse("--config", write(tmp_path / "run.yaml", yaml.safe_dump(values)))
+    expected = asdict(Config())
+    for group, keys in values.items():
+        expected[group] |= keys
+    assert asdict(config) == expected
+    assert parse("--config", write(tmp_path / "config.yaml", to_yaml(config))) == config
+
+
+def test_the_resolved_file_has_every_key() -> None:
+    whole = yaml.safe_load(to_yaml(Config()))
+    assert whole.keys() == {group.name for group in fields(Config)}
+    assert whole == asdict(Config())
+
+
+def test_flags_stand_above_the_file_that_comes_before_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.yaml", "train: {epochs: 3, seed: 5}\n")
+    config = parse("--config", path, "--train.epochs", "7")
+    assert (config.train.epochs, config.train.seed) == (7, 5)
+    assert parse(f"--config={path}").train.seed == 5
+
+
+def test_later_files_stand_above_earlier_ones(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.yaml", "train: {epochs: 3, seed: 5}\nmodel: {levels: 2}\n")
+    second = write(tmp_path / "b.yaml", "train: {epochs: 4}\n")
+    config = parse("--config", first, "--config", second)
+    assert (config.train.epochs, config.train.seed, config.model.levels) == (4, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "images"),
+    [
+        ("a.tif", "a.tif"),
+        ("[a.tif,b.tif]", ["a.tif", "b.tif"]),
+        ("[a.tif]", ["a.tif"]),
+        ("s3://b/*.tif", "s3://b/*.tif"),
+    ],
+)
+def test_lists_and_single_paths(typed: str, images: str | list[str]) -> None:
+    assert parse("--data.images", typed).data.images == images
+
+
+def test_unions() -> None:
+    assert parse("--tiling.grid", "4").tiling.grid == 4
+    assert parse("--tiling.grid", "[2,3]").tiling.grid == [2, 3]
+    assert parse("--tiling.grid", "auto").tiling.grid == "auto"
+    assert parse("--data.classes", "{'#ff0000': 0, '#00ff00': null}").data.classes == {"#ff0000": 0, "#00ff00": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: [\n", ("run.yaml, line", "is not YAML", "mend")),
+        ("- 1\n", ("run.yaml", "list [1]", "data, tiling")),
+        ("3\n", ("run.yaml", "int 3")),
+        ("", ("run.yaml", "nothing", "data, tiling")),
+        ("optimiser: {lr: 1}\n", ("run.yaml", "unknown group 'optimiser'", "optimizer")),
+        ("data:\n", ("run.yaml", "data holds nothing", "leave it out")),
+        ("data: 3\n", ("run.yaml", "data holds the int 3")),
+        ("train: {epoch: 3}\n", ("run.yaml", "unknown key train.epoch", "epochs")),
+        ("train: {epochs: many}\n", ("train.epochs is many", "a whole number")),
+        ("data: {nodata: none}\n", ("data.nodata is none", "a number or null")),
+        ("model: {dropout: [1]}\n", ("model.dropout is [1]", "a number")),
+        ("data: {bands: 3}\n", ("data.bands is 3", "a list of whole numbers [a,b]")),
+        ("parallel: {exact: perhaps}\n", ("parallel.exact is perhaps", "true or false")),
+        ("? [1, 2]\n: 3\n", ("run.yaml",)),
+        ("a: &a [*a]\n", ("run.yaml", "unknown group")),
+        ("!!python/object/apply:os.system ['true']\n", ("run.yaml", "is not YAML")),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    message = error_of("--config", write(tmp_path / "run.yaml", text))
+    assert [word for word in words if word not in message] == [], message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "nowhere.yaml: No such file" in error_of("--config", str(tmp_path / "nowhere.yaml"))
+    assert "Is a directory" in error_of("--config", str(tmp_path))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "it is not text" in error_of("--config", str(tmp_path / "binary.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--train.epoch", "3"], "--train.epoch"),
+        (["--train.epochs"], "train.epochs"),
+        (["--train.epochs", "x"], "train.epochs is x; give a whole number"),
+        (["--config"], "config"),
+        (["stray"], "stray"),
+    ],
+)
+def test_what_is_wrong_with_flags(arguments: list[str], words: str) -> None:
+    message = error_of(*arguments)
+    assert words in message
+    assert "train --help" in message
+
+
+def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert not caught.value.code
+    shown = capsys.readouterr().out
+    for group in fields(Config):
+        for key in asdict(getattr(Config(), group.name)):
+            assert f"--{group.name}.{key}" in shown

@@ -1,0 +1,160 @@
+"""The predict command, one rank: one map whatever the grid, on the image's own grid, whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.crash.runs import Material
+from tests.small_files import PLACE, UTM, write_raster
+from tiledseg.errors import ConfigError, OutputError
+from tiledseg.inference import predictor
+from tiledseg.predict import main, parse_grid
+from tiledseg.tile import main as tile
+from tiledseg.train import main as train
+
+SHAPE = (45, 67)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("predict"))
+
+
+@pytest.fixture(scope="module")
+def trained(material: Material) -> Path:
+    folder = material.root / "run"
+    assert train([*material.train_command(folder)[1:], "--train.epochs", "1"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(material: Material) -> Path:
+    """Sides that no alignment divides, a corner without data."""
+    path = material.root / "image.tif"
+    pixels_CHW = np.random.default_rng(2).integers(1, 256, (3, *SHAPE), np.uint8)
+    pixels_CHW[:, :9, :13] = 0
+    write_raster(path, pixels_CHW, nodata=0)
+    return path
+
+
+def predict(trained: Path, image: Path, output: Path, *options: str) -> int:
+    files = ["--checkpoint", str(trained), "--image", str(image), "--output", str(output)]
+    return main([*files, "--verbosity", "0", *options])
+
+
+@pytest.fixture(scope="module")
+def whole(material: Material, trained: Path, image: Path) -> tuple[bytes, NDArray, NDArray]:
+    """The map of grid 1 x 1: its bytes, its classes, its probabilities."""
+    output, probabilities = material.root / "whole.tif", material.root / "whole-probabilities.tif"
+    assert predict(trained, image, output, "--tiling.grid", "1", "--probabilities", str(probabilities)) == 0
+    with rasterio.open(output) as classes, rasterio.open(probabilities) as shares:
+        return output.read_bytes(), classes.read(1), shares.read()
+
+
+@pytest.mark.parametrize("grid", ["2", "[3,2]", "[1,7]", "[23,34]", "auto"])
+def test_the_map_does_not_depend_on_the_grid(
+    material: Material, trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path, grid: str
+) -> None:
+    """Byte for byte; [23,34] is the finest."""
+    output, shares = tmp_path / "map.tif", tmp_path / "shares.tif"
+    assert predict(trained, image, output, "--tiling.grid", grid, "--probabilities", str(shares)) == 0
+    assert output.read_bytes() == whole[0]
+    with rasterio.open(shares) as file:
+        np.testing.assert_array_equal(file.read(), whole[2])
+
+
+def test_the_map_of_a_tile_store_is_that_of_its_image(
+    trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
+) -> None:
+    store, output = tmp_path / "tiles.h5", tmp_path / "map.tif"
+    cut = ["--grid", "2", "--levels", "2", "--convs-per-level", "1", "--output", str(store)]
+    assert tile(["--images", str(image), *cut]) == 0
+    assert predict(trained, store, output) == 0
+    with rasterio.open(output) as file:
+        np.testing.assert_array_equal(file.read(1), whole[1])
+        assert (file.crs.to_string(), file.transform) == (UTM, PLACE)
+
+
+def test_the_map_lies_on_the_image(whole: tuple[bytes, NDArray, NDArray], material: Material, image: Path) -> None:
+    with rasterio.open(material.root / "whole.tif") as made, rasterio.open(image) as source:
+        assert (made.crs, made.transform, made.shape) == (source.crs, source.transform, source.shape)
+        assert (made.count, made.dtypes, made.nodata) == (1, ("uint8",), 255)
+        np.testing.assert_array_equal(made.read(1) == 255, source.dataset_mask() == 0)
+    assert set(np.unique(whole[1])) <= {0, 1, 2, 255}
+
+
+def test_probabilities_add_up_and_agree_with_the_classes(whole: tuple[bytes, NDArray, NDArray]) -> None:
+    _, classes_HW, shares_KHW = whole
+    assert shares_KHW.shape == (3, *SHAPE)
+    assert shares_KHW.dtype == np.float32
+    valid_HW = classes_HW != 255
+    assert np.isnan(shares_KHW[:, ~valid_HW]).all()
+    np.testing.assert_allclose(shares_KHW[:, valid_HW].sum(0), 1, rtol=1e-6)
+    np.testing.assert_array_equal(shares_KHW[:, valid_HW].argmax(0), classes_HW[valid_HW])
+
+
+def test_a_checkpoint_of_a_run_can_be_named(
+    trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
+) -> None:
+    """The older one gives another map."""
+    newest, older = (trained / "checkpoints" / f"step-00000{step}" for step in (3, 2))
+    assert predict(newest, image, tmp_path / "newest.tif") == 0
+    assert (tmp_path / "newest.tif").read_bytes() == whole[0]
+    assert predict(older, image, tmp_path / "older.tif") == 0
+    assert (tmp_path / "older.tif").read_bytes() != whole[0]
+
+
+def test_precisions_agree_but_for_rounding(
+    trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
+) -> None:
+    for precision, tolerance in (("fp64", 1e-5), ("bf16", 0.05)):
+        shares = tmp_path / f"{precision}.tif"
+        files = (tmp_path / "map.tif", "--precision", precision, "--probabilities", str(shares))
+        assert predict(trained, image, *files) == 0
+        with rasterio.open(shares) as file:
+            np.testing.assert_allclose(file.read(), whole[2], atol=tolerance)
+
+
+@pytest.mark.parametrize("what", ["score_tile", "publish"])
+def test_a_failure_leaves_the_old_map_and_nothing_else(
+    trained: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    output = tmp_path / "map.tif"
+    output.write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise OutputError("the disk is full; make room")
+
+    monkeypatch.setattr(predictor, what, fail)
+    assert predict(trained, image, output, "--probabilities", str(tmp_path / "shares.tif")) == 2
+    assert output.read_bytes() == b"old"
+    if what == "score_tile":
+        assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(rows=st.integers(1, 10**6), cols=st.integers(1, 10**6))
+def test_grids_as_typed(rows: int, cols: int) -> None:
+    assert parse_grid(str(rows)) == (rows, rows)
+    assert parse_grid(f"[{rows},{cols}]") == parse_grid(f"[{rows}, {cols}]") == parse_grid(f"{rows},{cols}")
+    assert parse_grid(f"[{rows},{cols}]") == (rows, cols)
+    assert parse_grid("auto") is None
+
+
+@pytest.mark.parametrize("text", ["", "0", "[0,3]", "[1,2,3]", "-2", "2x2", "[]", "fine", "1.5", "[2,", "2]"])
+def test_grids_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"tiling\.grid"):
+        parse_grid(text)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in ("--checkpoint", "--image", "--output", "--probabilities", "--tiling.grid"))

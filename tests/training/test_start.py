@@ -1,0 +1,158 @@
+"""What a run does before its first step: checks first, writes last."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.crash.runs import Material
+from tests.small_files import tree
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config
+from tiledseg.config_file import to_yaml
+from tiledseg.errors import CheckpointError, InputError, OutputError
+from tiledseg.training import start as module
+from tiledseg.training.start import check_folder, start
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("start"))
+
+
+def config_of(material: Material, folder: Path, **train: Any) -> Config:
+    groups = material.config()
+    config = Config()
+    for name, group in groups.items():
+        for key, value in group.items():
+            setattr(getattr(config, name), key, value)
+    config.run.output = str(folder)
+    config.train = replace(config.train, epochs=1, **train)
+    return config
+
+
+def run(config: Config) -> int:
+    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    return start(config, to_yaml(config), mesh)
+
+
+@pytest.fixture(scope="module")
+def finished(material: Material) -> Path:
+    folder = material.root / "finished"
+    assert run(config_of(material, folder)) == 0
+    return folder
+
+
+def copy(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_folder_that_can_be_made_is_accepted_and_not_made(tmp_path: Path) -> None:
+    check_folder(tmp_path)
+    check_folder(tmp_path / "a" / "b" / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "/run", "/a/b/run"])
+def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"run\.output is .*file.*, but .*/file is a file; give a folder"):
+        check_folder(Path(f"{tmp_path}/file{below}"))
+
+
+def test_a_relative_folder_is_looked_up_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    check_folder(Path("runs/one"))
+    with pytest.raises(OutputError, match="is a file"):
+        check_folder(Path("file/one"))
+
+
+def test_a_failure_before_the_first_step_leaves_no_trace(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where the last of the checks fails: the survey of all pixels."""
+
+    def fail(*_: object) -> None:
+        raise InputError("found at last")
+
+    monkeypatch.setattr(module, "survey", fail)
+    with pytest.raises(InputError, match="found at last"):
+        run(config_of(material, tmp_path / "run"))
+    assert tree(tmp_path) == {}
+
+
+def test_what_a_crash_has_left_is_cleared(material: Material, finished: Path, tmp_path: Path) -> None:
+    folder = copy(finished, tmp_path)
+    (folder / "checkpoints" / ".partial-step-000099").mkdir()
+    (folder / "checkpoints" / ".partial-step-000099" / "model.safetensors").write_bytes(b"half")
+    assert run(config_of(material, folder)) == 0
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_a_fresh_run_does_not_go_on_with_the_log_of_one_without_checkpoint(
+    material: Material, finished: Path, tmp_path: Path
+) -> None:
+    folder = copy(finished, tmp_path)
+    lines = (folder / "metrics.jsonl").read_text().count("\n")
+    shutil.rmtree(folder / "checkpoints")
+    assert run(config_of(material, folder)) == 0
+    assert (folder / "metrics.jsonl").read_text().count("\n") == lines
+
+
+def test_never_refuses_a_used_folder_and_takes_an_unused_one(
+    material: Material, finished: Path, tmp_path: Path
+) -> None:
+    assert run(config_of(material, tmp_path / "new", resume="never")) == 0
+    before = tree(finished)
+    with pytest.raises(OutputError, match="resume is never"):
+        run(config_of(material, finished, resume="never"))
+    assert tree(finished) == before
+
+
+def test_an_older_checkpoint_of_the_same_folder_is_refused(material: Material, finished: Path) -> None:
+    """Else the folder would hold two pasts."""
+    older = finished / "checkpoints" / "step-000002"
+    before = tree(finished)
+    with pytest.raises(OutputError, match=r"step-000002, but .* holds the newer step-000003"):
+        run(config_of(material, finished, resume=str(older)))
+    assert tree(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("seed", 9, "seed is 3 there and 9"),
+        ("tiles_per_step", 2, "tiles_per_step is 3 there and 2"),
+    ],
+)
+def test_in_the_middle_of_an_epoch_the_order_must_be_the_same(
+    material: Material, finished: Path, tmp_path: Path, key: str, value: int, words: str
+) -> None:
+    """Between epochs another one may begin."""
+    middle, end = (finished / "checkpoints" / f"step-00000{step}" for step in (2, 3))
+    with pytest.raises(CheckpointError, match=words):
+        run(config_of(material, tmp_path / "run", resume=str(middle), **{key: value}))
+    config = config_of(material, tmp_path / "run", resume=str(end), **{key: value})
+    config.train.epochs = 2
+    assert run(config) == 0
+
+
+@pytest.mark.parametrize("change", [{"levels": 3}, {"base_channels": 5}, {"dropout": 0.5}, {"kernel": 5}])
+def test_another_model_is_refused_by_the_key_that_differs(
+    material: Material, finished: Path, change: dict[str, Any]
+) -> None:
+    config = config_of(material, finished)
+    for key, value in change.items():
+        here = asdict(UNet(**{**asdict(UNet()), **material.config()["model"], "bands": 3, "classes": 3}))[key]
+        setattr(config.model, key, value)
+        with pytest.raises(CheckpointError, match=f"{key} is {here} there and {value} in this run"):
+            run(config)
