@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.comm.launching import MPIRUN
+from tests.comm.launching import MPIRUN, Done
 from tests.crash.runs import Material, Moment, check_close, check_same, copy_of, lines
 from tiledseg.training.checkpoint import find_checkpoint, newest_checkpoint
 
@@ -26,6 +26,10 @@ def newest_step(folder: Path) -> int:
     return int(newest.state["step"])
 
 
+def finish(done: Done) -> None:
+    assert done.code == 0, done.err
+
+
 def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
     """Rank 1 of 2 dies in step 8 (its 10th tile): steps of 3, 3 and 2 tiles give it 1, 1 and 1, or 2, 1 and 1."""
     folder = material.root / "killed-in-step"
@@ -36,9 +40,9 @@ def test_killed_in_a_step(material: Material, uninterrupted: Path) -> None:
     assert not (folder / "summary.json").exists()
     on_three = copy_of(folder, "killed-then-three")
 
-    assert material.train(2, folder).code == 0
+    finish(material.train(2, folder))
     check_same(folder, uninterrupted)
-    assert material.train(3, on_three).code == 0
+    finish(material.train(3, on_three))
     check_close(on_three, uninterrupted)
     assert json.loads((on_three / "summary.json").read_text())["ranks"] == 3
 
@@ -50,7 +54,7 @@ def test_killed_in_a_checkpoint_of_four_and_resumed_on_one(material: Material, u
     assert done.code == 137
     assert [path.name for path in (folder / "checkpoints").glob(".partial-*")] == [".partial-step-000006"]
     assert newest_step(folder) == 4
-    assert material.train(1, folder).code == 0
+    finish(material.train(1, folder))
     check_close(folder, uninterrupted)
     assert not list((folder / "checkpoints").glob(".*"))
 
@@ -65,6 +69,6 @@ def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) 
     assert newest_step(folder) == stopped_at < 12
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["finished"], summary["steps"]) == (False, stopped_at)
-    assert material.train(2, folder).code == 0
+    finish(material.train(2, folder))
     check_same(folder, uninterrupted)
     assert json.loads((folder / "summary.json").read_text())["finished"] is True

@@ -191,9 +191,9 @@ def score_tile(network: nn.Module, x_CHW: NDArray, tile: Tile, precision: str, d
 
 def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
     # Over the last dim: over another one, a pixel's last bit depends on where its tile ends (vectors, then remainders).
-    scores_HWK = scores_KHW.permute(1, 2, 0).contiguous()
-    probabilities_HWK = scores_HWK.softmax(-1, dtype=torch.float64 if scores_HWK.dtype == torch.float64 else None)
-    result_KHW = probabilities_HWK.float().cpu().numpy().transpose(2, 0, 1)
+    dtype = torch.float64 if scores_KHW.dtype == torch.float64 else None
+    shares = scores_KHW.permute(1, 2, 0).contiguous().softmax(-1, dtype=dtype)
+    result_KHW = shares.float().cpu().numpy().transpose(2, 0, 1)
     result_KHW[:, ~valid_HW] = np.nan
     return result_KHW
 
