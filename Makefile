@@ -32,11 +32,11 @@ demo: setup
 test: test-serial test-mpi
 
 test-serial: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail.
 test-mpi: setup
-	for ranks in 1 2 4; do \
+	for ranks in 1 2 3 4; do \
 		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q || exit 1; \
 	done
 

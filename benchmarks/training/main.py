@@ -102,6 +102,7 @@ def our_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tiling)
     stepper = Stepper(network, optimizer, mesh, "fp32", IGNORED, 0, 0.0)
     samples = prefetch(tiling.tiles, lambda tile: dataset.load(0, tile), threads=2, depth=2)
     result = stepper.run(0, samples, len(tiling), stop=False)
+    stepper.close()
     dataset.close()
     return time.perf_counter() - begun, float(result.loss or 0)
 

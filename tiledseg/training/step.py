@@ -93,6 +93,10 @@ class Stepper:
             stop=totals[2] > 0,
         )
 
+    def close(self) -> None:
+        """Let go of the network: another stepper may then take it."""
+        self._reducer.close()
+
     def _backward(self, step: int, sample: Sample) -> torch.Tensor:
         """Adds one tile's gradient; returns its (loss sum, weight sum)."""
         device = self._mesh.device

@@ -80,6 +80,7 @@ class Trainer:
         """Train to the end, or to a wall-time signal; the exit code (0 or 75). Collective."""
         begun = time.perf_counter()
         with StopFlag() as flag, contextlib.ExitStack() as stack:
+            stack.callback(self.stepper.close)
             log = progress = None
             if self.mesh.is_root:
                 log = stack.enter_context(contextlib.closing(MetricsLog(self.folder, self.step)))
