@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -15,6 +15,8 @@ class Case:
     command: str
     typed: str
     words: tuple[str, ...]
+    by_one_rank: bool = False
+    """Only the rank that reads the damaged place can know of it; a launcher then ends the others."""
 
     def arguments(self, root: Path) -> list[str]:
         return [word.replace("ROOT", str(root)) for word in shlex.split(self.typed)]
@@ -137,6 +139,7 @@ RASTERS = (
     _train("cut-by-a-byte", "--data.images ROOT/cut-end.tif", "cut-end.tif", "truncated"),
     _train("cut-png", "--data.images ROOT/cut.png", "cut.png", "truncated"),
     _train("cut-labels", "--data.labels ROOT/cut-labels.tif", "cut-labels.tif", "truncated"),
+    _train("damaged-block", "--data.images ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
     _train("empty-file", "--data.images ROOT/empty.tif", "empty.tif", "GDAL"),
     _train("text-file", "--data.images ROOT/text.tif", "text.tif", "GDAL"),
     _train("complex-pixels", "--data.images ROOT/complex.tif", "complex.tif", "complex64"),
@@ -230,6 +233,10 @@ MAPS = (
     _predict("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input"),
     _predict("probabilities-are-the-input", "--probabilities ROOT/image.tif", "image.tif", "input"),
     _predict("probabilities-are-the-output", "--probabilities ROOT/map.tif", "map.tif", "two names"),
+    replace(
+        _predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
+        by_one_rank=True,
+    ),
     Case("nothing-given", "predict", "", ("--checkpoint", "--image", "--output")),
 )
 

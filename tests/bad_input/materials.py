@@ -78,6 +78,12 @@ def _make_broken_files(root: Path) -> None:
     png = (root / "image.png").read_bytes()
     (root / "cut.png").write_bytes(png[: len(png) // 2])
     (root / "cut-labels.tif").write_bytes((root / "labels.tif").read_bytes()[:-9])
+    with rasterio.open(root / "image.tif") as file:
+        write_raster(root / "damaged.tif", file.read(), compress="deflate")
+    packed = bytearray((root / "damaged.tif").read_bytes())
+    middle = len(packed) // 2
+    packed[middle : middle + 400] = bytes(400)
+    (root / "damaged.tif").write_bytes(packed)
     (root / "empty.tif").write_bytes(b"")
     (root / "text.tif").write_text("this is no raster\n")
     (root / "file").write_text("a file in the way\n")

@@ -18,6 +18,7 @@ NAMES = (
     "train-resume-of-other-levels",
     "predict-checkpoint-flipped",
     "predict-output-is-the-input",
+    "predict-damaged-block",
     "evaluate-map-of-other-size",
 )
 
@@ -37,4 +38,6 @@ def test_refusal_by_three_ranks(case: Case, root: Path) -> None:
 
 
 def test_the_names_are_those_of_cases() -> None:
+    """All that the tests without a launcher leave out among them."""
     assert set(NAMES) <= {str(case) for case in CASES}
+    assert {str(case) for case in CASES if case.by_one_rank} <= set(NAMES)
