@@ -120,3 +120,10 @@ def test_the_helper_needs_the_standard_library_only_and_no_time() -> None:
     )
     assert done.stdout.strip() == "[]"
     assert time.monotonic() - start < 2
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    script = f"{sys.executable} -m tiledseg.plan --size 10000 --grid 8 | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""

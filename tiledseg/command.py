@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any, NoReturn
 
@@ -37,9 +38,14 @@ def run(body: Callable[[], int | None]) -> int:
     them meet it alike. A traceback follows only where the fault is not in the input.
     """
     try:
-        return body() or 0
+        code = body() or 0
+        sys.stdout.flush()
+        return code
     except SystemExit as error:
         return exit_code(error)
+    except BrokenPipeError:  # the reader of our output has seen enough (`| head`): no fault, nothing to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (Exception, KeyboardInterrupt) as error:
         report_before_mesh(error, own_launch(), socket.gethostname())
         return exit_code(error)
