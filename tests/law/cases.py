@@ -69,7 +69,7 @@ class Case:
     def network(self) -> FlatNetwork:
         return build_unet(self.unet, seed=1).double().to(memory_format=torch.channels_last)
 
-    def dataset(self, grid: tuple[int, int] | None = None) -> Dataset:
+    def dataset(self, grid: tuple[int, int] | None = None, dtype: str = "float64") -> Dataset:
         draw = np.random.default_rng(5)
         image_CHW = draw.normal(size=(self.unet.bands, *self.raster))
         labels_HW = draw.integers(0, self.unet.classes, self.raster).astype(np.uint8)
@@ -80,7 +80,7 @@ class Case:
             [self.tiling(grid)],
             LabelMap.from_config(self.unet.classes, IGNORED),
             Normalization.identity(self.unet.bands),
-            np.float64,
+            dtype,
         )
 
 
