@@ -37,7 +37,7 @@ test-serial: setup
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail.
 test-mpi: setup
 	for ranks in 1 2 3 4; do \
-		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q || exit 1; \
+		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q --color=no || exit 1; \
 	done
 
 lint: setup
