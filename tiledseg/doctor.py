@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, add_format_option, run
 
 if TYPE_CHECKING:
@@ -75,4 +74,4 @@ def _columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import TilingConfig
 from tiledseg.errors import ConfigError
@@ -85,4 +84,4 @@ def _work(options: argparse.Namespace, grid: tuple[int, int] | None, mesh: Mesh)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

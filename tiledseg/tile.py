@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import count
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import Config, TilingConfig
 from tiledseg.config_file import parse_config
@@ -185,4 +184,4 @@ def _as_list(paths: str | Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

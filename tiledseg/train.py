@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import run
 from tiledseg.config_file import parse_config, to_yaml
 
@@ -34,4 +34,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
