@@ -34,10 +34,12 @@ test: test-serial test-mpi
 test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
 
-# The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail.
+# The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
 test-mpi: setup
 	for ranks in 1 2 3 4; do \
-		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q --color=no || exit 1; \
+		if [ $$ranks = 3 ]; then left_out=; else left_out="--ignore tests/bad_input"; fi; \
+		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks \
+			$(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q --color=no $$left_out || exit 1; \
 	done
 
 lint: setup
