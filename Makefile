@@ -21,7 +21,7 @@ $(VENV)/ready: setup.cfg pyproject.toml constraints.txt
 
 demo: setup
 	mkdir -p $(RUN)
-	$(BIN)/python -m tiledseg.scene --size 1536 1536 --seed 1 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
+	$(BIN)/python -m tiledseg.scene --size 1536 1536 --seed 6 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
 	$(BIN)/python -m tiledseg.scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
 	$(BIN)/python -m tiledseg.plan --size 1536 --grid 6 --levels 4 --base-channels 8 --classes 5 --plot $(RUN)/plan.png
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.train --config jobs/demo.yaml
