@@ -157,6 +157,8 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Ma
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(_dataset(request, checkpoint, mapping.tiling)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in mapping.layouts]
+        # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
+        mesh.communicator.barrier()
         progress = stack.enter_context(_progress(len(tiles), request, mesh))
         samples = prefetch(tiles, lambda t: dataset.load(0, t), request.threads, request.prefetch)
         ignore_index = checkpoint.state["config"]["data"]["ignore_index"]
