@@ -23,7 +23,7 @@ demo: setup
 	mkdir -p $(RUN)
 	$(BIN)/python -m tiledseg.scene --size 1536 1536 --seed 6 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
 	$(BIN)/python -m tiledseg.scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
-	$(BIN)/python -m tiledseg.plan --size 1536 --grid 6 --levels 4 --base-channels 8 --classes 5 --plot $(RUN)/plan.png
+	$(BIN)/python -m tiledseg.plan --size 1536 --grid 6 --levels 4 --base-channels 12 --classes 5 --plot $(RUN)/plan.png
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.train --config jobs/demo.yaml
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
 	$(BIN)/python -m tiledseg.evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
