@@ -87,7 +87,8 @@ class Case:
 def all_cases() -> list[Case]:
     """Levels 2-6, 1-3 convolutions, kernels 3 and 5, padded and valid, three upsamplings; the grids in turn.
 
-    From level 5 on, kernel 5 comes with one convolution only: with three, a context has over a thousand pixels a side.
+    From level 5 on, unpadded networks of kernel 5 come with one convolution only: with three, a context has over a
+    thousand pixels a side.
     Every other network drops channels, every fifth small one has a norm (over 4 channels: over 2 it is a sign, whose
     gradient is mere rounding).
     """
@@ -102,6 +103,10 @@ def all_cases() -> list[Case]:
         norm, dropout = "pixel" if normed else "none", 0.25 * (i % 2)
         unet = UNet(levels, convs, kernel, channels, padding, norm, upsampling, dropout, bands=2, classes=3)
         cases.append(Case(unet, GRIDS[(i + i // 4) % 4]))
+    wide = itertools.product((5, 6), (2, 3), ("transposed", "nearest", "bilinear"))
+    for i, (levels, convs, upsampling) in enumerate(wide):
+        unet = UNet(levels, convs, 5, 1, "same", "none", upsampling, 0.25 * (i % 2), bands=2, classes=3)
+        cases.append(Case(unet, GRIDS[1 + i % 3]))
     return cases
 
 
