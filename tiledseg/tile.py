@@ -99,15 +99,15 @@ def plan_store(config: Config) -> StorePlan:
     """Everything that can be known, and refused, before a pixel is read. Raises InputError of some kind."""
     from tiledseg.raster.labels import check_grids_match
     from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sources import expand_sources, pair_sources
+    from tiledseg.raster.sources import as_list, expand_sources, pair_sources
     from tiledseg.raster.statistics import check_alike
     from tiledseg.raster.tile_store_writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")
     if data.labels:
-        image_paths, label_paths = pair_sources(_as_list(data.images), _as_list(data.labels), keys)
+        image_paths, label_paths = pair_sources(as_list(data.images), as_list(data.labels), keys)
     else:
-        image_paths, label_paths = expand_sources(_as_list(data.images), keys[0]), ()
+        image_paths, label_paths = expand_sources(as_list(data.images), keys[0]), ()
     images, labels = [], []
     for path in image_paths:
         with open_raster(path, data.bands, data.nodata) as reader:
@@ -119,7 +119,7 @@ def plan_store(config: Config) -> StorePlan:
     for image, label in zip(images, labels, strict=False):
         check_grids_match(image, label)
     grid, footprint = config.tiling.grid_shape(), _footprint(config)
-    assert grid is not None
+    assert grid is not None, "the command asks for a grid before it plans"
     tilings = tuple(make_tiling(info.shape, grid, footprint) for info in images)
     return StorePlan(tuple(images), tuple(labels) if labels else None, tilings)
 
@@ -177,10 +177,6 @@ def _summary(plan: StorePlan, store: StoreState) -> str:
         f"{store.path}: {len(plan.images)} images, {tiles} tiles ({written} written now), contexts of up to "
         f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
     )
-
-
-def _as_list(paths: str | Sequence[str]) -> list[str]:
-    return [paths] if isinstance(paths, str) else list(paths)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | Non
         timeout = arrival_timeout(launch.size)
         dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timeout)
     everyone = dist.group.WORLD
-    assert everyone is not None
+    assert everyone is not None, "the process group was started on the line before"
     everyone.set_timeout(_COLLECTIVE_TIMEOUT)
     return TorchCommunicator()
 

@@ -40,6 +40,7 @@ from tiledseg.training.precision import (
     make_deterministic,
     to_network_input,
 )
+from tiledseg.training.preparation import BYTES_PER_VALUE
 from tiledseg.training.progress import StepProgress
 
 _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any number of classes
@@ -113,7 +114,7 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
     if grid is None and whole and request.exact:
         grid = (1, 1)
     if grid is None:
-        value = 8 if request.precision == "fp64" else 4
+        value = BYTES_PER_VALUE[request.precision]
         grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, ranks, bands=unet.bands)
     tiling = make_tiling(info.shape, grid, footprint)
     check_cut(info, tiling)

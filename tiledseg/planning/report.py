@@ -28,7 +28,7 @@ def plan(question: Question) -> tuple[Answer, Tiling | None]:
     network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
     """
     if question.stride != 1:
-        assert question.grid is not None
+        assert question.grid is not None, "the command refuses grid auto with another stride"
         reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {question.stride}"
         parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
         return parts | {"cluster": cluster_part(question, question.grid)}, None
@@ -48,7 +48,7 @@ def plan_tiling(question: Question) -> Tiling:
     footprint = network_footprint(layers)
     grid = question.grid
     if grid is None:
-        assert question.gpu_memory is not None
+        assert question.gpu_memory is not None, "the command asks for --gpu-memory with grid auto"
         ranks = ranks_per_image(question.gpus or 1, question.images)
         grid = choose_grid(
             question.size,

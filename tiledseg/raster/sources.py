@@ -14,6 +14,11 @@ _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 
 
+def as_list(paths: str | Sequence[str]) -> list[str]:
+    """One path, or several, as a list."""
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
 def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
     """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
 

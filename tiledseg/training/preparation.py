@@ -20,7 +20,7 @@ from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import check_cut, layout_warning
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
-from tiledseg.raster.sources import pair_sources
+from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
@@ -129,11 +129,6 @@ class _Cutter:
 def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:
     """`data.classes` as the label map takes it."""
     return data.classes if isinstance(data.classes, int) else dict(data.classes.items())
-
-
-def as_list(paths: str | Sequence[str]) -> list[str]:
-    """One path, or several, as a list."""
-    return [paths] if isinstance(paths, str) else list(paths)
 
 
 def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
