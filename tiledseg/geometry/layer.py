@@ -4,6 +4,8 @@ Each layer states its own arithmetic along one dim (kernels are square):
 
 - `required_input(out)`: the input positions that the output positions `out` depend on, in the layer's own indices;
 - `output_size(n)`: how many outputs `n` inputs give;
+- `output_edge(e)`: where an edge between two ranks' inputs falls among the outputs: each output to the rank that holds
+  the middle of what it reads;
 - `output_channels(c)`, `parameters(c)` and `multiply_adds(c)` (per output pixel) for `c` input channels.
 
 Indices count from the first element of the tensor at hand; a padded layer may name positions below 0 or beyond
@@ -29,6 +31,9 @@ class Layer:
     def output_size(self, size: int) -> int:
         return size
 
+    def output_edge(self, edge: int) -> int:
+        return edge
+
     def output_channels(self, channels: int) -> int:
         return channels
 
@@ -41,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Convolution(Layer):
-    """A square convolution; `padding` pixels of zeros on each side."""
+    """A square convolution; `padding` pixels of zeros on each side, and `extra` more behind (even kernels, `same`)."""
 
     out_channels: int
     kernel: int
@@ -49,6 +54,7 @@ class Convolution(Layer):
     padding: int = 0
     dilation: int = 1
     bias: bool = True
+    extra: int = 0
 
     @property
     def reach(self) -> int:
@@ -60,7 +66,10 @@ class Convolution(Layer):
         return Interval(start, start + (out.size - 1) * self.stride + self.reach + 1)
 
     def output_size(self, size: int) -> int:
-        return (size + 2 * self.padding - self.reach - 1) // self.stride + 1
+        return (size + 2 * self.padding + self.extra - self.reach - 1) // self.stride + 1
+
+    def output_edge(self, edge: int) -> int:
+        return -(-(edge + self.padding - self.reach // 2) // self.stride)
 
     def output_channels(self, channels: int) -> int:
         return self.out_channels
@@ -73,31 +82,77 @@ class Convolution(Layer):
 
 
 @dataclass(frozen=True)
-class MaxPool(Layer):
-    """Max pooling over windows of `kernel` that touch: stride = kernel, no padding, whole windows only."""
+class Pool(Layer):
+    """Pooling over windows of `kernel`, which touch unless `stride` says otherwise; a broken last one is left out."""
 
     kernel: int = 2
+    stride: int | None = None
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def step(self) -> int:
+        return self.stride or self.kernel
+
+    @property
+    def reach(self) -> int:
+        """Input positions spanned by one output, less one."""
+        return self.dilation * (self.kernel - 1)
 
     def required_input(self, out: Interval) -> Interval:
-        return Interval(out.start * self.kernel, out.stop * self.kernel)
+        start = out.start * self.step - self.padding
+        return Interval(start, start + (out.size - 1) * self.step + self.reach + 1)
 
     def output_size(self, size: int) -> int:
-        return size // self.kernel
+        return (size + 2 * self.padding - self.reach - 1) // self.step + 1
+
+    def output_edge(self, edge: int) -> int:
+        return -(-(edge + self.padding - self.reach // 2) // self.step)
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """Max pooling; padding counts as minus infinity."""
+
+
+@dataclass(frozen=True)
+class AveragePool(Pool):
+    """Average pooling; padding counts as zeros, or not at all."""
 
 
 @dataclass(frozen=True)
 class TransposedConvolution(Layer):
-    """A transposed convolution with stride = kernel: each input pixel becomes its own kernel x kernel block."""
+    """A transposed convolution. With stride = kernel, the default, each input becomes its own kernel x kernel block."""
 
     out_channels: int
     kernel: int = 2
     bias: bool = True
+    stride: int | None = None
+    padding: int = 0
+    output_padding: int = 0
+    dilation: int = 1
+
+    @property
+    def step(self) -> int:
+        return self.stride or self.kernel
+
+    @property
+    def reach(self) -> int:
+        """Output positions spanned by one input, less one."""
+        return self.dilation * (self.kernel - 1)
 
     def required_input(self, out: Interval) -> Interval:
-        return Interval(out.start // self.kernel, (out.stop - 1) // self.kernel + 1)
+        """Never empty: where kernel < stride, an output between two blocks names the inputs beside it."""
+        first, last = out.start + self.padding, out.stop - 1 + self.padding
+        start = min(-((self.reach - first) // self.step), first // self.step)
+        stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
+        return Interval(start, stop)
 
     def output_size(self, size: int) -> int:
-        return size * self.kernel
+        return (size - 1) * self.step - 2 * self.padding + self.reach + self.output_padding + 1
+
+    def output_edge(self, edge: int) -> int:
+        return edge * self.step - self.padding + self.reach // 2 - (self.step - 1) // 2
 
     def output_channels(self, channels: int) -> int:
         return self.out_channels
@@ -106,7 +161,7 @@ class TransposedConvolution(Layer):
         return self.out_channels * (channels * self.kernel**2 + self.bias)
 
     def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * channels
+        return self.out_channels * channels * self.kernel**2 // self.step**2
 
 
 @dataclass(frozen=True)
@@ -127,6 +182,9 @@ class Upsample(Layer):
 
     def output_size(self, size: int) -> int:
         return size * self.factor
+
+    def output_edge(self, edge: int) -> int:
+        return edge * self.factor
 
 
 @dataclass(frozen=True)

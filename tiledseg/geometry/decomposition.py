@@ -1,0 +1,193 @@
+"""Who owns what along one dim, and who must send what to whom so that every rank holds the window that it needs.
+
+Positions are those of the whole tensor, from 0. A window may be wider than the rank's own block, by more than its
+neighbours own (the parts then come from several ranks away, each straight from its owner), narrower (a crop), and may
+reach beyond the tensor, where nobody owns anything: there the receiver fills in what the layer's padding means.
+
+Laws, for any partition and windows: what rank r receives from q is what q sends to r; the parts that a rank keeps and
+receives cover its window within the tensor, each position once; every part comes from its owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.tiling import Tile, Tiling
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The positions 0, ..., edges[-1] - 1 of one dim, cut into blocks that are not empty: `edges` rise from 0."""
+
+    edges: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.edges[0] != 0 or any(b <= a for a, b in pairwise(self.edges)) or len(self.edges) < 2:
+            raise GeometryError(f"a partition with edges {list(self.edges)}; give edges that rise from 0")
+
+    @staticmethod
+    def even(size: int, parts: int) -> Partition:
+        """`parts` blocks whose sizes differ by one at most."""
+        return Partition(tuple(i * size // parts for i in range(parts + 1)))
+
+    @property
+    def size(self) -> int:
+        return self.edges[-1]
+
+    @property
+    def parts(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def whole(self) -> Interval:
+        return Interval(0, self.size)
+
+    def owned(self, index: int) -> Interval:
+        return Interval(self.edges[index], self.edges[index + 1])
+
+    @property
+    def blocks(self) -> tuple[Interval, ...]:
+        return tuple(Interval(a, b) for a, b in pairwise(self.edges))
+
+    def through(self, layer: Layer) -> Partition:
+        """The partition of the layer's outputs. GeometryError, naming the layer, where a rank would own none."""
+        size = layer.output_size(self.size)
+        inner = (min(max(layer.output_edge(edge), 0), size) for edge in self.edges[1:-1])
+        edges = (0, *inner, size)
+        empty = next((i for i, (a, b) in enumerate(pairwise(edges)) if b <= a), None)
+        if empty is not None:
+            raise GeometryError(
+                f"layer '{layer.name}' gives {max(size, 0)} positions along a dim that {self.parts} ranks share, and "
+                f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
+            )
+        return Partition(edges)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The positions `part` go to, or come from, the rank with index `peer` along the axis."""
+
+    peer: int
+    part: Interval
+
+
+@dataclass(frozen=True)
+class WindowExchange:
+    """One rank's side of an exchange along one dim, after which it holds `window` of a tensor of `size` positions.
+
+    `kept`: what of the window it owns itself; empty where it owns none of it.
+    """
+
+    size: int
+    owned: Interval
+    window: Interval
+    kept: Interval
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the rank's own block is its window and nobody needs any of it."""
+        return self.owned == self.window and not self.sends
+
+    @property
+    def outside(self) -> tuple[int, int]:
+        """How many positions of the window lie before the tensor, and how many behind it."""
+        return max(0, -self.window.start), max(0, self.window.stop - self.size)
+
+
+def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int) -> WindowExchange:
+    """Rank `index`'s side of the exchange after which each rank i of the axis holds `windows[i]`."""
+    whole, owned = partition.whole, partition.owned(index)
+    wanted = [window.clip(whole) for window in windows]
+    others = [peer for peer in range(partition.parts) if peer != index]
+    sends = tuple(Transfer(peer, part) for peer in others if (part := _common(owned, wanted[peer])).size)
+    receives = tuple(
+        Transfer(peer, part) for peer in others if (part := _common(partition.owned(peer), wanted[index])).size
+    )
+    return WindowExchange(partition.size, owned, windows[index], _common(owned, wanted[index]), sends, receives)
+
+
+def _common(one: Interval, other: Interval) -> Interval:
+    start = max(one.start, other.start)
+    return Interval(start, max(start, min(one.stop, other.stop)))
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """One image over rows x cols ranks, each of which owns a block of neighbouring tiles.
+
+    `whole`: what the network reads of the image in all, in raster positions; beyond the raster it is mirrored. `rows`
+    and `cols` cut it at the edges of the blocks' cores, counted from its first pixel; the first and the last block
+    have what lies outside the cores besides.
+    """
+
+    tiling: Tiling
+    whole: Box
+    rows: Partition
+    cols: Partition
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks along rows and columns."""
+        return self.rows.parts, self.cols.parts
+
+    def owned(self, row: int, col: int) -> Box:
+        """What the rank at (row, col) reads, in raster positions."""
+        box = Box(self.rows.owned(row), self.cols.owned(col))
+        return box.shift(self.whole.row.start, self.whole.col.start)
+
+    def tiles(self, row: int, col: int) -> tuple[Tile, ...]:
+        """The tiles of the block at (row, col), row-major."""
+        grid = self.tiling.grid
+        first, stop = _tile_edges(grid[0], self.rows.parts), _tile_edges(grid[1], self.cols.parts)
+        return tuple(
+            self.tiling.tiles[i * grid[1] + j]
+            for i in range(first[row], first[row + 1])
+            for j in range(stop[col], stop[col + 1])
+        )
+
+    def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+        """What the tiles of each block read together, along rows and along columns, counted as the partitions are."""
+        rows = tuple(self._hull([t.context.row for t in self.tiles(i, 0)]) for i in range(self.rows.parts))
+        cols = tuple(self._hull([t.context.col for t in self.tiles(0, j)], 1) for j in range(self.cols.parts))
+        return rows, cols
+
+    def _hull(self, intervals: Sequence[Interval], dim: int = 0) -> Interval:
+        origin = (self.whole.row.start, self.whole.col.start)[dim]
+        return Interval(min(i.start for i in intervals), max(i.stop for i in intervals)).relative_to(origin)
+
+
+def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
+    """Spread a tiling over `shape` (rows, cols) ranks. GeometryError where the grid has fewer tiles than that."""
+    for word, tiles, ranks in zip(("rows", "columns"), tiling.grid, shape, strict=True):
+        if ranks > tiles:
+            raise GeometryError(
+                f"{ranks} {word} of ranks share an image of {tiles} {word} of tiles; use parallel.mesh with at most "
+                f"[{tiling.grid[0]}, {tiling.grid[1]}], or a finer tiling.grid"
+            )
+    first, last = tiling.tiles[0], tiling.tiles[-1]
+    whole = Box(
+        Interval(first.context.row.start, last.context.row.stop),
+        Interval(first.context.col.start, last.context.col.stop),
+    )
+    grid = tiling.grid
+    starts_row = [tiling.tiles[i * grid[1]].core.row.start for i in range(grid[0])]
+    starts_col = [tiling.tiles[j].core.col.start for j in range(grid[1])]
+    return Decomposition(tiling, whole, _cut(whole.row, starts_row, shape[0]), _cut(whole.col, starts_col, shape[1]))
+
+
+def _cut(whole: Interval, tile_starts: Sequence[int], parts: int) -> Partition:
+    inner = [tile_starts[edge] - whole.start for edge in _tile_edges(len(tile_starts), parts)[1:-1]]
+    return Partition((0, *inner, whole.size))
+
+
+def _tile_edges(tiles: int, parts: int) -> list[int]:
+    """The first tile of each of `parts` blocks, and the number of tiles."""
+    return [i * tiles // parts for i in range(parts + 1)]
