@@ -8,11 +8,15 @@ order everywhere. A rank that fails breaks the rule for all; `session` then ends
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tiledseg.errors import CommunicationError
+
+if TYPE_CHECKING:
+    from tiledseg.comm.point_to_point import PointToPoint
 
 # Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
 # round at different places, so that results would depend on them.
@@ -27,10 +31,10 @@ _SUM_DTYPES = {
 
 
 class Work(Protocol):
-    """A sum under way."""
+    """A sum, or an exchange of messages, under way."""
 
     def wait(self) -> None:
-        """Returns once the tensor holds the sum. Raises CommunicationError where a peer was lost."""
+        """Returns once the tensors hold the result. Raises CommunicationError where a peer was lost."""
 
 
 class Communicator(Protocol):
@@ -64,12 +68,24 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns once every rank has called it."""
 
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The communicator of the group of `groups` that this rank is in, whose ranks count in the group's order.
+
+        Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
+        group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
+        as wanted; close the parts before the whole. Raises CommunicationError, before any communication, for groups
+        that are not so.
+        """
+
+    def point_to_point(self) -> PointToPoint:
+        """Messages among the ranks of this communicator. Collective; close it before the communicator."""
+
     def close(self) -> None:
-        """Ends the communicator; the last collective call of all."""
+        """Ends the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
 
 
 class DoneWork:
-    """A sum that needed nothing."""
+    """What needed nothing to be done."""
 
     def wait(self) -> None:
         """Returns at once."""
@@ -102,6 +118,17 @@ class SerialCommunicator:
     def barrier(self) -> None:
         """Returns at once."""
 
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """One rank alone again."""
+        check_groups(groups, self.size)
+        return SerialCommunicator()
+
+    def point_to_point(self) -> PointToPoint:
+        """Messages to nobody."""
+        from tiledseg.comm.point_to_point import SerialPointToPoint
+
+        return SerialPointToPoint()
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -118,6 +145,19 @@ def check_source(source: int, size: int) -> None:
     """Raises CommunicationError where no rank `source` exists."""
     if not 0 <= source < size:
         raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
+
+
+def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
+    """Raises CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1."""
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        if not group:
+            raise CommunicationError(f"group {number} of {len(groups)} has no rank: leave it out")
+        for rank in group:
+            check_source(rank, size)
+            if rank in seen:
+                raise CommunicationError(f"rank {rank} stands twice in the groups {list(map(list, groups))}")
+            seen.add(rank)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

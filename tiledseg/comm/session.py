@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, MutableMapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_before_mesh, report_from, wait_until_read
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.mesh import Mesh
 
-# Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
-_COLLECTIVE_TIMEOUT = timedelta(hours=2)
 _HEAD_START_SECONDS = 1.0
 
 
@@ -116,12 +113,12 @@ def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | Non
     if transport == "mpi" and world is not None:
         from tiledseg.comm.transport_mpi import MpiCommunicator
 
-        return MpiCommunicator(world)
+        return MpiCommunicator(world, cuda_aware_mpi(environ))
 
     import torch.distributed as dist
 
     from tiledseg.comm.rendezvous import allow_connections, arrival_timeout, gloo_interface, open_store
-    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, peer_errors
 
     allow_connections(launch.size)
     interface = gloo_interface(launch)
@@ -133,18 +130,28 @@ def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | Non
         dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timeout)
     everyone = dist.group.WORLD
     assert everyone is not None, "the process group was started on the line before"
-    everyone.set_timeout(_COLLECTIVE_TIMEOUT)
+    everyone.set_timeout(COLLECTIVE_TIMEOUT)
     return TorchCommunicator()
+
+
+def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
+    """Whether the user says, by TILEDSEG_CUDA_AWARE_MPI=1, that this MPI takes pointers to GPU memory. Pure.
+
+    Nothing tells it reliably from inside, and a library that does not would crash: without the word, messages go
+    through host memory.
+    """
+    said = environ.get("TILEDSEG_CUDA_AWARE_MPI", "0")
+    if said not in ("0", "1"):
+        raise ConfigError(f"TILEDSEG_CUDA_AWARE_MPI={said} is neither 0 nor 1: set 1 only where MPI takes GPU memory")
+    return said == "1"
 
 
 def _with_nccl(device: Any) -> Communicator:
     """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective."""
-    import torch.distributed as dist
-
-    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transport_torch import TorchCommunicator, nccl_beside_gloo, peer_errors
 
     with peer_errors("start of NCCL"):
-        return TorchCommunicator(dist.new_group(backend="nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device))
+        return TorchCommunicator(nccl_beside_gloo(device))
 
 
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:

@@ -1,15 +1,26 @@
-"""Collectives over MPI through mpi4py, for systems whose network only the vendor's MPI drives well."""
+"""Collectives and messages over MPI through mpi4py, for systems whose network only the vendor's MPI drives well."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tiledseg.comm.collectives import DoneWork, Work, as_bytes, check_source, sum_dtype
+from tiledseg.comm.collectives import (
+    Communicator,
+    DoneWork,
+    SerialCommunicator,
+    Work,
+    as_bytes,
+    check_groups,
+    check_source,
+    sum_dtype,
+)
+from tiledseg.comm.exchange import BytePointToPoint
+from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -49,11 +60,16 @@ class MpiWork:
 
 
 class MpiCommunicator:
-    """All ranks of an MPI communicator, duplicated so that no other user's messages meet ours. GPU tensors are staged
-    through host memory."""
+    """All ranks of an MPI communicator, duplicated so that no other user's messages meet ours.
 
-    def __init__(self, communicator: MPI.Intracomm) -> None:
+    GPU tensors are staged through host memory, but for the messages of a point_to_point where the MPI library takes GPU
+    memory (`cuda_aware`). `is_part`: made by `split`.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, cuda_aware: bool = False, is_part: bool = False) -> None:
         self._communicator = communicator.Dup()
+        self._cuda_aware = cuda_aware
+        self._is_part = is_part
         self.rank = communicator.rank
         self.size = communicator.size
 
@@ -99,7 +115,70 @@ class MpiCommunicator:
         with peer_errors("barrier"):
             self._communicator.Barrier()
 
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """As the protocol says."""
+        from mpi4py import MPI
+
+        check_groups(groups, self.size)
+        if self._is_part:  # torch's groups can be made by all ranks of the job only: the same law for every transport
+            raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
+        mine = next((number for number, group in enumerate(groups) if self.rank in group and len(group) > 1), None)
+        color = MPI.UNDEFINED if mine is None else mine
+        with peer_errors("split"):
+            key = 0 if mine is None else list(groups[mine]).index(self.rank)
+            part = cast("MPI.Intracomm", self._communicator.Split(color, key))
+            if mine is None:
+                return SerialCommunicator()
+            communicator = MpiCommunicator(part, self._cuda_aware, is_part=True)
+            part.Free()
+        return communicator
+
+    def point_to_point(self) -> MpiPointToPoint:
+        """As the protocol says."""
+        return MpiPointToPoint(self._communicator, self._cuda_aware)
+
     def close(self) -> None:
         """Waits for all ranks and frees the duplicate."""
         self.barrier()
         self._communicator.Free()
+
+
+class MpiPointToPoint(BytePointToPoint):
+    """Messages over a duplicate of an MPI communicator, so that no other message can be taken for one of ours.
+
+    "Messages are non-overtaking" (MPI 4.1, 3.5): those of a pair, all under one tag, are matched in the order in which
+    they are posted. Open MPI moves large messages only inside its own calls: overlap with computation is then little.
+    `cuda_aware`: the library takes pointers to GPU memory. Collective over the communicator.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, cuda_aware: bool = False, stage_all: bool = False) -> None:
+        super().__init__(communicator.rank, communicator.size, cuda_aware, stage_all)
+        with peer_errors("opening of messages"):
+            self._communicator = communicator.Dup()
+
+    def close(self) -> None:
+        """Frees the duplicate."""
+        with peer_errors("closing of messages"):
+            self._communicator.Free()
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        from mpi4py import MPI
+
+        for device in {tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
+        with peer_errors("exchange"):
+            requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
+            requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
+
+        def finish() -> None:
+            with peer_errors("exchange"):
+                MPI.Request.Waitall(requests)
+
+        return finish
+
+
+def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:
+    """Peer and buffer of each piece of each message, in order. mpi4py reads GPU tensors by their array interface."""
+    for peer, tensor in messages:
+        for piece in tensor.split(_PIECE):
+            yield peer, piece if piece.is_cuda else piece.numpy()

@@ -1,18 +1,41 @@
-"""Collectives over torch.distributed: Gloo for CPU tensors and Python objects, NCCL for GPU tensors where asked."""
+"""Collectives and messages over torch.distributed.
+
+Gloo carries CPU tensors and Python objects, NCCL carries GPU tensors where asked.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tiledseg.comm.collectives import DoneWork, Work, as_bytes, check_source, sum_dtype
+from tiledseg.comm.collectives import (
+    Communicator,
+    DoneWork,
+    SerialCommunicator,
+    Work,
+    as_bytes,
+    check_groups,
+    check_source,
+    sum_dtype,
+)
+from tiledseg.comm.exchange import BytePointToPoint
+from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.rendezvous import arrival_timeout
 from tiledseg.errors import CommunicationError
+
+# Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+# A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
+_CHANNELS, _MESSAGES = 2**10, 2**20
 
 
 @contextmanager
@@ -45,13 +68,32 @@ class TorchWork:
             self.tensor.detach().copy_(self.staged)
 
 
-class TorchCommunicator:
-    """All ranks of the default process group, which is Gloo's; GPU tensors go to `gpu_group` where there is one."""
+@dataclass(frozen=True)
+class ProcessGroups:
+    """The process groups over one set of ranks: `host` is Gloo's (None: the default group) for CPU tensors and objects.
 
-    def __init__(self, gpu_group: dist.ProcessGroup | None = None) -> None:
-        self._gpu_group = gpu_group
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+    `gpu` and `gpu_messages` are NCCL's, or None where Gloo carries GPU tensors too. They are two because the kernels of
+    one NCCL communicator run in the order in which each rank started them: a message and a gradient sum that two ranks
+    start in different order would wait for each other for ever.
+    """
+
+    host: dist.ProcessGroup | None = None
+    gpu: dist.ProcessGroup | None = None
+    gpu_messages: dist.ProcessGroup | None = None
+
+
+class TorchCommunicator:
+    """All ranks of the process groups; the default group's, without NCCL, unless told otherwise.
+
+    `is_part`: made by `split`.
+    """
+
+    def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False) -> None:
+        self._groups = groups or ProcessGroups()
+        self._is_part = is_part
+        self._channels = 0
+        self.rank = dist.get_rank(self._groups.host)
+        self.size = dist.get_world_size(self._groups.host)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         """As the protocol says. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
@@ -68,7 +110,7 @@ class TorchCommunicator:
             return
         staged = tensor.detach().contiguous()
         with peer_errors("broadcast"):
-            dist.broadcast(as_bytes(staged), src=source, group=self._group(tensor))
+            dist.broadcast(as_bytes(staged), group_src=source, group=self._group(tensor))
         if staged.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(staged)
 
@@ -77,25 +119,138 @@ class TorchCommunicator:
         check_source(source, self.size)
         box = [value if self.rank == source else None]
         with peer_errors("broadcast"):
-            dist.broadcast_object_list(box, src=source)
+            dist.broadcast_object_list(box, group_src=source, group=self._groups.host)
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """As the protocol says; always over Gloo."""
         values: list[Any] = [None] * self.size
         with peer_errors("gather"):
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self._groups.host)
         return values
 
     def barrier(self) -> None:
         """As the protocol says. The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
         with peer_errors("barrier"):
-            dist.all_reduce(torch.zeros(1, dtype=torch.int64))
+            dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """As the protocol says."""
+        check_groups(groups, self.size)
+        if self._is_part:  # a new process group is made by all ranks of the job, or its name differs between ranks
+            raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
+        communicator: Communicator = SerialCommunicator()
+        for group in groups:
+            if len(group) > 1:
+                with peer_errors("split"):
+                    made = new_groups(list(group), with_nccl=self._groups.gpu is not None)
+                if self.rank in group:
+                    communicator = TorchCommunicator(made, is_part=True)
+        return communicator
+
+    def point_to_point(self) -> TorchPointToPoint:
+        """As the protocol says."""
+        channel, self._channels = self._channels, self._channels + 1
+        return TorchPointToPoint(self._groups.host, self._groups.gpu_messages, channel)
 
     def close(self) -> None:
         """Waits for all ranks, since rank 0 may hold the store that the others still talk to, and ends the groups."""
         self.barrier()
-        dist.destroy_process_group()
+        if not self._is_part:
+            dist.destroy_process_group()
+            return
+        for group in (self._groups.gpu_messages, self._groups.gpu, self._groups.host):
+            if group is not None:
+                dist.destroy_process_group(group)
 
     def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup | None:
-        return self._gpu_group if tensor.is_cuda else None
+        return self._groups.gpu if tensor.is_cuda else self._groups.host
+
+
+def new_groups(ranks: list[int], with_nccl: bool) -> ProcessGroups:
+    """New process groups over `ranks` of the job, in this order. Collective over the whole job, in one order.
+
+    What it returns on a rank that is not among them is of no use.
+    """
+    host = dist.new_group(ranks, backend="gloo", timeout=arrival_timeout(len(ranks)), sort_ranks=False)
+    if isinstance(host, dist.ProcessGroup):
+        host.set_timeout(COLLECTIVE_TIMEOUT)
+    return ProcessGroups(host, *(_new_nccl_group(ranks) for _ in range(2 if with_nccl else 0)))
+
+
+def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
+    """NCCL's groups over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective.
+
+    The one for messages connects its ranks only when it is used.
+    """
+    gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    return ProcessGroups(None, gpu, _new_nccl_group(None))
+
+
+def _new_nccl_group(ranks: list[int] | None) -> dist.ProcessGroup:
+    return dist.new_group(ranks, backend="nccl", timeout=COLLECTIVE_TIMEOUT, sort_ranks=False)
+
+
+class TorchPointToPoint(BytePointToPoint):
+    """Messages of CPU tensors over the Gloo group `host` (None: the default one), of GPU tensors over the NCCL group.
+
+    Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
+    its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. Exchanges
+    have an NCCL group of their own, but gradient sums may run beside them: where their kernels do not fit the GPU
+    together, only starting both kinds in one order on all ranks is safe. Collective over the groups.
+    """
+
+    def __init__(
+        self,
+        host: dist.ProcessGroup | None = None,
+        nccl: dist.ProcessGroup | None = None,
+        channel: int = 0,
+        stage_all: bool = False,
+    ) -> None:
+        super().__init__(dist.get_rank(host), dist.get_world_size(host), nccl is not None, stage_all)
+        self._host = host
+        self._nccl = nccl
+        self._channel = channel % _CHANNELS
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        if nccl is not None:
+            # The first operation of a NCCL group connects its ranks, so all of them must take part in it.
+            with peer_errors("opening of messages"):
+                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device())), group=nccl)
+
+    def close(self) -> None:
+        """Nothing to end: the groups are their communicator's."""
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        with peer_errors("exchange"):
+            works = self._post_to_nccl(sends, receives)
+            for peer, tensor in receives:
+                if not tensor.is_cuda:
+                    tag = self._next_tag(self._received, peer)
+                    works.append(dist.irecv(tensor, group=self._host, group_src=peer, tag=tag))
+            for peer, tensor in sends:
+                if not tensor.is_cuda:
+                    tag = self._next_tag(self._sent, peer)
+                    works.append(dist.isend(tensor, group=self._host, group_dst=peer, tag=tag))
+
+        def finish() -> None:
+            with peer_errors("exchange"):
+                for work in works:
+                    work.wait()
+
+        return finish
+
+    def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
+        """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
+        kinds = ((dist.irecv, receives), (dist.isend, sends))
+        batch = [
+            dist.P2POp(kind, tensor, group=self._nccl, group_peer=peer)
+            for kind, messages in kinds
+            for peer, tensor in messages
+            if tensor.is_cuda
+        ]
+        return list(dist.batch_isend_irecv(batch)) if batch else []
+
+    def _next_tag(self, count: Counter[int], peer: int) -> int:
+        count[peer] += 1
+        return self._channel * _MESSAGES + count[peer] % _MESSAGES

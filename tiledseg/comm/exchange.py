@@ -1,0 +1,138 @@
+"""What all transports do alike for messages: check, count, stage in host memory where they must, and wait.
+
+A transport that cannot read GPU memory is given host buffers: a tensor is copied out when its exchange starts and in
+when it is waited for. The buffers are pinned, which the GPU copies to fastest, and kept for the exchanges to come,
+since pinning memory costs far more than a copy of a halo.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tiledseg.comm.collectives import DoneWork, Work, as_bytes
+from tiledseg.comm.point_to_point import Message, Traffic, check_messages
+
+
+class HostBuffers:
+    """Flat uint8 tensors of the host by their size in bytes, handed out and taken back.
+
+    It holds as many of each size as were ever out at once. Pinned where there is a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def take(self, size: int) -> torch.Tensor:
+        """A buffer of `size` bytes that nobody else has; what it holds is undefined."""
+        free = self._free[size]
+        return free.pop() if free else torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Returns a buffer that nobody reads or writes any more."""
+        self._free[buffer.numel()].append(buffer)
+
+
+class Exchange:
+    """Messages under way.
+
+    `finish` waits for the transport, which reads and writes the `carried` tensors until then. The `staged` receives,
+    pairs of tensor and buffer, are then copied in, and the `lent` buffers go back.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[], None],
+        carried: Sequence[Message],
+        staged: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        lent: Sequence[torch.Tensor],
+        buffers: HostBuffers,
+        traffic: Traffic,
+    ) -> None:
+        self._finish: Callable[[], None] | None = finish
+        self._carried = carried
+        self._staged = staged
+        self._lent = lent
+        self._buffers = buffers
+        self._traffic = traffic
+
+    def wait(self) -> None:
+        """Returns once every receive's tensor is filled and every send's is free; on a GPU, for its current stream.
+
+        Calling it again does nothing. Raises CommunicationError where a peer was lost.
+        """
+        if self._finish is None:
+            return
+        start = time.perf_counter()
+        self._finish()
+        self._finish = None
+        for tensor, buffer in self._staged:
+            as_bytes(tensor).copy_(buffer)  # not asynchronous: the buffer is handed out again below
+        for buffer in self._lent:
+            self._buffers.give_back(buffer)
+        self._carried = self._staged = self._lent = ()
+        self._traffic.seconds += time.perf_counter() - start
+
+
+class BytePointToPoint(ABC):
+    """A PointToPoint over a transport that carries bytes: a subclass says how to post them.
+
+    `reads_gpu`: the transport takes GPU memory as it is. `stage_all`: stage host memory too, so that the copies can be
+    tested without a GPU.
+    """
+
+    def __init__(self, rank: int, size: int, reads_gpu: bool, stage_all: bool = False) -> None:
+        self.traffic = Traffic()
+        self._rank = rank
+        self._size = size
+        self._reads_gpu = reads_gpu
+        self._stage_all = stage_all
+        self._buffers = HostBuffers()
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        """As the protocol says."""
+        check_messages(sends, receives, self._rank, self._size)
+        sends = [message for message in sends if message.tensor.numel()]
+        receives = [message for message in receives if message.tensor.numel()]
+        if not sends and not receives:
+            return DoneWork()
+        lent: list[torch.Tensor] = []
+        outgoing = [Message(peer, self._carried(tensor, lent)) for peer, tensor in sends]
+        for message, carried in zip(sends, outgoing, strict=True):
+            if self._must_stage(message.tensor):
+                carried.tensor.copy_(as_bytes(message.tensor))  # not asynchronous: posted on the next line
+        incoming = [Message(peer, self._carried(tensor, lent)) for peer, tensor in receives]
+        finish = self._post(outgoing, incoming)
+        self.traffic.messages += len(outgoing)
+        self.traffic.bytes += sum(message.tensor.numel() for message in outgoing)
+        staged = [
+            (message.tensor, carried.tensor)
+            for message, carried in zip(receives, incoming, strict=True)
+            if self._must_stage(message.tensor)
+        ]
+        return Exchange(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.traffic)
+
+    @abstractmethod
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        """Posts messages of flat uint8 tensors, none empty; what it returns waits for all of them.
+
+        Both raise CommunicationError where a peer was lost. The caller keeps the tensors alive until then.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """As the protocol says."""
+
+    def _must_stage(self, tensor: torch.Tensor) -> bool:
+        return self._stage_all or (tensor.is_cuda and not self._reads_gpu)
+
+    def _carried(self, tensor: torch.Tensor, lent: list[torch.Tensor]) -> torch.Tensor:
+        """The bytes of `tensor`, or a host buffer of as many, which is added to `lent`."""
+        if not self._must_stage(tensor):
+            return as_bytes(tensor)
+        lent.append(self._buffers.take(tensor.numel() * tensor.element_size()))
+        return lent[-1]
