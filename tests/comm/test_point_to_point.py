@@ -1,0 +1,311 @@
+"""The laws of messages: what is sent arrives, in order, whatever carries it and however many are under way."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.comm.launching import clean_environment
+from tests.comm.messages import blank, letter, staged_messages, swap_letters
+from tiledseg.comm import transport_mpi
+from tiledseg.comm.exchange import HostBuffers
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Message, PointToPoint, SerialPointToPoint, Traffic
+from tiledseg.comm.session import cuda_aware_mpi
+from tiledseg.errors import CommunicationError, ConfigError
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+JOB = Path(__file__).with_name("exchange_job.py")
+
+
+@pytest.fixture(scope="module")
+def opened(meshes: dict[str, Mesh]) -> Iterator[dict[tuple[str, str], PointToPoint]]:
+    """Messages over both transports, as they are and staged."""
+    ways = {}
+    for transport, mesh in meshes.items():
+        ways[transport, "plain"] = mesh.communicator.point_to_point()
+        ways[transport, "staged"] = staged_messages(mesh)
+    yield ways
+    for messages in ways.values():
+        messages.close()
+
+
+@pytest.fixture(params=["plain", "staged"])
+def messages(request: pytest.FixtureRequest, mesh: Mesh, opened: dict[tuple[str, str], PointToPoint]) -> PointToPoint:
+    """Each of them in turn, counting from zero."""
+    transport = request.node.callspec.params["mesh"]
+    found = opened[transport, request.param]
+    found.traffic.reset()
+    return found
+
+
+def all_pairs(size: int) -> list[tuple[int, int]]:
+    return list(itertools.permutations(range(size), 2))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rings_of_every_step(mesh: Mesh, messages: PointToPoint) -> None:
+    """To the next rank, and to those several ranks away."""
+    for step in range(1, mesh.size):
+        ring = [(rank, (rank + step) % mesh.size) for rank in range(mesh.size)]
+        swap_letters(messages, mesh.rank, ring, lambda a, b: 1001)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("largest", [9, 5_000, 400_000])
+def test_all_to_all_with_unequal_and_empty_messages(mesh: Mesh, messages: PointToPoint, largest: int) -> None:
+    """Counts reach the libraries' ways for short and for long messages; those of no values are not sent."""
+    counts = {(a, b): 0 if (a + 2 * b) % 4 == 0 else 1 + (largest * (a + 3 * b)) // 7 for a, b in all_pairs(mesh.size)}
+    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: counts[a, b])
+    mine = [count for (a, _), count in counts.items() if a == mesh.rank and count]
+    assert messages.traffic.messages == len(mine)
+    assert messages.traffic.bytes == 4 * sum(mine)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype(mesh: Mesh, messages: PointToPoint, dtype: torch.dtype) -> None:
+    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 70 + a, dtype)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bits_and_shapes_are_kept(mesh: Mesh, messages: PointToPoint) -> None:
+    """Not-a-numbers, infinities and zeros of both signs; a part of a parameter, and a tensor of no dim."""
+    patterns = torch.tensor([0x7FC00001, -0x3FFFFE, 0x7F800000, -0x80000000, 1, 0], dtype=torch.int32)
+    weight = torch.nn.Parameter(patterns.view(torch.float32).reshape(2, 3).clone())
+    whole, number = torch.zeros(4, 2, 3), torch.zeros((), dtype=torch.float64)
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    sends = [Message(right, weight), Message(right, torch.tensor(mesh.rank + 0.5, dtype=torch.float64))]
+    messages.start(sends, [Message(left, whole[2]), Message(left, number)]).wait()
+    assert torch.equal(whole[2].view(torch.int32).flatten(), patterns)
+    assert whole[:2].abs().sum() + whole[3].abs().sum() == 0
+    assert number.item() == left + 0.5
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [3, 50_000])
+def test_messages_of_a_pair_arrive_in_order(mesh: Mesh, messages: PointToPoint, count: int) -> None:
+    """Ten exchanges of two messages under way at once, waited for in an order of each rank's own."""
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    works, received = [], []
+    for step in range(10):
+        sends = [Message(right, letter(mesh.rank, right, count, 2 * step + i)) for i in range(2)]
+        receives = [Message(left, blank(count)) for _ in range(2)]
+        works.append(messages.start(sends, receives))
+        received += [tensor for _, tensor in receives]
+    random.Random(mesh.rank).shuffle(works)
+    for work in works:
+        work.wait()
+    for number, tensor in enumerate(received):
+        assert torch.equal(tensor, letter(left, mesh.rank, count, number))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_random_exchanges_end(mesh: Mesh, messages: PointToPoint) -> None:
+    """Any pairs, any sizes, up to four exchanges under way, ranks that come late: all arrives and none hangs."""
+    plan, own = random.Random(5), random.Random(mesh.rank)
+    pairs = all_pairs(mesh.size)
+    started: list[tuple[object, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+
+    def settle(position: int) -> None:
+        work, expected = started.pop(position)
+        work.wait()
+        for got, right in expected:
+            assert torch.equal(got, right)
+
+    for number in range(40):
+        drawn = [(*plan.choice(pairs), plan.choice([0, 1, 17, 3000, 60_000])) for _ in range(plan.randrange(9))]
+        letters = [(a, b, letter(a, b, count, number * 10 + i)) for i, (a, b, count) in enumerate(drawn)]
+        expected = [(a, blank(len(x)), x) for a, b, x in letters if b == mesh.rank]
+        sends = [Message(b, x) for a, b, x in letters if a == mesh.rank]
+        work = messages.start(sends, [Message(a, got) for a, got, _ in expected])
+        started.append((work, [(got, x) for _, got, x in expected]))
+        if own.random() < 0.1:
+            time.sleep(0.003)
+        while len(started) > own.randrange(4):
+            settle(own.randrange(len(started)))
+    while started:
+        settle(0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_start_waits_for_nobody(mesh: Mesh, messages: PointToPoint) -> None:
+    """Else long messages both ways would hang here: each rank reaches the barrier with its own not yet received."""
+    pairs = all_pairs(mesh.size)
+    receives = [Message(a, blank(300_000)) for a, b in pairs if b == mesh.rank]
+    sends = [Message(b, letter(a, b, 300_000)) for a, b in pairs if a == mesh.rank]
+    work = messages.start(sends, receives)
+    mesh.communicator.barrier()
+    mesh.communicator.all_reduce_sum(torch.ones(7)).wait()
+    work.wait()
+    for source, got in receives:
+        assert torch.equal(got, letter(source, mesh.rank, 300_000))
+
+
+@pytest.mark.mpi
+def test_adjoint_of_a_shift_is_the_shift_back(mesh: Mesh, messages: PointToPoint) -> None:
+    """<S x, y> = <x, S* y> over all ranks, where S gives each rank its left neighbour's x and the first rank zeros."""
+
+    def shift(tensor: torch.Tensor, step: int) -> torch.Tensor:
+        target, source, result = mesh.rank + step, mesh.rank - step, torch.zeros_like(tensor)
+        sends = [Message(target, tensor)] if 0 <= target < mesh.size else []
+        receives = [Message(source, result)] if 0 <= source < mesh.size else []
+        messages.start(sends, receives).wait()
+        return result
+
+    x, y = (letter(mesh.rank, number, 501, dtype=torch.float64) for number in (0, 1))
+    for step in range(1, mesh.size + 1):
+        left = sum(mesh.communicator.gather_objects(torch.dot(shift(x, step), y).item()))
+        right = sum(mesh.communicator.gather_objects(torch.dot(x, shift(y, -step)).item()))
+        assert left == right
+        assert (left != 0) == (step < mesh.size)
+
+
+@pytest.mark.mpi
+def test_nothing_to_say(mesh: Mesh, messages: PointToPoint) -> None:
+    """Only this rank need start such an exchange, since no message is sent."""
+    if mesh.is_root:
+        messages.start([], []).wait()
+        if mesh.size > 1:
+            messages.start([Message(1, torch.empty(3, 0))], [Message(1, torch.empty(0))]).wait()
+    assert messages.traffic == Traffic()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_traffic(mesh: Mesh, messages: PointToPoint) -> None:
+    """Bytes of what was sent, and the time waited for a rank that comes late."""
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    mesh.communicator.barrier()
+    time.sleep(0.1 if mesh.is_root else 0)
+    work = messages.start([Message(right, torch.ones(7, dtype=torch.float64))], [Message(left, blank(14))])
+    assert (messages.traffic.messages, messages.traffic.bytes, messages.traffic.seconds) == (1, 56, 0.0)
+    work.wait()
+    assert messages.traffic.seconds > (0.05 if left == 0 else 0)
+    messages.traffic.reset()
+    assert messages.traffic == Traffic(0, 0, 0.0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_second_wait_does_nothing(mesh: Mesh, messages: PointToPoint) -> None:
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    got = blank(20)
+    work = messages.start([Message(right, torch.ones(20))], [Message(left, got)])
+    work.wait()
+    seconds = messages.traffic.seconds
+    got.fill_(5)
+    work.wait()
+    assert got.eq(5).all()
+    assert messages.traffic.seconds == seconds
+    # Of this size again: a buffer given back twice would be lent to two of these.
+    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 20)
+
+
+@pytest.mark.mpi
+def test_bad_messages_are_refused_before_any_is_posted(mesh: Mesh, messages: PointToPoint) -> None:
+    good = [Message((mesh.rank + 1) % mesh.size, torch.ones(4))] if mesh.size > 1 else []
+    for peer in (mesh.rank, mesh.size, -1):
+        with pytest.raises(CommunicationError, match=f"rank {mesh.rank} of {mesh.size} cannot send to rank {peer}:"):
+            messages.start([*good, Message(peer, torch.ones(4))], [])
+        with pytest.raises(CommunicationError, match=f"cannot receive from rank {peer}:"):
+            messages.start(good, [Message(peer, torch.ones(4))])
+    if mesh.size > 1:
+        with pytest.raises(CommunicationError, match=r"shape \(3, 4\) with strides \(1, 3\): call .contiguous\(\)"):
+            messages.start([*good, Message(good[0].peer, torch.ones(4, 3).T)], [])
+    assert messages.traffic == Traffic()
+    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 4)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_two_users_of_one_communicator(mesh: Mesh) -> None:
+    """Their messages do not mix, also where ranks turn to them in different order."""
+    users = [mesh.communicator.point_to_point() for _ in range(2)]
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    received = [blank(40), blank(40)]
+    order = [0, 1] if mesh.rank % 2 else [1, 0]
+    works = {
+        user: users[user].start([Message(right, letter(mesh.rank, right, 40, user))], [Message(left, received[user])])
+        for user in order
+    }
+    for user in (0, 1):
+        works[user].wait()
+        assert torch.equal(received[user], letter(left, mesh.rank, 40, user))
+    for user in users:
+        user.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_longer_than_a_piece(mesh: Mesh, messages: PointToPoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI counts with 31 bits, so that long messages go in pieces; the same law for pieces of five bytes."""
+    monkeypatch.setattr(transport_mpi, "_PIECE", 5)
+    swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 11 + 4 * a + b)
+
+
+@pytest.mark.cuda
+@pytest.mark.mpi(min_size=2)
+def test_gpu_tensors(mesh: Mesh, messages: PointToPoint) -> None:
+    """Through host buffers, right behind the kernels that make what is sent."""
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    got = torch.zeros(100_001, device=mesh.device)
+    sent = letter(mesh.rank, right, 100_001).to(mesh.device) * 2 + 1
+    messages.start([Message(right, sent)], [Message(left, got)]).wait()
+    assert torch.equal(got.cpu(), letter(left, mesh.rank, 100_001) * 2 + 1)
+
+
+def test_one_rank_alone() -> None:
+    alone = SerialPointToPoint()
+    alone.start([], []).wait()
+    with pytest.raises(CommunicationError, match="rank 0 of 1 cannot send to rank 0"):
+        alone.start([Message(0, torch.ones(1))], [])
+    assert alone.traffic == Traffic()
+    alone.close()
+
+
+def test_host_buffers_are_lent_to_one_at_a_time_and_again() -> None:
+    buffers = HostBuffers()
+    one, two, other = buffers.take(8), buffers.take(8), buffers.take(9)
+    assert (one.numel(), two.numel(), other.numel(), one.dtype) == (8, 8, 9, torch.uint8)
+    assert one.data_ptr() != two.data_ptr()
+    buffers.give_back(one)
+    assert buffers.take(8).data_ptr() == one.data_ptr()
+    assert buffers.take(8).data_ptr() not in (one.data_ptr(), two.data_ptr())
+
+
+def test_word_for_a_cuda_aware_mpi() -> None:
+    assert not cuda_aware_mpi({})
+    assert not cuda_aware_mpi({"TILEDSEG_CUDA_AWARE_MPI": "0"})
+    assert cuda_aware_mpi({"TILEDSEG_CUDA_AWARE_MPI": "1"})
+    with pytest.raises(ConfigError, match="TILEDSEG_CUDA_AWARE_MPI=yes is neither 0 nor 1"):
+        cuda_aware_mpi({"TILEDSEG_CUDA_AWARE_MPI": "yes"})
+
+
+def test_a_lost_peer_is_an_error_and_not_a_hang() -> None:
+    """Three ranks in a ring without a launcher that would end them; the last is killed between two messages."""
+    started = []
+    for rank in range(3):
+        variables = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"}
+        environ = clean_environment({**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29873"})
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen([sys.executable, str(JOB)], **pipes, text=True, env=environ))
+    try:
+        started[2].wait(timeout=60)
+        killed = time.monotonic()
+        ends = [process.communicate(timeout=30) for process in started]
+        assert time.monotonic() - killed < 15
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [3, 3, -signal.SIGKILL], ends
+    for out, _ in ends[:2]:
+        assert re.fullmatch(r"exchange failed, a peer may be lost: \S.*\n", out), ends
