@@ -1,0 +1,86 @@
+"""Pooling of a rank's block: windows that lie across an edge belong to one rank, which has the pixels they need."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import AveragePool, Layer, MaxPool, Pool
+from tiledseg.spatial.place import DimPlace, Place
+
+Pair = tuple[int, int]
+
+
+class SpatialMaxPool:
+    """Max pooling with any kernel, stride, padding and dilation. Its padding is minus infinity, not zero."""
+
+    fill = float("-inf")
+
+    def __init__(self, name: str, module: nn.MaxPool2d) -> None:
+        _refuse_ceil(name, module.ceil_mode)
+        if module.return_indices:
+            raise ConfigError(
+                f"layer '{name}' returns indices, which would be those of a block; set return_indices off"
+            )
+        kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+        dilation = _pair(module.dilation)
+        row, col = (MaxPool(name, kernel[d], stride[d], padding[d], dilation[d]) for d in (0, 1))
+        self.descriptions: tuple[Layer, Layer] = row, col
+        self._sizes = kernel, stride, padding, dilation
+
+    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+        kernel, stride, padding, dilation = self._sizes
+        return functional.max_pool2d(x_BCHW, kernel, stride, _own_padding(padding, place), dilation)
+
+
+class SpatialAveragePool:
+    """Average pooling with any kernel, stride and padding, which counts as zeros or not at all."""
+
+    fill = 0.0
+
+    def __init__(self, name: str, module: nn.AvgPool2d) -> None:
+        _refuse_ceil(name, module.ceil_mode)
+        kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+        self._row, self._col = (AveragePool(name, kernel[d], stride[d], padding[d]) for d in (0, 1))
+        self.descriptions: tuple[Layer, Layer] = self._row, self._col
+        self._sizes = kernel, stride, padding
+        self._divisor = module.divisor_override
+        self._counts_inside_only = not module.count_include_pad and max(padding) > 0 and self._divisor is None
+
+    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+        kernel, stride, padding = self._sizes
+        divisor = 1 if self._counts_inside_only else self._divisor
+        y_BCHW = functional.avg_pool2d(
+            x_BCHW, kernel, stride, _own_padding(padding, place), count_include_pad=True, divisor_override=divisor
+        )
+        if not self._counts_inside_only:
+            return y_BCHW
+        rows_H = _inside(self._row, place.row).to(y_BCHW)
+        cols_W = _inside(self._col, place.col).to(y_BCHW)
+        return y_BCHW / (rows_H[:, None] * cols_W[None, :])
+
+
+def _inside(pool: Pool, place: DimPlace) -> torch.Tensor:
+    """How many positions of each given window lie within the tensor."""
+    whole = Interval(0, place.sizes[0])
+    windows = (pool.required_input(Interval(o, o + 1)) for o in range(place.given.start, place.given.stop))
+    return torch.tensor([window.clip(whole).size for window in windows], dtype=torch.float64)
+
+
+def _own_padding(padding: Pair, place: Place) -> Pair:
+    """The layer's padding along dims that are not cut; along the others it is in what the layer reads."""
+    return padding[0] if place.row.whole else 0, padding[1] if place.col.whole else 0
+
+
+def _refuse_ceil(name: str, ceil_mode: bool) -> None:
+    if ceil_mode:
+        raise ConfigError(
+            f"layer '{name}' pools with ceil_mode, whose last windows hang over the image; set it to False"
+        )
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -1,0 +1,51 @@
+"""Upsampling of a rank's block: nearest is local, bilinear needs one coarse pixel of its neighbours.
+
+Bilinear with align_corners=True places its samples by the size of the whole image and is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.layer import Layer, Upsample
+from tiledseg.spatial.place import Place
+
+
+class SpatialUpsample:
+    """Upsampling by whole factors: nearest, or bilinear with align_corners=False."""
+
+    fill = 0.0  # never read: at the image's ends the interpolation repeats the last pixel itself
+
+    def __init__(self, name: str, module: nn.Upsample) -> None:
+        factors = module.scale_factor
+        if factors is None or module.size is not None:
+            raise ConfigError(
+                f"layer '{name}' upsamples to a fixed size, which would be a block's; give a scale_factor"
+            )
+        pair = (factors, factors) if isinstance(factors, int | float) else (factors[0], factors[1])
+        if any(f != int(f) or f < 1 for f in pair):
+            raise ConfigError(f"layer '{name}' upsamples by {factors}; only whole factors fall on the ranks' edges")
+        if module.mode not in ("nearest", "nearest-exact", "bilinear"):
+            raise ConfigError(f"layer '{name}' upsamples '{module.mode}'; give nearest or bilinear")
+        if module.align_corners:
+            raise ConfigError(
+                f"layer '{name}' upsamples with align_corners=True, whose weights depend on the whole image's size; "
+                "set align_corners=False"
+            )
+        self.factors = int(pair[0]), int(pair[1])
+        self.mode = module.mode
+        kind = "bilinear" if module.mode == "bilinear" else "nearest"
+        self.descriptions: tuple[Layer, Layer] = (
+            Upsample(name, kind, self.factors[0]),
+            Upsample(name, kind, self.factors[1]),
+        )
+
+    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+        align = False if self.mode == "bilinear" else None
+        factors = float(self.factors[0]), float(self.factors[1])
+        y_BCHW = functional.interpolate(x_BCHW, scale_factor=factors, mode=self.mode, align_corners=align)
+        start = place.row.read.start * self.factors[0], place.col.read.start * self.factors[1]
+        return place.crop_given(y_BCHW, start)
