@@ -99,7 +99,7 @@ class WindowExchange:
     @property
     def outside(self) -> tuple[int, int]:
         """How many positions of the window lie before the tensor, and how many behind it."""
-        return max(0, -self.window.start), max(0, self.window.stop - self.size)
+        return self.window.outside(Interval(0, self.size))
 
 
 def plan_exchange(partition: Partition, windows: Sequence[Interval], index: int) -> WindowExchange:

@@ -37,6 +37,10 @@ class Interval:
         start = min(max(self.start, other.start), other.stop)
         return Interval(start, max(start, min(self.stop, other.stop)))
 
+    def outside(self, other: Interval) -> tuple[int, int]:
+        """How many positions lie before `other`, and how many behind it; together at most all of them."""
+        return min(self.size, max(0, other.start - self.start)), min(self.size, max(0, self.stop - other.stop))
+
     def hull(self, other: Interval) -> Interval:
         """The smallest interval that contains both."""
         return Interval(min(self.start, other.start), max(self.stop, other.stop))

@@ -89,10 +89,11 @@ class HaloExchanger:
         ]
         sends = [(t.peer, _part(x_BCHW, dim, t.part, exchange.owned.start)) for t in exchange.sends]
         work = self._start(dim, sends, arriving, "out")
-        kept_BCHW = _part(into, dim, exchange.kept, window.start)
-        source_BCHW = _part(x_BCHW, dim, exchange.kept, exchange.owned.start)
-        if exchange.kept.size and kept_BCHW.data_ptr() != source_BCHW.data_ptr():
-            kept_BCHW.copy_(source_BCHW)
+        if exchange.kept.size:  # an empty one may lie outside the window
+            kept_BCHW = _part(into, dim, exchange.kept, window.start)
+            source_BCHW = _part(x_BCHW, dim, exchange.kept, exchange.owned.start)
+            if kept_BCHW.data_ptr() != source_BCHW.data_ptr():
+                kept_BCHW.copy_(source_BCHW)
         before, after = exchange.outside
         if before:
             into.narrow(dim, 0, before).fill_(fill)

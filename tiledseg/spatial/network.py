@@ -161,7 +161,7 @@ def _layer_action(row: LayerWindows, col: LayerWindows, at: tuple[int, int], ext
     exchanges = row.exchange(at[0]), col.exchange(at[1])
     source = Box(*(_source(x, p) for x, p in zip(exchanges, (place.row, place.col), strict=True)))
     missing = [
-        (0, 0) if exchange is not None else (max(0, -p.read.start), max(0, p.read.stop - p.sizes[0]))
+        (0, 0) if exchange is not None else p.read.outside(Interval(0, p.sizes[0]))
         for exchange, p in zip(exchanges, (place.row, place.col), strict=True)
     ]
     pads = (*missing[1], *missing[0])

@@ -1,0 +1,45 @@
+"""Laws of the ranks of a mesh."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry.drawn import law
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
+
+few = st.integers(1, 5)
+shapes = st.builds(MeshShape, few, few, few)
+
+
+@law
+@given(shapes)
+def test_each_place_has_one_rank_and_columns_count_first(shape: MeshShape) -> None:
+    places = itertools.product(range(shape.replicas), range(shape.rows), range(shape.cols))
+    places = [MeshPosition(*place) for place in places]
+    assert [shape.rank_at(place) for place in places] == list(range(shape.ranks))
+    assert [shape.position(rank) for rank in range(shape.ranks)] == places
+
+
+@law
+@given(shapes, st.integers(0, 10))
+def test_ranks_beyond_the_mesh_own_nothing(shape: MeshShape, beyond: int) -> None:
+    assert shape.position(shape.ranks + beyond) is None
+
+
+@law
+@given(shapes)
+def test_the_ranks_of_an_image_are_neighbours_in_the_job(shape: MeshShape) -> None:
+    replicas = [shape.position(rank).replica for rank in range(shape.ranks)]
+    assert replicas == sorted(replicas)
+    assert all(replicas.count(r) == shape.ranks_per_image == shape.rows * shape.cols for r in range(shape.replicas))
+
+
+@pytest.mark.parametrize("sides", [(0, 1, 1), (1, 0, 2), (2, 2, -1)])
+def test_an_axis_without_ranks_is_refused(sides: tuple[int, int, int]) -> None:
+    with pytest.raises(GeometryError, match="give at least 1 along each axis"):
+        MeshShape(*sides)
