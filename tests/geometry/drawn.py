@@ -20,7 +20,7 @@ from tiledseg.geometry.layer import (
     Upsample,
 )
 
-law = settings(derandomize=True, max_examples=80, deadline=None, database=None)
+law = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
 
 @st.composite
@@ -113,7 +113,7 @@ def networks(draw: st.DrawFn, depth: int = 2) -> tuple[Layer, ...]:
         elif kind == "scale":
             sequence += [draw(st.sampled_from(_SHRINK)), *draw(networks(depth - 1)), draw(st.sampled_from(_GROW))]
         elif kind == "skip":
-            inner = draw(networks(depth))if depth == 0 else draw(networks(depth - 1))
+            inner = draw(networks(depth)) if depth == 0 else draw(networks(depth - 1))
             sequence += [Stash("stash", skip), *_renamed(inner, skip), PopConcatenate("pop", skip, 1)]
         else:  # an unpadded convolution, what it takes off cropped from the skip, and padding that brings it back
             sequence += [Stash("stash", skip), Convolution("valid", 1, 3), PopConcatenate("pop", skip, 1, 1)]

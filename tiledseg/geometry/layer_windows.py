@@ -143,7 +143,7 @@ def _walk_back(layers: Sequence[Layer], partitions: Sequence[Partition], exchang
     skips: dict[int, list[tuple[Interval, ...]]] = {}
     for k in reversed(range(len(layers))):
         layer, source, target = layers[k], partitions[k], partitions[k + 1]
-        given = wanted
+        given = wanted if source.parts > 1 else target.blocks  # a dim that is not cut is computed whole
         for skip in skips.pop(k, []):
             given = _hull(given, skip)
         read = tuple(_reads(layer, out, source) for out in given)
@@ -154,7 +154,9 @@ def _walk_back(layers: Sequence[Layer], partitions: Sequence[Partition], exchang
             skip_source = partitions[at + 1]
             skip = tuple(out.shift(layer.crop) for out in given)
             travels = any(not own.contains(s) for own, s in zip(skip_source.blocks, skip, strict=True))
-            travels = travels and any(at < point < k for point in exchanges)
+            # An exchange before the stash can bring along what the skip needs besides; one between them is too late.
+            late = any(at < point < k for point in exchanges)
+            travels = travels and (late or not any(point <= at for point in exchanges))
             skips.setdefault(at, []).append(skip_source.blocks if travels else skip)
             yield LayerWindows(layer, source, target, given, given, given, travels, skip, skip_source)
             wanted = given
