@@ -1,6 +1,7 @@
-"""DistDL's distributed layers against torch's: equality and time.
+r"""DistDL's distributed layers against torch's: equality and time.
 
-    PYTHONPATH=.:<distdl>/src mpirun -n 4 python -m benchmarks.spatial.peers.distdl_layers --workload unet --mesh 2 2
+    PYTHONPATH=<distdl>/src mpirun -n 4 python benchmarks/spatial/peers/distdl_layers.py \
+        --workload unet --mesh 2 2
 
 <distdl> is a checkout of github.com/distdl/distdl with its extension built (`python setup.py build_ext --inplace`).
 Its convolution, max pooling and upsampling layers take the place of torch's. It has no transposed convolution: that of
@@ -9,7 +10,6 @@ kernel 2 and stride 2 sees no neighbour, so it is torch's own, its weights sprea
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from mpi4py import MPI  # before torch: it starts MPI
 import torch  # isort: skip
 from torch import nn  # isort: skip
 
-from benchmarks.spatial.peers.measurement import (
+from measurement import (
     compare,
     median_seconds,
     not_runnable,
@@ -26,7 +26,7 @@ from benchmarks.spatial.peers.measurement import (
     replace_layers,
     report,
 )
-from benchmarks.spatial.workload import (
+from workload import (
     Gradients,
     assemble,
     block_of,
@@ -54,6 +54,8 @@ class BroadcastTransposedConv2d(nn.Module):
         super().__init__()
         if layer.kernel_size != layer.stride:
             raise ValueError(f"kernel {layer.kernel_size} is not the stride {layer.stride}: it would need a halo")
+        if layer.bias is None:
+            raise ValueError("a transposed convolution without bias is not needed by any workload; give it one")
         root = partition.create_partition_inclusive([0]).create_cartesian_topology_partition([1])
         self.stride = layer.stride
         if root.active:
@@ -82,7 +84,7 @@ def distributed_twin(partition: Any, layer: nn.Module) -> nn.Module:
             mode = {"nearest": "nearest", "bilinear": "linear"}[layer.mode]
             align = bool(layer.align_corners)
             return distdl.nn.DistributedUpsample(
-                partition, scale_factor=int(layer.scale_factor), mode=mode, align_corners=align
+                partition, scale_factor=layer.scale_factor, mode=mode, align_corners=align
             )
         case nn.LeakyReLU():
             # Its halo exchange writes into its input, which an activation in place has saved for its backward.
@@ -129,7 +131,7 @@ def main() -> None:
     blocks = world.gather((y_BCHW, x_BCHW.grad))
     equal = {}
     if blocks is not None:
-        dw = {name: tensor.grad.clone() for name, tensor in network.named_parameters()}
+        dw = {name: tensor.grad.clone() for name, tensor in network.named_parameters() if tensor.grad is not None}
         y_blocks, dx_blocks = zip(*blocks, strict=True)
         equal = compare(workload, Gradients(assemble(list(y_blocks), mesh), assemble(list(dx_blocks), mesh), dw))
     seconds = median_seconds(step, world.Barrier, request.repeat)
@@ -143,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

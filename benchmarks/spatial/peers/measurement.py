@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import nn
 
-from benchmarks.spatial.workload import WORKLOADS, Gradients, Workload, block_edges, undivided_gradients
 from tiledseg.errors import ConfigError
+
+# The workload stands one folder up; the peers' programs import this module first, so they find it too.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from workload import WORKLOADS, Gradients, Workload, block_edges, undivided_gradients
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 NOT_RUNNABLE = 3
@@ -32,7 +36,7 @@ class Request:
 
 def parse_request(description: str, ranks: int) -> Request:
     """The command line; exits 2 with one line where it cannot be run on `ranks` ranks."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--workload", choices=WORKLOADS, default="conv")
     parser.add_argument("--size", type=int, nargs=2, default=[256, 256], metavar=("H", "W"))
     parser.add_argument("--channels", type=int, default=8, help="of the single convolution")
