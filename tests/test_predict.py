@@ -122,7 +122,7 @@ def test_precisions_agree_but_for_rounding(
             np.testing.assert_allclose(file.read(), whole[2], atol=tolerance)
 
 
-@pytest.mark.parametrize("what", ["score_tile", "publish"])
+@pytest.mark.parametrize("what", ["_probabilities", "publish"])
 def test_a_failure_leaves_the_old_map_and_nothing_else(
     trained: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     monkeypatch.setattr(predictor, what, fail)
     assert predict(trained, image, output, "--probabilities", str(tmp_path / "shares.tif")) == 2
     assert output.read_bytes() == b"old"
-    if what == "score_tile":
+    if what == "_probabilities":
         assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
 
 

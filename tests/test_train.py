@@ -161,7 +161,8 @@ def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) 
     assert train(material, folder) == 0
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    wanted = "step epoch loss lr tiles pixels seconds data_seconds communication_seconds pixels_per_second memory_bytes"
+    wanted = "step epoch loss lr tiles pixels seconds data_seconds communication_seconds halo_bytes halo_messages"
+    wanted += " pixels_per_second memory_bytes"
     assert all(line.keys() == set(wanted.split()) for line in steps if "loss" in line)
     checks = [line for line in steps if "val" in line]
     assert all(line.keys() == {"step", "epoch", "val"} for line in checks)

@@ -142,17 +142,49 @@ class ParallelConfig:
 
     Args:
         exact: refuse what tiling would change; false accepts it with a warning
-        halo: how a rank gets its halo: read (each rank reads its context from the raster)
+        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
+            neighbours, at each layer that needs one; nothing is computed twice)
+        mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
+        fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
         transport: auto, nccl, gloo or mpi
     """
 
     exact: bool = True
     halo: str = "read"
+    mesh: list[int] | str = "auto"
+    fusion: int | str = 1
     transport: str = "auto"
 
     def check(self) -> None:
-        _one_of("parallel.halo", self.halo, ("read",))
+        _one_of("parallel.halo", self.halo, ("read", "exchange", "layer"))
         _one_of("parallel.transport", self.transport, ("auto", "nccl", "gloo", "mpi"))
+        if self.mesh_rows_cols() is not None and self.halo == "read":
+            raise ConfigError(
+                f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
+                "set parallel.halo to exchange or layer"
+            )
+        if self.fusion_depth() != 1 and self.halo != "layer":
+            raise ConfigError(
+                f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
+                "parallel.halo to layer"
+            )
+
+    def mesh_rows_cols(self) -> tuple[int, int] | None:
+        """(rows, cols) of ranks an image, or None for auto."""
+        if self.mesh == "auto":
+            return None
+        values = self.mesh
+        if isinstance(values, str) or len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
+            raise ConfigError(f"parallel.mesh is {self.mesh}; give auto, or ranks along rows and columns as [R, C]")
+        return values[0], values[1]
+
+    def fusion_depth(self) -> int | None:
+        """Layers an exchange, or None for auto."""
+        if self.fusion == "auto":
+            return None
+        if not isinstance(self.fusion, int) or self.fusion < 1:
+            raise ConfigError(f"parallel.fusion is {self.fusion}; give auto or a number of layers from 1 on")
+        return self.fusion
 
 
 @dataclass
@@ -204,7 +236,8 @@ class TrainConfig:
 
     Args:
         epochs: passes over the training images
-        tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of one image)
+        tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
+        images_per_step: the global batch in whole images, where tiles_per_step is not given
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
@@ -216,6 +249,7 @@ class TrainConfig:
 
     epochs: int = 1
     tiles_per_step: int | None = None
+    images_per_step: int = 1
     precision: str = "fp32"
     seed: int = 0
     checkpoint_every: int = 100
@@ -226,11 +260,16 @@ class TrainConfig:
 
     def check(self) -> None:
         _one_of("train.precision", self.precision, ("fp32", "bf16", "fp64"))
-        for key in ("epochs", "checkpoint_every", "keep_checkpoints", "validate_every"):
+        for key in ("epochs", "images_per_step", "checkpoint_every", "keep_checkpoints", "validate_every"):
             _at_least(f"train.{key}", getattr(self, key), 1)
         _at_least("train.seed", self.seed, 0)
         if self.tiles_per_step is not None:
             _at_least("train.tiles_per_step", self.tiles_per_step, 1)
+            if self.images_per_step != 1:
+                raise ConfigError(
+                    f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
+                    "give one of them"
+                )
 
 
 @dataclass
@@ -282,4 +321,9 @@ class Config:
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "
                 "the machine; give a grid, or leave tiles_per_step out"
+            )
+        if self.train.tiles_per_step is not None and self.parallel.halo != "read":
+            raise ConfigError(
+                f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
+                "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
             )

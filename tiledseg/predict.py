@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
-from tiledseg.config import TilingConfig
+from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +29,16 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
     )
+    parser.add_argument(
+        "--parallel.halo", dest="halo", default="read", help="read (default), exchange or layer: see train --help"
+    )
+    parser.add_argument("--parallel.mesh", dest="mesh", default="auto", help="[R,C] ranks, or auto (default)")
+    parser.add_argument(
+        "--parallel.fusion",
+        dest="fusion",
+        default="1",
+        help="layers an exchange in halo mode layer, or auto (default 1)",
+    )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
@@ -43,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         grid = parse_grid(options.grid)
         if options.workers < 1:
             raise ConfigError(f"--workers is {options.workers}; give at least 1")
+        parallel = parse_parallel(options)
 
         def work(mesh: Mesh) -> None:
-            _work(options, grid, mesh)
+            _work(options, grid, parallel, mesh)
 
         return run_on_mesh(work, options.transport)
 
@@ -62,7 +73,21 @@ def parse_grid(text: str) -> tuple[int, int] | None:
     return TilingConfig(grid=text).grid_shape()
 
 
-def _work(options: argparse.Namespace, grid: tuple[int, int] | None, mesh: Mesh) -> None:
+def parse_parallel(options: argparse.Namespace) -> ParallelConfig:
+    """The flags --parallel.*, checked as train checks its keys."""
+    pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.mesh)
+    parallel = ParallelConfig(
+        exact=options.exact == "true",
+        halo=options.halo,
+        mesh=[int(pair[1]), int(pair[2])] if pair else options.mesh,
+        fusion=int(options.fusion) if options.fusion.isdecimal() else options.fusion,
+        transport=options.transport,
+    )
+    parallel.check()
+    return parallel
+
+
+def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
     from tiledseg.inference.predictor import Request, predict
     from tiledseg.training.checkpoint import find_checkpoint
     from tiledseg.training.memory import memory_per_rank
@@ -74,7 +99,7 @@ def _work(options: argparse.Namespace, grid: tuple[int, int] | None, mesh: Mesh)
         probabilities=options.probabilities,
         grid=grid,
         precision=options.precision,
-        exact=options.exact == "true",
+        parallel=parallel,
         threads=options.workers,
         prefetch=options.workers,
         verbosity=options.verbosity,

@@ -29,6 +29,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Traffic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -39,6 +40,7 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.scene import main as scene
+from tiledseg.training.halo_modes import Part, ReadMode
 from tiledseg.training.precision import make_deterministic
 from tiledseg.training.step import Stepper
 
@@ -99,9 +101,11 @@ def our_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tiling)
     label_map = LabelMap.from_config(CLASSES, IGNORED)
     dataset = TileDataset([open_raster(image)], [open_raster(labels)], [tiling], label_map, normalization)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(network, optimizer, mesh, "fp32", IGNORED, 0, 0.0)
-    samples = prefetch(tiling.tiles, lambda tile: dataset.load(0, tile), threads=2, depth=2)
-    result = stepper.run(0, samples, len(tiling), stop=False)
+    mode = ReadMode(network, mesh, (tiling,), "fp32")
+    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, 0, 0.0)
+    parts = [Part(0, tile) for tile in tiling.tiles]
+    samples = prefetch(parts, lambda part: dataset.load(part.image, part.tile), threads=2, depth=2)
+    result = stepper.run(0, samples, parts, stop=False)
     stepper.close()
     dataset.close()
     return time.perf_counter() - begun, float(result.loss or 0)

@@ -10,6 +10,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Traffic
+from tiledseg.training.halo_modes import Part, ReadMode
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.step import Stepper
 
@@ -33,10 +35,12 @@ def tiled_step(
     """Loss and gradients of one real step over the tiles, on `device`."""
     mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", "here")
     network = CASE.network().to(device, PARAMETER_DTYPES[precision]).train()
-    stepper = Stepper(network, torch.optim.SGD(network.parameters(), lr=0.0), mesh, precision, IGNORED, KEY.seed, 0.0)
     dataset = CASE.dataset(grid, dtype="float64" if precision == "fp64" else "float32")
-    tiles = dataset.tilings[0].tiles
-    result = stepper.run(KEY.step, (dataset.load(0, tile) for tile in tiles), len(tiles), stop=False)
+    mode = ReadMode(network, mesh, dataset.tilings, precision)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, KEY.seed, 0.0)
+    parts = [Part(0, tile) for tile in dataset.tilings[0].tiles]
+    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in parts), parts, stop=False)
     stepper.close()
     assert result.loss is not None
     return result.loss, {name: g.cpu() for name, g in gradients(network).items()}

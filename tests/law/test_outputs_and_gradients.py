@@ -15,7 +15,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.raster.sampling import deal
+from tiledseg.comm.point_to_point import Traffic
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.halo_modes import ReadMode
 from tiledseg.training.step import Stepper
 
 CASES = all_cases()
@@ -46,10 +48,11 @@ def step_gradients(case: Case, mesh: Mesh) -> tuple[float | None, dict[str, torc
     """Loss and mean gradients of one real optimizer step over the tiles of all ranks."""
     network = case.network().train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(network, optimizer, mesh, "fp64", IGNORED, KEY.seed, 0.0)
     dataset = case.dataset()
-    mine = deal(dataset.tilings[0].tiles, mesh.size, lambda t: t.context.area)[mesh.rank]
-    result = stepper.run(KEY.step, (dataset.load(0, tile) for tile in mine), len(mine), stop=False)
+    mode = ReadMode(network, mesh, dataset.tilings, "fp64")
+    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, KEY.seed, 0.0)
+    mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
     return result.loss, gradients(network)
 
 

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tiledseg.geometry.box import Box
-from tiledseg.geometry.interval import Interval
-from tiledseg.training.objective import crop_to_core, cross_entropy_sums
+from tiledseg.training.objective import cross_entropy_sums
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,9 +42,3 @@ def test_a_tile_without_a_valid_pixel_is_zero_with_zero_gradient() -> None:
     loss.backward()
     assert (loss.item(), weight.item()) == (0.0, 0.0)
     assert torch.equal(logits.grad, torch.zeros_like(logits))
-
-
-def test_the_core_is_cut_out_of_the_output() -> None:
-    output = torch.arange(2 * 6 * 5).view(1, 2, 6, 5)
-    core = crop_to_core(output, Box(Interval(1, 4), Interval(2, 5)))
-    assert torch.equal(core, output[:, :, 1:4, 2:5])

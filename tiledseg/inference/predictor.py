@@ -8,38 +8,34 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from tiledseg.architecture.unet import EXACT_NORMS, UNet
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import deal
+from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
 from tiledseg.training.checkpoint import Checkpoint, load_network
-from tiledseg.training.precision import (
-    INPUT_DTYPES,
-    PARAMETER_DTYPES,
-    autocast,
-    make_deterministic,
-    to_network_input,
-)
+from tiledseg.training.halo_modes import HaloModes
+from tiledseg.training.halo_plan import HaloPlan, plan_halos
+from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import BYTES_PER_VALUE
 from tiledseg.training.progress import StepProgress
 
@@ -48,14 +44,14 @@ _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any num
 
 @dataclass(frozen=True)
 class Request:
-    """What to map and where to. `grid` None is auto; `exact` False accepts a norm whose statistics are a tile's."""
+    """What to map and where to. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics."""
 
     image: str
     output: str
     probabilities: str | None = None
     grid: tuple[int, int] | None = None
     precision: str = "fp32"
-    exact: bool = True
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     threads: int = 2
     prefetch: int = 2
     verbosity: int = 1
@@ -66,6 +62,7 @@ class Mapping:
     """A request that can start: what one rank has checked and laid out for all."""
 
     tiling: Tiling
+    halo: HaloPlan
     classes: RasterLayout
     probabilities: RasterLayout | None
 
@@ -109,38 +106,43 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
         )
     layers = unet.layers()
     footprint = network_footprint(layers)
-    whole = unet.norm not in (*EXACT_NORMS, "batch")  # a trained batch norm is a constant: exact
+    parallel = request.parallel
+    # A trained batch norm is a constant: exact. Others see the whole image where layers are computed together.
+    whole = unet.norm not in (*EXACT_NORMS, "batch") and parallel.halo != "layer"
     grid = request.grid or (info.tiling.grid if info.tiling else None)  # a tile store has its own
-    if grid is None and whole and request.exact:
+    if grid is None and whole and parallel.exact:
         grid = (1, 1)
+    value = BYTES_PER_VALUE[request.precision]
     if grid is None:
-        value = BYTES_PER_VALUE[request.precision]
         grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, ranks, bands=unet.bands)
     tiling = make_tiling(info.shape, grid, footprint)
     check_cut(info, tiling)
-    if whole and len(tiling) > 1 and request.exact:
+    if whole and len(tiling) > 1 and parallel.exact:
         raise ConfigError(
             f"norm {unet.norm} takes statistics over the whole image, but grid {grid[0]} x {grid[1]} cuts it; "
-            "use --tiling.grid 1, or accept it with --parallel.exact false"
+            "use --parallel.halo layer, or --tiling.grid 1, or accept it with --parallel.exact false"
         )
-    return _lay_out_files(request, info, tiling, unet.classes, data["ignore_index"])
+    halo = plan_halos(parallel, layers, [tiling], ranks, 1, unet.bands, value)
+    return _lay_out_files(request, info, tiling, halo, unet.classes, data["ignore_index"])
 
 
-def _lay_out_files(request: Request, info: RasterInfo, tiling: Tiling, classes: int, ignore_index: int) -> Mapping:
+def _lay_out_files(
+    request: Request, info: RasterInfo, tiling: Tiling, halo: HaloPlan, classes: int, ignore_index: int
+) -> Mapping:
     if request.probabilities is not None:
         if Path(request.probabilities).absolute() == Path(request.output).absolute():
             raise OutputError(f"output and probabilities are both {request.output}; give two names")
         check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
     if request.probabilities is None:
-        return Mapping(tiling, layout, None)
+        return Mapping(tiling, halo, layout, None)
     try:
         names = [f"probability of class {k}" for k in range(classes)]
         second = lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names)
     except BaseException:
         discard(layout)
         raise
-    return Mapping(tiling, layout, second)
+    return Mapping(tiling, halo, layout, second)
 
 
 def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
@@ -154,42 +156,42 @@ def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
 
 def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Mapping, mesh: Mesh) -> None:
     network = load_trained(checkpoint, unet, request.precision, mesh.device)
-    tiles = deal(mapping.tiling.tiles, mesh.size, lambda t: t.context.area)[mesh.rank]
+    modes = HaloModes.open(mapping.halo, network, mesh, request.precision)
+    mode = modes.over([mapping.tiling])
+    parts = mode.share([TileReference(0, tile.index) for tile in mapping.tiling.tiles])
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(_dataset(request, checkpoint, mapping.tiling)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in mapping.layouts]
         # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
         mesh.communicator.barrier()
-        progress = stack.enter_context(_progress(len(tiles), request, mesh))
-        samples = prefetch(tiles, lambda t: dataset.load(0, t), request.threads, request.prefetch)
+        progress = stack.enter_context(_progress(sum(mode.pieces(part) for part in parts), request, mesh))
+        stack.enter_context(torch.inference_mode())
+        samples = prefetch(parts, lambda p: dataset.load(p.image, p.tile), request.threads, request.prefetch)
         ignore_index = checkpoint.state["config"]["data"]["ignore_index"]
-        for done, sample in enumerate(samples, start=1):
-            scores_KHW = score_tile(network, sample.x_CHW, sample.tile, request.precision, mesh.device)
-            classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
-            classes_HW[~sample.valid_HW] = ignore_index
-            writers[0].write(sample.tile.core, classes_HW[None])
-            if len(writers) > 1:
-                writers[1].write(sample.tile.core, _probabilities(scores_KHW, sample.valid_HW))
-            if progress is not None:
-                progress.advance(done, f"mapping tile {sample.tile.index}")
+        done = 0
+        for sample in samples:
+            for piece in mode.forward(sample):
+                scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
+                classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
+                classes_HW[~valid_HW] = ignore_index
+                writers[0].write(piece.core, classes_HW[None])
+                if len(writers) > 1:
+                    writers[1].write(piece.core, _probabilities(scores_KHW, valid_HW))
+                done += 1
+                if progress is not None:
+                    progress.advance(done, f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
+    modes.close()
 
 
-def load_trained(checkpoint: Checkpoint, unet: UNet, precision: str, device: torch.device) -> nn.Module:
+def load_trained(checkpoint: Checkpoint, unet: UNet, precision: str, device: torch.device) -> FlatNetwork:
     """The checkpoint's network, ready to map."""
     make_deterministic(True)
     network = build_unet(unet)
     load_network(checkpoint, network)
     network.to(device, PARAMETER_DTYPES[precision])
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.eval()
-
-
-def score_tile(network: nn.Module, x_CHW: NDArray, tile: Tile, precision: str, device: torch.device) -> torch.Tensor:
-    """Logits of a tile's core, (classes, height, width)."""
-    with torch.inference_mode(), autocast(precision, device):
-        logits_BKHW = network(to_network_input(x_CHW, device))
-    rows, cols = tile.core_in_output.slices
-    return logits_BKHW[0, :, rows, cols]
+    network.eval()
+    return network
 
 
 def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -42,10 +42,10 @@ Step = tuple[TileReference, ...]
 class Sampler:
     """The steps of a run over images of `tiles_per_image` tiles each.
 
-    `tiles_per_step` None: a step is all tiles of one image, images shuffled. A number: all (image, tile) pairs are
-    shuffled and cut into steps of that many; the last, smaller one is kept. Laws: each tile occurs once an epoch;
-    nothing depends on the number of ranks. The tiles of a step are sorted, which changes no result (a step is a sum)
-    and lets neighbours share the blocks that both read.
+    `tiles_per_step` None: a step is all tiles of `images_per_step` images, images shuffled; the last step of an epoch
+    may have fewer. A number: all (image, tile) pairs are shuffled and cut into steps of that many; the last, smaller
+    one is kept. Laws: each tile occurs once an epoch; nothing depends on the number of ranks. The tiles of a step are
+    sorted, which changes no result (a step is a sum) and lets neighbours share the blocks that both read.
 
     Raises ConfigError where there are no tiles, or fewer than one step takes.
     """
@@ -53,11 +53,17 @@ class Sampler:
     tiles_per_image: tuple[int, ...]
     seed: int
     tiles_per_step: int | None = None
+    images_per_step: int = 1
 
     def __post_init__(self) -> None:
         if not self.tiles_per_image or min(self.tiles_per_image) < 1:
             raise ConfigError(
                 f"tile counts of the images are {list(self.tiles_per_image)}; each image needs at least 1"
+            )
+        if self.images_per_step > len(self.tiles_per_image):
+            raise ConfigError(
+                f"train.images_per_step is {self.images_per_step}, but there are {len(self.tiles_per_image)} training "
+                "images; give at most that many"
             )
         if self.tiles_per_step is None:
             return
@@ -73,7 +79,7 @@ class Sampler:
     @property
     def steps_per_epoch(self) -> int:
         if self.tiles_per_step is None:
-            return len(self.tiles_per_image)
+            return math.ceil(len(self.tiles_per_image) / self.images_per_step)
         return math.ceil(sum(self.tiles_per_image) / self.tiles_per_step)
 
     def steps(self, epoch: int) -> list[Step]:
@@ -81,7 +87,11 @@ class Sampler:
         generator = _generator(self.seed, epoch)
         images = range(len(self.tiles_per_image))
         if self.tiles_per_step is None:
-            return [self._all_tiles(image) for image in _shuffled(images, generator)]
+            order = _shuffled(images, generator)
+            groups = (
+                order[start : start + self.images_per_step] for start in range(0, len(order), self.images_per_step)
+            )
+            return [tuple(tile for image in sorted(group) for tile in self._all_tiles(image)) for group in groups]
         pairs = _shuffled([pair for image in images for pair in self._all_tiles(image)], generator)
         size = self.tiles_per_step
         return [tuple(sorted(pairs[start : start + size])) for start in range(0, len(pairs), size)]

@@ -12,17 +12,27 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import TiledsegError
 
 
-def average_buffers(network: nn.Module, communicator: Communicator) -> None:
-    """Average floating-point buffers (running statistics of batch norm) over the ranks. Collective.
+def agree_on_buffers(network: nn.Module, communicator: Communicator, speaks: bool) -> None:
+    """Give every rank the mean of the buffers (running statistics of batch norm) of the ranks that speak. Collective.
 
-    Batch statistics of tiles are not exact (parallel.exact false), but the ranks must not drift apart.
+    Where one rank speaks for all, which is the exact case, that is its own to the last bit. Several speak where the
+    batch statistics are of tiles and not exact (parallel.exact false): there the ranks must not drift apart.
     """
-    if communicator.size == 1:
+    buffers = list(network.buffers())
+    if communicator.size == 1 or not buffers:
         return
-    for buffer in network.buffers():
+    voices = torch.tensor(int(speaks))
+    communicator.all_reduce_sum(voices).wait()
+    if not voices:
+        return
+    for buffer in buffers:
+        if not speaks:
+            buffer.zero_()
+        communicator.all_reduce_sum(buffer).wait()
         if buffer.is_floating_point():
-            communicator.all_reduce_sum(buffer).wait()
-            buffer /= communicator.size
+            buffer /= int(voices)
+        else:
+            buffer.div_(int(voices), rounding_mode="floor")
 
 
 def check_agreement(network: nn.Module, mesh: Mesh) -> None:

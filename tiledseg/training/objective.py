@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.box import Box
-
 
 def cross_entropy_sums(
     logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int
@@ -25,9 +23,3 @@ def cross_entropy_sums(
     target_P = target_BHW.reshape(-1).long()
     losses_P = functional.cross_entropy(logits_PK, target_P, ignore_index=ignore_index, reduction="none")
     return losses_P.sum(dtype=torch.float64), (target_P != ignore_index).sum(dtype=torch.float64)
-
-
-def crop_to_core(logits_BKHW: torch.Tensor, core_in_output: Box) -> torch.Tensor:
-    """The part of a network's output that the tile owns."""
-    rows, cols = core_in_output.slices
-    return logits_BKHW[:, :, rows, cols]

@@ -22,6 +22,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
+from tiledseg.training.halo_plan import HaloPlan, plan_halos, plan_notes
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
 
@@ -41,6 +42,7 @@ class Preparation:
 
     network: UNet
     footprint: Footprint
+    halo: HaloPlan
     label_map: LabelMap
     sampler: Sampler
     training: RasterSet
@@ -67,9 +69,18 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")
         check_alike([infos[0], *held_out.images])
         validation = cutter.cut(held_out)
-    sampler = Sampler(tuple(len(t) for t in training.tilings), config.train.seed, config.train.tiles_per_step)
-    warnings = [*_notes(found.images, training.tilings), *_check_exact(config, network, training, validation)]
-    return Preparation(network, footprint, label_map, sampler, training, validation, tuple(warnings))
+    tiles = tuple(len(tiling) for tiling in training.tilings)
+    per_step = config.train.images_per_step
+    sampler = Sampler(tiles, config.train.seed, config.train.tiles_per_step, per_step)
+    tilings = (*training.tilings, *(validation.tilings if validation else ()))
+    value = BYTES_PER_VALUE[config.train.precision]
+    halo = plan_halos(config.parallel, network.layers(), tilings, ranks, per_step, network.bands, value)
+    warnings = [
+        *_notes(found.images, training.tilings),
+        *plan_notes(halo, ranks, per_step),
+        *_check_exact(config, network, tilings, halo),
+    ]
+    return Preparation(network, footprint, halo, label_map, sampler, training, validation, tuple(warnings))
 
 
 @dataclass(frozen=True)
@@ -139,17 +150,28 @@ def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
     return notes + slow
 
 
-def _check_exact(config: Config, network: UNet, training: RasterSet, validation: RasterSet | None) -> list[str]:
+def _check_exact(config: Config, network: UNet, tilings: Sequence[Tiling], halo: HaloPlan) -> list[str]:
     """What tiling would change: a ConfigError, or warnings where `parallel.exact` is false."""
-    faults = []
-    tilings = (*training.tilings, *(validation.tilings if validation else ()))
-    cut = any(len(tiling) > 1 for tiling in tilings)
-    if network.norm == "batch" and (cut or (config.train.tiles_per_step or 1) > 1):
-        faults.append("model.norm is batch: its statistics would be those of a tile, not of the step's whole images")
-    elif network.norm not in EXACT_NORMS and cut:
-        faults.append(f"model.norm is {network.norm}: its statistics would be those of a tile, not of the whole image")
-    if faults and config.parallel.exact:
-        raise ConfigError(
-            f"{faults[0]}; use norm none or pixel, or tiling.grid 1, or accept it with parallel.exact false"
+    fault = _norm_fault(config, network, tilings, halo)
+    if fault and config.parallel.exact:
+        raise ConfigError(f"model.norm is {network.norm}: {fault}, or accept it with parallel.exact false")
+    return [f"not exact: model.norm is {network.norm}: {fault}"] if fault else []
+
+
+def _norm_fault(config: Config, network: UNet, tilings: Sequence[Tiling], halo: HaloPlan) -> str | None:
+    """Why the network's norm would not be that of the undivided run, and what to do; None where it is."""
+    if network.norm in EXACT_NORMS:
+        return None
+    if halo.halo != "layer" and any(len(tiling) > 1 for tiling in tilings):
+        return (
+            "its statistics would be those of a tile, not of the whole image; use parallel.halo layer, norm none or "
+            "pixel, or tiling.grid 1"
         )
-    return [f"not exact: {fault}" for fault in faults]
+    tiles = config.train.tiles_per_step or 1
+    several = halo.mesh.replicas if halo.halo == "layer" else max(config.train.images_per_step, tiles)
+    if network.norm == "batch" and several > 1:
+        return (
+            f"{several} images at once would each move the running statistics by themselves; use one image a step, "
+            "or norm none, pixel, instance or group"
+        )
+    return None

@@ -153,5 +153,8 @@ def _announce(
     rows, cols = preparation.training.tilings[0].grid
     halo = preparation.footprint.before
     progress.say(f"{len(preparation.training.images)} images, grid {rows} x {cols}, halo {halo} px")
+    if preparation.halo.halo != "read":
+        fused = f", {preparation.halo.fusion} layers an exchange" if preparation.halo.halo == "layer" else ""
+        progress.say(f"halo mode {preparation.halo.halo}: ranks {preparation.halo.mesh}{fused}")
     if checkpoint is not None:
         progress.say(f"resuming from {checkpoint.path}")

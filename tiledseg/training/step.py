@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Traffic
 from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.raster.dataset import Sample
+from tiledseg.training.halo_modes import HaloMode, Part, Piece
 from tiledseg.training.memory import peak_memory
-from tiledseg.training.objective import crop_to_core, cross_entropy_sums
-from tiledseg.training.precision import autocast, to_network_input
+from tiledseg.training.objective import cross_entropy_sums
+
+_SHARED = 7  # sums over all ranks, before one value of each rank
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,8 @@ class StepResult:
     """What a step gave, the same on every rank.
 
     `loss`: mean over the valid core pixels of all tiles (None where there was none); `pixels`: their number;
-    `data_seconds`, `communication_seconds`: waited, mean over ranks; `memory_bytes`: the largest peak of a rank;
-    `stop`: some rank was asked to stop.
+    `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
+    together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop.
     """
 
     loss: float | None
@@ -33,6 +36,8 @@ class StepResult:
     seconds: float
     data_seconds: float
     communication_seconds: float
+    halo_bytes: int
+    halo_messages: int
     memory_bytes: int
     stop: bool
 
@@ -45,7 +50,8 @@ class Stepper:
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         mesh: Mesh,
-        precision: str,
+        mode: HaloMode,
+        traffic: Traffic,
         ignore_index: int,
         seed: int,
         clip_norm: float,
@@ -54,32 +60,40 @@ class Stepper:
         self._network = network
         self._optimizer = optimizer
         self._mesh = mesh
-        self._precision = precision
+        self._mode = mode
+        self._traffic = traffic
         self._ignore_index = ignore_index
         self._seed = seed
         self._clip_norm = clip_norm
         self._reducer = GradientReducer(network.parameters(), mesh.communicator, wide_sums)
 
-    def run(self, step: int, samples: Iterator[Sample], count: int, stop: bool) -> StepResult:
-        """Step number `step` (from 0) with this rank's next `count` samples. Collective: every rank calls it, also
-        with `count` 0. `stop` is this rank's wish to end; all ranks learn of it. The learning rate is the optimizer's.
+    def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
+        """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
+        rank calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
+        is the optimizer's.
 
         Raises TiledsegError, on every rank, where the loss is no number.
         """
         begun = time.perf_counter()
         self._reducer.zero()
+        self._traffic.reset()
         sums = torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
         waited = 0.0
-        for left in range(count, 0, -1):
+        left = sum(self._mode.pieces(part) for part in parts)
+        for _ in parts:
             asked = time.perf_counter()
             sample = next(samples)
             waited += time.perf_counter() - asked
-            if left == 1:
-                self._reducer.overlap()
-            sums += self._backward(step, sample)
+            set_dropout_key(self._network, DropoutKey(self._seed, step, sample.image))
+            for piece in self._mode.forward(sample):
+                if left == 1:
+                    self._reducer.overlap()
+                sums += self._backward(piece, sample)
+                left -= 1
         asked = time.perf_counter()
         self._reducer.finish()
-        totals = self._sum_over_ranks(sums, stop, waited, time.perf_counter() - asked)
+        communicated = self._traffic.seconds + time.perf_counter() - asked
+        totals = self._sum_over_ranks(sums, stop, waited, communicated)
         loss_sum, pixels = totals[0], int(totals[1])
         if pixels:
             self._update(step, loss_sum / pixels, 1 / pixels)
@@ -89,7 +103,9 @@ class Stepper:
             seconds=time.perf_counter() - begun,
             data_seconds=totals[3] / self._mesh.size,
             communication_seconds=totals[4] / self._mesh.size,
-            memory_bytes=int(max(totals[5:])),
+            halo_bytes=int(totals[5]),
+            halo_messages=int(totals[6]),
+            memory_bytes=int(max(totals[_SHARED:])),
             stop=totals[2] > 0,
         )
 
@@ -97,25 +113,23 @@ class Stepper:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
 
-    def _backward(self, step: int, sample: Sample) -> torch.Tensor:
-        """Adds one tile's gradient; returns its (loss sum, weight sum)."""
-        device = self._mesh.device
+    def _backward(self, piece: Piece, sample: Sample) -> torch.Tensor:
+        """Adds one piece's gradient; returns its (loss sum, weight sum)."""
         assert sample.y_HW is not None, "a tile without labels cannot be trained on"
-        set_dropout_key(self._network, DropoutKey(self._seed, step, sample.image))
-        target_BHW = torch.from_numpy(sample.y_HW)[None].to(device, non_blocking=True)
-        with autocast(self._precision, device):
-            logits_BKHW = self._network(to_network_input(sample.x_CHW, device))
-        core_BKHW = crop_to_core(logits_BKHW, sample.tile.core_in_output)
+        y_HW = sample.y_HW[piece.in_part.slices]
+        target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
+        core_BKHW = piece.logits_BKHW
         loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._ignore_index)
         loss.backward()
         return torch.stack([loss.detach(), weight])
 
     def _sum_over_ranks(self, sums: torch.Tensor, stop: bool, waited: float, communicated: float) -> list[float]:
-        """[loss, weight, stops, seconds waited, seconds communicated, memory of rank 0, 1, ...]"""
-        totals = torch.zeros(5 + self._mesh.size, dtype=torch.float64)
+        """[loss, weight, stops, seconds waited, seconds communicated, halo bytes, halo messages, each rank's memory]"""
+        totals = torch.zeros(_SHARED + self._mesh.size, dtype=torch.float64)
         totals[:2] = sums.cpu()
-        totals[2:5] = torch.tensor([float(stop), waited, communicated])
-        totals[5 + self._mesh.rank] = float(peak_memory(self._mesh.device))
+        own = [float(stop), waited, communicated, float(self._traffic.bytes), float(self._traffic.messages)]
+        totals[2:_SHARED] = torch.tensor(own, dtype=torch.float64)
+        totals[_SHARED + self._mesh.rank] = float(peak_memory(self._mesh.device))
         totals = totals.to(self._mesh.device)
         self._mesh.communicator.all_reduce_sum(totals).wait()
         return totals.tolist()

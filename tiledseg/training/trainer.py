@@ -19,10 +19,11 @@ from tiledseg.models.unet import build_unet
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import Position, Step, TileReference, deal
+from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.agreement import average_buffers, check_agreement
+from tiledseg.training.agreement import agree_on_buffers, check_agreement
 from tiledseg.training.checkpoint import Checkpoint, load_network, load_optimizer, save_checkpoint
+from tiledseg.training.halo_modes import HaloModes, Part
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, RasterSet
@@ -60,11 +61,14 @@ class Trainer:
         if checkpoint is not None:
             self._resume(checkpoint)
         train = config.train
+        self.modes = HaloModes.open(preparation.halo, self.network, mesh, train.precision)
+        self.mode = self.modes.over(preparation.training.tilings)
         self.stepper = Stepper(
             self.network,
             self.optimizer,
             mesh,
-            train.precision,
+            self.mode,
+            self.modes.axes.point_to_point.traffic,
             preparation.label_map.ignore_index,
             train.seed,
             config.optimizer.clip_norm,
@@ -93,6 +97,7 @@ class Trainer:
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
             stopped = self._loop(training, held_out, flag, log, progress)
+        self.modes.close()
         if self.mesh.is_root:
             self._draw()
             self._summarise(time.perf_counter() - begun, stopped)
@@ -109,15 +114,15 @@ class Trainer:
         """All steps from the position on; True where a signal ended them early."""
         data, train = self.config.data, self.config.train
         steps, ahead = itertools.tee(
-            (position, step, self._share(training, step))
+            (position, step, self.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, train.epochs)
         )
-        mine = (reference for _, _, share in ahead for reference in share)
-        samples = prefetch(mine, lambda r: training.load(r.image, r.tile), data.workers, data.prefetch)
+        mine = (part for _, _, parts in ahead for part in parts)
+        samples = prefetch(mine, lambda part: training.load(part.image, part.tile), data.workers, data.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]
-            for position, step, share in steps:
-                result = self._one_step(samples, len(share), flag)
+            for position, step, parts in steps:
+                result = self._one_step(samples, parts, flag)
                 self.position = self._after(position)
                 self._log_step(log, progress, position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
@@ -130,16 +135,11 @@ class Trainer:
                     return True
         return False
 
-    def _share(self, dataset: Dataset, step: Step) -> tuple[TileReference, ...]:
-        """This rank's tiles of a step."""
-        shares = deal(step, self.mesh.size, lambda r: dataset.tilings[r.image].tiles[r.tile].context.area)
-        return shares[self.mesh.rank]
-
-    def _one_step(self, samples: Iterator[Sample], count: int, flag: StopFlag) -> StepResult:
+    def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
         rate = learning_rate(self.config.optimizer, self.step, self.sampler.steps_per_epoch, self.total_steps)
         set_learning_rate(self.optimizer, rate)
-        result = self.stepper.run(self.step, samples, count, flag.is_set)
-        average_buffers(self.network, self.mesh.communicator)
+        result = self.stepper.run(self.step, samples, parts, flag.is_set)
+        agree_on_buffers(self.network, self.mesh.communicator, self.mode.speaks(parts))
         self.step += 1
         return result
 
@@ -170,6 +170,8 @@ class Trainer:
             "data_seconds": result.data_seconds,
             "communication_seconds": result.communication_seconds,
             "pixels_per_second": result.pixels / result.seconds,
+            "halo_bytes": result.halo_bytes,
+            "halo_messages": result.halo_messages,
             "memory_bytes": result.memory_bytes,
         }
         log.write(line)
@@ -181,9 +183,9 @@ class Trainer:
             self.network,
             held_out,
             self.mesh,
+            self.modes.over(held_out.tilings),
             label_map.count,
             label_map.ignore_index,
-            self.config.train.precision,
             data.workers,
             data.prefetch,
         )
@@ -245,7 +247,8 @@ class Trainer:
         network, train = self.preparation.network, self.config.train
         return (
             f"{self.folder.name}: {self.config.model.name}, L={network.levels}, {network.base_channels} channels, "
-            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {train.precision}"
+            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {train.precision}, "
+            f"halo: {self.preparation.halo.halo}"
         )
 
     def _summarise(self, seconds: float, stopped: bool) -> None:
@@ -259,6 +262,7 @@ class Trainer:
             "parameters": sum(p.numel() for p in self.network.parameters()),
             "grids": [list(t.grid) for t in self.preparation.training.tilings],
             "halo": self.preparation.footprint.before,
+            "parallel": asdict(self.preparation.halo),
             "val": self.last_validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -277,4 +281,5 @@ def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, 
         "images": list(preparation.training.images),
         "tiles_per_step": per_step,
         "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
+        "images_per_step": config.train.images_per_step if config.train.images_per_step > 1 else None,
     }

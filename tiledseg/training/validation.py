@@ -11,10 +11,10 @@ from torch import nn
 from tiledseg.comm.mesh import Mesh
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.sampling import TileReference, deal
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.halo_modes import HaloMode, Piece
 from tiledseg.training.metrics import confusion_matrix, scores
-from tiledseg.training.objective import crop_to_core, cross_entropy_sums
-from tiledseg.training.precision import autocast, to_network_input
+from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.step import logits_dtype
 
 
@@ -22,9 +22,9 @@ def validate(
     network: nn.Module,
     dataset: Dataset,
     mesh: Mesh,
+    mode: HaloMode,
     classes: int,
     ignore_index: int,
-    precision: str,
     threads: int,
     depth: int,
 ) -> dict[str, Any]:
@@ -33,15 +33,16 @@ def validate(
     Does not depend on the tilings or the number of ranks. Values without meaning (no valid pixel) are None.
     """
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
-    shares = deal(references, mesh.size, lambda r: dataset.tilings[r.image].tiles[r.tile].context.area)
+    parts = mode.share(references)
     totals = torch.zeros(2, dtype=torch.float64)
     matrix_KK = torch.zeros(classes, classes, dtype=torch.int64)
     network.eval()
     with torch.no_grad():
-        for sample in prefetch(shares[mesh.rank], lambda r: dataset.load(r.image, r.tile), threads, depth):
-            sums, counts_KK = _measure(network, sample, mesh, classes, ignore_index, precision)
-            totals += sums
-            matrix_KK += counts_KK
+        for sample in prefetch(parts, lambda part: dataset.load(part.image, part.tile), threads, depth):
+            for piece in mode.forward(sample):
+                sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
+                totals += sums
+                matrix_KK += counts_KK
     network.train()
     totals, matrix_KK = totals.to(mesh.device), matrix_KK.to(mesh.device)
     works = [mesh.communicator.all_reduce_sum(totals), mesh.communicator.all_reduce_sum(matrix_KK)]
@@ -57,15 +58,13 @@ def validate(
 
 
 def _measure(
-    network: nn.Module, sample: Sample, mesh: Mesh, classes: int, ignore_index: int, precision: str
+    piece: Piece, sample: Sample, mesh: Mesh, classes: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    with autocast(precision, mesh.device):
-        logits_BKHW = network(to_network_input(sample.x_CHW, mesh.device))
-    core_BKHW = crop_to_core(logits_BKHW, sample.tile.core_in_output)
-    core_BKHW = core_BKHW.to(logits_dtype(core_BKHW))
+    core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
     assert sample.y_HW is not None, "validation needs labels"
-    target_BHW = torch.from_numpy(sample.y_HW)[None].to(mesh.device)
+    y_HW = sample.y_HW[piece.in_part.slices]
+    target_BHW = torch.from_numpy(y_HW)[None].to(mesh.device)
     loss, weight = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
     prediction_HW = core_BKHW[0].argmax(0).to(torch.uint8).cpu().numpy()
-    counts_KK = confusion_matrix(sample.y_HW, prediction_HW, classes, ignore_index)
+    counts_KK = confusion_matrix(y_HW, prediction_HW, classes, ignore_index)
     return torch.stack([loss, weight]).cpu(), torch.from_numpy(counts_KK)

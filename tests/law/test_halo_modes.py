@@ -1,0 +1,149 @@
+"""The law in every halo mode: outputs, gradients, buffers and twenty optimizer steps of whole U-Nets.
+
+Under mpirun, on as many ranks as the job has; `make test` runs 1 to 4, and 9 where it says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Traffic
+from tiledseg.config import ParallelConfig
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.agreement import agree_on_buffers
+from tiledseg.training.halo_modes import HaloModes
+from tiledseg.training.halo_plan import HaloPlan, plan_halos
+from tiledseg.training.step import Stepper
+
+STEPS = 20
+PADDINGS, UPSAMPLINGS = ("same", "valid"), ("transposed", "nearest", "bilinear")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One U-Net in one mode."""
+
+    case: Case
+    parallel: ParallelConfig
+
+    def plan(self, ranks: int) -> HaloPlan:
+        case = self.case
+        return plan_halos(self.parallel, case.unet.layers(), [case.tiling()], ranks, 1, case.unet.bands, 8)
+
+
+def unet(padding: str, upsampling: str, norm: str = "none", levels: int = 3, convs: int = 2) -> UNet:
+    # A dropped channel has no variance: with more of them an unpadded network with a norm is so touchy that weights
+    # changed by 1e-15 change the loss of its own undivided run by 1e-4 within twenty steps.
+    return UNet(levels, convs, 3, 4, padding, norm, upsampling, dropout=0.1, bands=3, classes=4)
+
+
+def setting(network: UNet, halo: str, fusion: int = 1, mesh: list[int] | str = "auto") -> Setting:
+    grid = (8, 4) if halo == "layer" else (4, 4)  # 8 rows of tiles: a block for each of 5, 7 or 8 ranks too
+    return Setting(Case(network, grid), ParallelConfig(halo=halo, mesh=mesh, fusion=fusion))
+
+
+EXACT = [setting(unet(p, u), "exchange") for p, u in itertools.product(PADDINGS, UPSAMPLINGS)]
+LAYER = [
+    setting(unet(p, u, norm), "layer", fusion)
+    for p, u, norm, fusion in (
+        ("same", "transposed", "none", 1),
+        ("same", "transposed", "batch", 1),
+        ("same", "transposed", "batch", 3),
+        ("same", "nearest", "group", 1),
+        ("same", "nearest", "instance", 2),
+        ("same", "bilinear", "batch", 1),
+        ("same", "bilinear", "none", WHOLE),
+        ("same", "bilinear", "pixel", 4),
+        ("valid", "transposed", "batch", 1),
+        ("valid", "transposed", "none", 2),
+        ("valid", "nearest", "batch", 1),
+        ("valid", "nearest", "none", WHOLE),
+        ("valid", "bilinear", "batch", 1),
+        ("valid", "bilinear", "instance", 3),
+    )
+]
+
+
+def name(setting: Setting) -> str:
+    u, p = setting.case.unet, setting.parallel
+    fusion = "whole" if p.fusion == WHOLE else p.fusion
+    return f"{p.halo}-{u.padding}-{u.upsampling}-{u.norm}-fusion-{fusion}"
+
+
+@dataclass
+class Run:
+    """A network, and what its steps gave so far."""
+
+    losses: list[float | None]
+    gradients: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+
+
+def steps(setting: Setting, plan: HaloPlan, mesh: Mesh, count: int, rate: float) -> Run:
+    """`count` optimizer steps on the case's image, as the trainer makes them."""
+    case = setting.case
+    network = case.network().train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
+    dataset = case.dataset()
+    modes = HaloModes.open(plan, network, mesh, "fp64")
+    mode = modes.over(dataset.tilings)
+    traffic: Traffic = modes.axes.point_to_point.traffic
+    stepper = Stepper(network, optimizer, mesh, mode, traffic, IGNORED, KEY.seed, 0.0)
+    parts = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    losses = []
+    for step in range(count):
+        samples = (dataset.load(part.image, part.tile) for part in parts)
+        losses.append(stepper.run(KEY.step + step, samples, parts, stop=False).loss)
+        agree_on_buffers(network, mesh.communicator, mode.speaks(parts))
+    stepper.close()
+    modes.close()
+    return Run(losses, gradients(network), {k: v.clone() for k, v in network.state_dict().items()})
+
+
+def alone(setting: Setting, count: int, rate: float) -> Run:
+    """The same on the undivided raster: one rank, one tile."""
+    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    whole = Setting(replace(setting.case, grid=(1, 1)), ParallelConfig())
+    return steps(whole, HaloPlan(), mesh, count, rate)
+
+
+def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    flat = [torch.cat([values[key].double().reshape(-1) for key in expected]) for values in (found, expected)]
+    return relative(*flat)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("setting", EXACT + LAYER, ids=name)
+def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
+    setting: Setting, meshes: dict[str, Mesh]
+) -> None:
+    torch.set_num_threads(1)
+    mesh = meshes["mpi"]
+    found, expected = steps(setting, setting.plan(mesh.size), mesh, 1, 0.0), alone(setting, 1, 0.0)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert difference(found.gradients, expected.gradients) < 1e-12
+    assert difference(found.state, expected.state) < 1e-12
+    if setting.case.unet.norm == "none":
+        assert expected.losses[0] == pytest.approx(undivided(setting.case).loss, rel=1e-12)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("setting", [EXACT[2], LAYER[1], LAYER[5], LAYER[9], LAYER[12]], ids=name)
+def test_twenty_steps(setting: Setting, mesh: Mesh) -> None:
+    torch.set_num_threads(1)
+    found = steps(setting, setting.plan(mesh.size), mesh, STEPS, 0.002)
+    expected = alone(setting, STEPS, 0.002)
+    assert difference(setting.case.network().state_dict(), expected.state) > 0.05, "the weights have moved"
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert difference(found.state, expected.state) < 1e-12
