@@ -1,4 +1,4 @@
-"""`python -m tiledseg.plan`: halos, efficiency, memory and cluster of a tiling, on a login node, before any job."""
+"""`python -m tiledseg.plan`: halos, efficiency, memory, halo modes and cluster of a tiling, before any job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
 from tiledseg.planning.report import plan
 from tiledseg.planning.table import table
@@ -78,6 +79,13 @@ def _parser() -> Parser:
     cluster.add_argument("--gpus-per-node", type=int, default=6, help="GPUs a node (default 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
     cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
+    modes = parser.add_argument_group("halo modes")
+    modes.add_argument(
+        "--mesh", nargs="+", type=int, metavar="R", help="rows and columns of ranks an image (default: one a tile)"
+    )
+    modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")
+    modes.add_argument("--bandwidth", metavar="B", help="bytes/s between ranks, 10GB say (default 10GB, assumed)")
+    modes.add_argument("--latency", metavar="T", help="seconds a message, 20us say (default 20us, assumed)")
     add_format_option(parser)
     parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
     return parser
@@ -94,7 +102,19 @@ def _question(flags: Namespace) -> Question:
         gpus_per_node=flags.gpus_per_node,
         images=flags.images,
         gpus=flags.gpus,
+        mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
+        machine=_machine(flags),
     )
+
+
+def _machine(flags: Namespace) -> Machine:
+    parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
+    given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
+    if given and flags.stride != 1:
+        raise ConfigError(
+            f"--{next(iter(given))} is given, but networks of --stride {flags.stride} have no exact plan; leave it out"
+        )
+    return Machine(**given)
 
 
 def _model(flags: Namespace) -> ModelConfig:

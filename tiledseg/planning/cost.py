@@ -49,8 +49,8 @@ class LayerCost:
 
 
 @dataclass
-class _Tensor:
-    """The tensor between two layers while their costs are walked."""
+class Tensor:
+    """The tensor between two layers while their costs are walked; `kept`: whether autograd keeps it already."""
 
     values: int
     kept: bool = False
@@ -75,44 +75,46 @@ def layer_costs(
 
 def _walk(layers: Sequence[Layer], bands: int, context: tuple[int, int], bytes_per_value: int) -> Iterator[LayerCost]:
     channels, (height, width) = bands, context
-    tensor = _Tensor(channels * height * width, value_bytes=bytes_per_value)
+    tensor = Tensor(channels * height * width, value_bytes=bytes_per_value)
     for layer in layers:
         parameters, per_pixel = layer.parameters(channels), layer.multiply_adds(channels)
         channels = layer.output_channels(channels)
         height, width = layer.output_size(height), layer.output_size(width)
         before = tensor
-        kept, tensor = _kept(layer, tensor, (channels, height, width), bytes_per_value)
+        kept, tensor = keep_for_backward(layer, tensor, (channels, height, width), bytes_per_value)
         kind, shape = type(layer).__name__, (channels, height, width)
         work = per_pixel * height * width
         yield LayerCost(layer.name, kind, shape, parameters, work, before.bytes, tensor.bytes, kept)
 
 
-def _kept(layer: Layer, tensor: _Tensor, shape: tuple[int, int, int], bytes_per_value: int) -> tuple[int, _Tensor]:
-    """Bytes that autograd keeps for this layer and no earlier one, and the tensor that it hands on."""
+def keep_for_backward(
+    layer: Layer, tensor: Tensor, shape: tuple[int, int, int], bytes_per_value: int
+) -> tuple[int, Tensor]:
+    """Bytes that autograd keeps for this layer and no earlier one, and the tensor of `shape` that it hands on."""
     channels, height, width = shape
     values = channels * height * width
     match layer:
         case Convolution() | TransposedConvolution():
-            return _keep(tensor, bytes_per_value), _Tensor(values, value_bytes=bytes_per_value)
+            return keep(tensor, bytes_per_value), Tensor(values, value_bytes=bytes_per_value)
         case MaxPool():
-            return _keep(tensor) + INDEX_BYTES * values, _Tensor(values, value_bytes=tensor.value_bytes)
+            return keep(tensor) + INDEX_BYTES * values, Tensor(values, value_bytes=tensor.value_bytes)
         case Activation():
-            return _keep(tensor), tensor
+            return keep(tensor), tensor
         case Norm(kind=kind) if kind != "none":
             width_bytes = max(bytes_per_value, SINGLE_BYTES)
             inner = width_bytes if kind in ("pixel", "group") else bytes_per_value
             statistics = width_bytes * _statistics(layer, shape)
-            return _keep(tensor, inner) + statistics, _Tensor(values, value_bytes=inner)
+            return keep(tensor, inner) + statistics, Tensor(values, value_bytes=inner)
         case Dropout(probability=p) if p > 0:
-            return bytes_per_value * channels, _Tensor(values, value_bytes=bytes_per_value)
+            return bytes_per_value * channels, Tensor(values, value_bytes=bytes_per_value)
         case PopConcatenate():
-            return 0, _Tensor(values, value_bytes=bytes_per_value)
+            return 0, Tensor(values, value_bytes=bytes_per_value)
     if values != tensor.values:
-        return 0, _Tensor(values, value_bytes=tensor.value_bytes)
+        return 0, Tensor(values, value_bytes=tensor.value_bytes)
     return 0, tensor
 
 
-def _keep(tensor: _Tensor, value_bytes: int | None = None) -> int:
+def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
     """Bytes to keep the tensor in `value_bytes`: 0 where it is kept already, a copy's where the widths differ."""
     width = tensor.value_bytes if value_bytes is None else value_bytes
     if width != tensor.value_bytes:

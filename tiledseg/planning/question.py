@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
+from tiledseg.planning.machine import Machine
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 2, "fp64": 8}
 _UNITS = {"": 1, "B": 1}
@@ -19,7 +20,8 @@ class Question:
     """A raster, a network and a cluster.
 
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
-    `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles.
+    `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles. `mesh` (rows,
+    cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach.
     """
 
     size: tuple[int, int]
@@ -31,6 +33,8 @@ class Question:
     gpus_per_node: int = 6
     images: int = 1
     gpus: int | None = None
+    mesh: tuple[int, int] | None = None
+    machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -40,6 +44,7 @@ class Question:
             ("--gpus-per-node", self.gpus_per_node),
             ("--images", self.images),
             ("--gpus", 1 if self.gpus is None else self.gpus),
+            ("--mesh", min(self.mesh) if self.mesh else 1),
             ("--gpu-memory", 1 if self.gpu_memory is None else self.gpu_memory),
         ):
             if value < 1:
@@ -48,6 +53,10 @@ class Question:
             raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
         if self.grid is None and self.stride != 1:
             raise ConfigError(f"--grid is auto, but networks of --stride {self.stride} have no exact plan; give a grid")
+        if self.mesh is not None and self.stride != 1:
+            raise ConfigError(
+                f"--mesh is given, but networks of --stride {self.stride} have no exact plan; leave it out"
+            )
 
     @property
     def bytes_per_value(self) -> int:

@@ -14,6 +14,7 @@ from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, 
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.modes_report import modes_part
 from tiledseg.planning.question import Question
 from tiledseg.planning.search import choose_grid
 from tiledseg.planning.step_memory import training_memory
@@ -38,6 +39,7 @@ def plan(question: Question) -> tuple[Answer, Tiling | None]:
         "exact": exact_part(question, tiling),
         "network": network_part(question, tiling),
         "memory": memory_part(question, tiling),
+        "modes": modes_part(question, tiling),
         "cluster": cluster_part(question, tiling.grid),
     }, tiling
 

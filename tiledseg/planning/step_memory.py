@@ -37,6 +37,16 @@ class StepMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.backward
 
 
+@dataclass(frozen=True)
+class Moved(Layer):
+    """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
+
+    `gradient_bytes`: what its backward pass allocates, the gradient that it hands on included.
+    """
+
+    gradient_bytes: int
+
+
 def training_memory(
     layers: Sequence[Layer],
     bands: int,
@@ -48,7 +58,15 @@ def training_memory(
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    costs = layer_costs(layers, bands, context, bytes_per_value)
+    return walked_memory(
+        layers, layer_costs(layers, bands, context, bytes_per_value), bytes_per_value, optimizer_values
+    )
+
+
+def walked_memory(
+    layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int, optimizer_values: int = ADAM_VALUES
+) -> StepMemory:
+    """The same, of layers whose costs are known; `Moved` stands for what is done between layers."""
     weight_bytes = max(bytes_per_value, SINGLE_BYTES)
     parameters = sum(c.parameters for c in costs)
     copies = parameters * bytes_per_value if bytes_per_value < SINGLE_BYTES else 0  # autocast keeps cast weights
@@ -74,9 +92,10 @@ def _backward_peak(layers: Sequence[Layer], costs: Sequence[LayerCost], kept: in
     waiting: dict[str, int] = {}
     live = kept - loss_bytes(costs, bytes_per_value) + labels
     peak, gradient = kept + 2 * logits, logits
+    first = next(index for index, cost in enumerate(costs) if cost.parameters)  # its input needs no gradient
     for index in reversed(range(len(layers))):
         layer, cost = layers[index], costs[index]
-        new = _new_gradient(layer, cost, layers[index - 1]) if index else 0
+        new = _new_gradient(layer, cost, layers[index - 1]) if index > first else 0
         handed_on = new
         if isinstance(layer, PopConcatenate) and layer.crop:
             skip = stashed[layer.skip]
@@ -88,6 +107,8 @@ def _backward_peak(layers: Sequence[Layer], costs: Sequence[LayerCost], kept: in
             handed_on = gradient
         elif isinstance(layer, Activation):
             handed_on = cost.output_bytes
+        elif isinstance(layer, Moved):
+            handed_on = cost.input_bytes
         weights = cost.parameters * max(bytes_per_value, SINGLE_BYTES)
         peak = max(peak, live + sum(waiting.values()) + gradient + new + weights)
         live, gradient = live - cost.kept_bytes, handed_on
@@ -100,6 +121,8 @@ def _new_gradient(layer: Layer, cost: LayerCost, previous: Layer) -> int:
     """Bytes that the backward pass of a layer allocates for the gradient of its input."""
     if _passes_on(layer):
         return 0
+    if isinstance(layer, Moved):
+        return layer.gradient_bytes
     if isinstance(layer, Activation) and isinstance(previous, Norm) and previous.kind in VIEWING_NORMS:
         return 3 * cost.input_bytes  # written over a view: autograd copies the gradient twice
     return cost.input_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tiledseg.planning.modes_table import modes_table, modes_title
 from tiledseg.planning.question import Question
 from tiledseg.planning.report import Answer, by_stage
 
@@ -15,7 +16,7 @@ Row = tuple[str, str, str]  # label, value, unit or remark
 
 
 def table(question: Question, answer: Answer) -> str:
-    """Sections paper, exact, network, memory and cluster; those that the answer lacks are left out."""
+    """Sections paper, exact, network, memory, modes and cluster; those that the answer lacks are left out."""
     sections = [("paper: the formula, unpadded convolutions", _paper(question, answer["paper"]))]
     if "exact" in answer:
         sections += [
@@ -27,6 +28,7 @@ def table(question: Question, answer: Answer) -> str:
     blocks = [heading(question), *(f"{title}\n{_aligned(rows)}" for title, rows in sections)]
     if "exact" in answer:
         blocks.insert(4, _stages(answer["network"]))
+        blocks.insert(6, f"{modes_title(answer['modes'])}\n{modes_table(answer['modes'], size)}")
     if "omitted" in answer:
         blocks.append(f"left out: {answer['omitted']}")
     return "\n\n".join(blocks)

@@ -1,0 +1,81 @@
+"""Which halo mode, and which fusion depth of layer mode, takes the least predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.planning.halo_traffic import Sent
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_cost import ModeCost, layer_ranks
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them change little
+
+
+def choose_fusion(
+    layers: tuple[Layer, ...], rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
+) -> int:
+    """The fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of equals.
+
+    `rows`, `cols`: how the input is cut. Raises GeometryError where it cannot be. The same on every rank.
+    """
+    if rows.parts * cols.parts == 1:
+        return 1
+    best, depth = None, 1
+    for fusion in DEPTHS:
+        ranks = layer_ranks(layers, rows, cols, fusion, bands, value_bytes)
+        seconds = max(rank.seconds(machine) for rank in ranks)
+        if best is None or seconds < best:
+            best, depth = seconds, fusion
+    return depth
+
+
+def choose_mode(
+    costs: Sequence[ModeCost], memory: int | None = None, exact: Sequence[str] = ("read", "exchange", "layer")
+) -> tuple[ModeCost | None, str]:
+    """The mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and why.
+
+    Without `memory` all fit. The first of equals; None, and what is lacking, where there is none.
+    """
+    candidates = [cost for cost in costs if cost.mode in exact]
+    if not candidates:
+        return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
+    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
+    if not fitting:
+        least = min(candidates, key=lambda cost: cost.memory)
+        return None, (
+            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; use a finer grid and "
+            "more ranks an image, or a lower precision"
+        )
+    chosen = min(fitting, key=lambda cost: cost.seconds)
+    if all((cost.work, cost.traffic.step) == (chosen.work, Sent()) for cost in costs):
+        return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
+    others = [cost for cost in costs if cost is not chosen]
+    return chosen, _why(chosen, others, candidates, fitting)
+
+
+def label(cost: ModeCost) -> str:
+    """The mode in words, with its fusion depth."""
+    if cost.fusion in (0, 1):
+        return cost.mode
+    return f"{cost.mode}, fusion {'whole' if cost.fusion == WHOLE else cost.fusion}"
+
+
+def _why(
+    chosen: ModeCost, others: Sequence[ModeCost], candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]
+) -> str:
+    compared = [f"{label(cost)} {_milliseconds(cost)}{_excuse(cost, candidates, fitting)}" for cost in others]
+    against = f", against {', '.join(compared)}" if compared else ""
+    return f"{label(chosen)} takes the least predicted time, {_milliseconds(chosen)}{against}"
+
+
+def _excuse(cost: ModeCost, candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]) -> str:
+    if cost not in candidates:
+        return " (not exact)"
+    return "" if cost in fitting else " (does not fit)"
+
+
+def _milliseconds(cost: ModeCost) -> str:
+    return f"{1000 * cost.seconds:.4g} ms"

@@ -1,0 +1,233 @@
+"""What one optimizer step on one image costs its ranks in each halo mode.
+
+The modes give one result. `read`: each tile's context is read from the raster. `exchange`: each rank reads its block,
+one exchange of the input brings the rest of its contexts, then its tiles are computed as in `read`. `layer`: each rank
+computes its block of every tensor, and halos travel before the layers that need them; with a fusion depth several such
+layers share an exchange and compute its overlap twice. Work, messages, bytes and memory are whole numbers that follow
+from the geometry; seconds follow from them and a Machine, with nothing hidden behind anything else.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tiledseg.geometry.decomposition import Decomposition, Partition
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layer_windows import settle
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.halo_traffic import (
+    Sent,
+    Traffic,
+    input_tensor,
+    input_traffic,
+    layer_traffic,
+    norm_reductions,
+    tensors_before,
+)
+from tiledseg.planning.layer_memory import block_memory, strip_bytes
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.rank_steps import RankSteps, rank_kinds
+from tiledseg.planning.step_memory import training_memory
+
+GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One image of one network over the ranks of `decomposition`; `value_bytes` of a value that travels and is kept."""
+
+    layers: tuple[Layer, ...]
+    bands: int
+    decomposition: Decomposition
+    value_bytes: int = 4
+
+    @property
+    def ranks(self) -> int:
+        return self.decomposition.rows.parts * self.decomposition.cols.parts
+
+    @property
+    def input_pixel_bytes(self) -> int:
+        return input_tensor(self.bands, self.value_bytes).pixel_bytes
+
+    @property
+    def undivided_work(self) -> int:
+        """Multiply-adds of the undivided network on the whole image, forward."""
+        return sum(c.multiply_adds for c in layer_costs(self.layers, self.bands, self.decomposition.whole.shape))
+
+    @property
+    def parameters(self) -> int:
+        tensors = tensors_before(self.layers, self.bands)
+        return sum(layer.parameters(t.channels) for layer, t in zip(self.layers, tensors, strict=True))
+
+
+@dataclass(frozen=True)
+class ModeCost:
+    """One mode. `fusion` is 0 but for layer mode.
+
+    `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
+    `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics in one forward pass,
+    and in one backward pass. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
+    for one step, the all-reduce of gradients included.
+    """
+
+    mode: str
+    fusion: int
+    work: int
+    work_max: int
+    traffic: Traffic
+    busiest: Traffic
+    norms: Sent
+    memory: int
+    seconds: float
+
+
+def read_cost(task: Task, machine: Machine) -> ModeCost:
+    """Mode `read`: nothing is sent."""
+    work = _tile_work(task)
+    busiest, memory = max(work.values()), max(_tile_memory(task).values())
+    seconds = machine.compute_seconds(busiest) + _gradient_seconds(task, machine)
+    return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Sent(), memory, seconds)
+
+
+def exchange_cost(task: Task, machine: Machine) -> ModeCost:
+    """Mode `exchange`: the work of `read`; one exchange of the input, which needs no gradient."""
+    work, memory, held = _tile_work(task), _tile_memory(task), _input_memory(task)
+    sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes))
+    busiest = max(sent.values(), key=lambda each: (each.bytes, each.messages))
+    seconds = max(machine.compute_seconds(work[at]) + machine.message_seconds(sent[at]) for at in work)
+    return ModeCost(
+        mode="exchange",
+        fusion=0,
+        work=sum(work.values()),
+        work_max=max(work.values()),
+        traffic=Traffic(sum(sent.values(), Sent())),
+        busiest=Traffic(busiest),
+        norms=Sent(),
+        memory=max(memory[at] + held[at] for at in memory),
+        seconds=seconds + _gradient_seconds(task, machine),
+    )
+
+
+def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
+    """Mode `layer` with a fusion depth. Raises GeometryError where a rank would own nothing of some tensor."""
+    rows, cols = settled(task.layers, task.decomposition)
+    ranks = layer_ranks(task.layers, rows, cols, fusion, task.bands, task.value_bytes)
+    norms = norm_reductions(task.layers, task.bands, task.ranks)
+    sums = machine.all_reduce_seconds(2 * norms.messages, 2 * norms.bytes, task.ranks)
+    return ModeCost(
+        mode="layer",
+        fusion=fusion,
+        work=sum(rank.work * rank.count for rank in ranks),
+        work_max=max(rank.work for rank in ranks),
+        traffic=sum((rank.traffic * rank.count for rank in ranks), Traffic()),
+        busiest=max((rank.traffic for rank in ranks), key=lambda t: (t.step.bytes, t.step.messages)),
+        norms=norms,
+        memory=max(_layer_memory(task, rank) for rank in ranks),
+        seconds=max(rank.seconds(machine) for rank in ranks) + sums + _gradient_seconds(task, machine),
+    )
+
+
+def settled(layers: tuple[Layer, ...], decomposition: Decomposition) -> tuple[Partition, Partition]:
+    """How layer mode cuts the input: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
+    return settle(layers, decomposition.rows), settle(layers, decomposition.cols)
+
+
+def gradient_bytes(task: Task) -> int:
+    """Bytes of the all-reduce of gradients: the same in all modes, once a step."""
+    return GRADIENT_BYTES * task.parameters
+
+
+def _gradient_seconds(task: Task, machine: Machine) -> float:
+    return machine.all_reduce_seconds(1, gradient_bytes(task), task.ranks)
+
+
+@dataclass(frozen=True)
+class LayerRank:
+    """A kind of rank in layer mode, and how many there are: its steps along rows and columns, forward multiply-adds of
+    its own, and what it sends."""
+
+    row: RankSteps
+    col: RankSteps
+    count: int
+    work: int
+    traffic: Traffic
+
+    def seconds(self, machine: Machine) -> float:
+        """Predicted for one step, without all-reduces."""
+        return machine.compute_seconds(self.work) + machine.message_seconds(self.traffic.step)
+
+
+def layer_ranks(
+    layers: tuple[Layer, ...], rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
+) -> list[LayerRank]:
+    """The kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
+    along_rows, along_cols = rank_kinds(layers, rows, fusion), rank_kinds(layers, cols, fusion)
+    tensors = tensors_before(layers, bands, value_bytes)
+    pairs = itertools.product(
+        zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
+    )
+    return [
+        LayerRank(row, col, m * n, _work(layers, bands, row, col), layer_traffic(row, col, tensors))
+        for (row, m), (col, n) in pairs
+    ]
+
+
+def _work(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> int:
+    channels, work = bands, 0
+    for layer, r, c in zip(layers, row, col, strict=True):
+        work += layer.multiply_adds(channels) * r.computed * c.computed
+        channels = layer.output_channels(channels)
+    return work
+
+
+def _layer_memory(task: Task, rank: LayerRank) -> int:
+    """The walked peak, the strips, and the block of the input where what the first layer keeps is not that itself."""
+    first = rank.row[0], rank.col[0]
+    own = all(step.held == step.read for step in first) and not any(step.moves for step in first)
+    block = 0 if own else first[0].held * first[1].held * task.input_pixel_bytes
+    arguments = task.layers, task.bands, rank.row, rank.col
+    return (
+        block_memory(*arguments, task.ranks, task.value_bytes).total + strip_bytes(*arguments, task.value_bytes) + block
+    )
+
+
+def _tile_work(task: Task) -> dict[tuple[int, int], int]:
+    """Multiply-adds of a forward pass of each rank's tiles, by its place in the mesh."""
+    layers, bands = task.layers, task.bands
+    found = _by_context(task, lambda shape: sum(c.multiply_adds for c in layer_costs(layers, bands, shape)))
+    return {at: sum(count * value for value, count in values) for at, values in found.items()}
+
+
+def _tile_memory(task: Task) -> dict[tuple[int, int], int]:
+    """Peak bytes of a training step on the largest context of each rank, by its place in the mesh."""
+    layers, bands, value_bytes = task.layers, task.bands, task.value_bytes
+    found = _by_context(task, lambda shape: training_memory(layers, bands, shape, value_bytes).total)
+    return {at: max(value for value, _ in values) for at, values in found.items()}
+
+
+def _input_memory(task: Task) -> dict[tuple[int, int], int]:
+    """Bytes that mode `exchange` holds besides a context: the window, where several contexts are cut from it, and the
+    block, where that is not the window; by the rank's place in the mesh."""
+    decomposition, found = task.decomposition, {}
+    rows, cols = decomposition.context_windows()
+    for at in itertools.product(range(len(rows)), range(len(cols))):
+        window, block = rows[at[0]].size * cols[at[1]].size, decomposition.owned(*at).area
+        pixels = window * (len(decomposition.tiles(*at)) > 1) + block * (block != window)
+        found[at] = pixels * task.input_pixel_bytes
+    return found
+
+
+def _by_context(task: Task, price: Callable[[tuple[int, int]], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """For each rank the prices of its contexts, and how many have each; one call for each shape."""
+    price = functools.cache(price)
+    rows, cols = task.decomposition.shape
+    shapes = {
+        (i, j): Counter(tile.context.shape for tile in task.decomposition.tiles(i, j))
+        for i in range(rows)
+        for j in range(cols)
+    }
+    return {at: [(price(shape), count) for shape, count in found.items()] for at, found in shapes.items()}
