@@ -3,20 +3,78 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.models.unet import FlatNetwork
+from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
 
 Network = FlatNetwork | nn.Sequential
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+NAMED_SHAPES = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 3), (4, 4)]
+NOISE = 1e-6  # a gradient this much smaller than all of them together is rounding: a bias before a batch norm, say
+
+
+class Disagreement(AssertionError):
+    """A fault that all ranks know of."""
+
+
+class DrawnNetwork(FlatNetwork):
+    """A flat network of any modules, skips included; it runs as FlatNetwork does."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        nn.Module.__init__(self)
+        self.layers = nn.ModuleDict({f"layer{i}": module for i, module in enumerate(modules)})
+        axes = serial_axes()
+        self.descriptions = tuple(convert_layer(n, m, axes).descriptions[0] for n, m in self.layers.items())
+        last = {getattr(d, "skip", ""): d.name for d in self.descriptions}
+        self._last_pops = set(last.values())
+
+
+def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
+    """The axes of one image over the first rows x cols ranks; None where the job has too few. Collective."""
+    if rows * cols > mesh.size:
+        return None
+    return serial_axes() if mesh.size == 1 else open_axes(mesh, MeshShape(1, rows, cols))
+
+
+@dataclass
+class OpenAxes:
+    """The axes of each shape over a mesh, opened when they are first asked for. All calls are collective."""
+
+    mesh: Mesh
+    _opened: dict[MeshShape, Axes] = field(default_factory=dict)
+
+    def of(self, rows: int, cols: int, replicas: int = 1) -> Axes:
+        shape = MeshShape(replicas, rows, cols)
+        if shape not in self._opened:
+            self._opened[shape] = serial_axes() if self.mesh.size == 1 else open_axes(self.mesh, shape)
+        return self._opened[shape]
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """Rows x cols of the named meshes that the job has ranks for; the largest first."""
+        return [shape for shape in reversed(NAMED_SHAPES) if shape[0] * shape[1] <= self.mesh.size]
+
+    def agree(self, fault: str | None) -> None:
+        """Fail on every rank where any has a fault, so that all ranks go on, or shrink an example, together."""
+        faults = self.mesh.communicator.gather_objects(fault)
+        found = [f"rank {rank}: {f}" for rank, f in enumerate(faults) if f is not None]
+        if found:
+            raise Disagreement("; ".join(found))
+
+    def close(self) -> None:
+        for axes in self._opened.values():
+            axes.close()
 
 
 @dataclass(frozen=True)
@@ -29,73 +87,141 @@ class Result:
     buffers: dict[str, torch.Tensor]
 
 
-def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
-    """The axes of one image over the first rows x cols ranks; None where the job has too few. Collective."""
-    if rows * cols > mesh.size:
-        return None
-    return serial_axes() if mesh.size == 1 else open_axes(mesh, MeshShape(1, rows, cols))
-
-
-def undivided(network: Network, x_BCHW: torch.Tensor, weights_BCHW: torch.Tensor | None = None) -> Result:
+def undivided(network: Network, x_BCHW: torch.Tensor) -> Result:
     """One pass of a copy of the network over the whole image; the loss is a weighted sum of y."""
     network = copy.deepcopy(network)
     x_BCHW = x_BCHW.clone().requires_grad_()
-    y_BCHW = network(x_BCHW)
-    (y_BCHW * loss_weights(y_BCHW)).sum().backward()
+    y_BCHW = network(x_BCHW.clone())  # the first layer may work in place
+    (y_BCHW * loss_weights(y_BCHW.shape).to(y_BCHW)).sum().backward()
     assert x_BCHW.grad is not None
     return Result(y_BCHW.detach(), x_BCHW.grad, _gradients(network), dict(network.named_buffers()))
 
 
-def divided(
-    network: Network, x_BCHW: torch.Tensor, axes: Axes, rows: Partition, cols: Partition, mesh: Mesh, fusion: int = 1
-) -> Result | None:
-    """The same by the ranks of `axes`, put together on all of them; None on a rank outside the mesh."""
-    network = copy.deepcopy(network)
-    total = [torch.zeros(0)] * 2
+@dataclass
+class Pass:
+    """One pass under way on one rank: forward has run. `finish` is collective over the ranks of the image."""
+
+    network: Network
+    axes: Axes
+    part_BCHW: torch.Tensor
+    y_BCHW: torch.Tensor
+    own: Box
+    given: Box
+
+    def backward(self, shape: torch.Size) -> None:
+        """The backward pass; `shape` is that of the whole output."""
+        weights_BCHW = loss_weights(shape)[(slice(None), slice(None), *self.given.slices)]
+        (self.y_BCHW * weights_BCHW.to(self.y_BCHW)).sum().backward()
+
+    def finish(self, x_shape: torch.Size, y_shape: torch.Size) -> Result:
+        """The whole from the blocks, which must cover it once: they are added up."""
+        whole_BCHW, dx_BCHW = (torch.zeros(s, dtype=self.y_BCHW.dtype) for s in (y_shape, x_shape))
+        whole_BCHW[(slice(None), slice(None), *self.given.slices)] = self.y_BCHW.detach()
+        assert self.part_BCHW.grad is not None
+        dx_BCHW[(slice(None), slice(None), *self.own.slices)] = self.part_BCHW.grad
+        gradients = _gradients(self.network)
+        for tensor in (whole_BCHW, dx_BCHW, *gradients.values()):
+            self.axes.image.all_reduce_sum(tensor).wait()
+        return Result(whole_BCHW, dx_BCHW, gradients, dict(self.network.named_buffers()))
+
+
+def forward(
+    network: Network, x_BCHW: torch.Tensor, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1
+) -> Pass | None:
+    """The forward pass of a copy of the network by the ranks of `axes`; None on a rank outside the mesh."""
     if axes.position is None:
-        spatial = None
-    else:
-        spatial = SpatialNetwork(network, axes, fusion)
-        own = Box(rows.owned(axes.position.row), cols.owned(axes.position.col))
-        part_BCHW = x_BCHW[(slice(None), slice(None), *own.slices)].clone().requires_grad_()
-        y_BCHW = spatial(part_BCHW, rows, cols)
-        out = spatial.output(rows, cols)
-        last_rows, last_cols = spatial._windows(rows, cols)
-        shape = (*y_BCHW.shape[:2], last_rows[-1].output.size, last_cols[-1].output.size)
-        weights_BCHW = loss_weights(torch.empty(shape, dtype=y_BCHW.dtype))[(slice(None), slice(None), *out.slices)]
-        (y_BCHW * weights_BCHW).sum().backward()
-        assert part_BCHW.grad is not None
-        whole_BCHW, dx_BCHW = torch.zeros(shape, dtype=y_BCHW.dtype), torch.zeros_like(x_BCHW)
-        whole_BCHW[(slice(None), slice(None), *out.slices)] = y_BCHW.detach()
-        dx_BCHW[(slice(None), slice(None), *own.slices)] = part_BCHW.grad
-        total = [whole_BCHW, dx_BCHW]
-    if spatial is None:
         return None
-    gradients = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in network.named_parameters()}
-    for tensor in (*total, *gradients.values()):
-        axes.image.all_reduce_sum(tensor).wait()
-    return Result(total[0], total[1], gradients, dict(network.named_buffers()))
+    network = copy.deepcopy(network)
+    spatial = SpatialNetwork(network, axes, fusion)
+    own = Box(rows.owned(axes.position.row), cols.owned(axes.position.col))
+    part_BCHW = x_BCHW[(slice(None), slice(None), *own.slices)].clone().requires_grad_()
+    y_BCHW = spatial(part_BCHW.clone(), rows, cols)
+    return Pass(network, axes, part_BCHW, y_BCHW, own, spatial.output(rows, cols))
 
 
-def loss_weights(like_BCHW: torch.Tensor) -> torch.Tensor:
+def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1) -> str | None:
+    """Why this rank refuses an input so cut; None where it would compute it. Asserts that it sends nothing first."""
+    spatial = SpatialNetwork(network, axes, fusion)
+    traffic = axes.point_to_point.traffic
+    before = traffic.messages, traffic.bytes
+    first = _refused(lambda: spatial.check(rows, cols))
+    if first is not None and axes.position is not None:
+        part_BCHW = torch.zeros(1, 1, rows.owned(axes.position.row).size, cols.owned(axes.position.col).size)
+        again = _refused(lambda: spatial(part_BCHW, rows, cols))
+        assert again == first, f"the check says '{first}', the pass '{again}'"
+    assert (traffic.messages, traffic.bytes) == before
+    return first
+
+
+def _refused(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except GeometryError as error:
+        return str(error)
+    return None
+
+
+def check_twins(
+    network: Network,
+    x_BCHW: torch.Tensor,
+    opened: OpenAxes,
+    axes: Axes,
+    rows: Partition,
+    cols: Partition,
+    fusion: int = 1,
+) -> bool:
+    """The law for one pass: the ranks' result is the undivided one, or all ranks refuse alike. Collective over the job.
+
+    False where they refused. What torch refuses on the whole image must be refused.
+    """
+    expected = None
+    try:
+        expected = undivided(network, x_BCHW)
+    except RuntimeError as error:  # an output of no size
+        reason = str(error)
+    refused = refusal(network, axes, rows, cols, fusion)
+    reasons = set(opened.mesh.communicator.gather_objects(refused))
+    assert len(reasons) == 1, reasons
+    if refused is not None:
+        return False
+    assert expected is not None, f"torch refuses this, the ranks do not: {reason}"
+    run = forward(network, x_BCHW, axes, rows, cols, fusion)
+    fault = None
+    if run is not None:
+        run.backward(expected.y_BCHW.shape)
+        fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected)
+    opened.agree(fault)
+    return True
+
+
+def loss_weights(shape: Sequence[int]) -> torch.Tensor:
     """The same numbers for every pixel whoever asks."""
-    return torch.randn(like_BCHW.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(like_BCHW)
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
-def worst_difference(found: Result, expected: Result) -> tuple[float, str]:
-    """The largest relative difference of y, dx, each gradient and each buffer, and where it is."""
-    pairs = {"y": (found.y_BCHW, expected.y_BCHW), "dx": (found.dx_BCHW, expected.dx_BCHW)}
+def difference(found: Result, expected: Result) -> str | None:
+    """Where the results differ by more than rounding: y, dx, a gradient or a buffer, and by how much. None: nowhere."""
+    bound = TOLERANCE[expected.y_BCHW.dtype]
     assert found.gradients.keys() == expected.gradients.keys()
-    pairs |= {name: (found.gradients[name], expected.gradients[name]) for name in expected.gradients}
-    pairs |= {name: (found.buffers[name], expected.buffers[name]) for name in expected.buffers}
-    return max((relative(*pair), name) for name, pair in pairs.items())
+    assert found.buffers.keys() == expected.buffers.keys()
+    faults = _far({"y": found.y_BCHW}, {"y": expected.y_BCHW}, bound)
+    for name, buffer in expected.buffers.items():
+        faults += _far({name: found.buffers[name]}, {name: buffer}, bound)
+    faults += _far({"dx": found.dx_BCHW, **found.gradients}, {"dx": expected.dx_BCHW, **expected.gradients}, bound)
+    return "; ".join(faults) or None
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """|found - expected| / |expected|; 0 where both are 0. Shapes must agree."""
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    distance, length = (found - expected).double().norm().item(), expected.double().norm().item()
-    return distance / length if length else distance
+def _far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> list[str]:
+    """All tensors together against their common norm, and each that is more than noise against its own."""
+    total = sum(t.double().square().sum().item() for t in expected.values()) ** 0.5
+    faults = []
+    for name, right in expected.items():
+        assert found[name].shape == right.shape, (name, found[name].shape, right.shape)
+        distance, length = (found[name] - right).double().norm().item(), right.double().norm().item()
+        scale = length if length > NOISE * total else total
+        if not distance <= bound * scale:  # also NaN
+            faults.append(f"{name} is off by {distance:.3g} of {scale:.3g}")
+    return faults
 
 
 def _gradients(network: Network) -> dict[str, torch.Tensor]:

@@ -1,0 +1,26 @@
+"""The axes of every mesh shape, kept open for a module's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.spatial.twins import OpenAxes
+from tiledseg.comm.mesh import Mesh
+
+
+@pytest.fixture(scope="module", params=["gloo", "mpi"])
+def opened(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
+    """Over each transport in turn."""
+    axes = OpenAxes(meshes[request.param])
+    yield axes
+    axes.close()
+
+
+@pytest.fixture(scope="module")
+def opened_mpi(meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
+    """Over MPI alone: for what does not depend on what carries the messages."""
+    axes = OpenAxes(meshes["mpi"])
+    yield axes
+    axes.close()
