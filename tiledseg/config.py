@@ -146,6 +146,8 @@ class ParallelConfig:
             neighbours, at each layer that needs one; nothing is computed twice)
         mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
+        overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
+            on the machine (python -m benchmarks.spatial.main measures it)
         transport: auto, nccl, gloo or mpi
     """
 
@@ -153,6 +155,7 @@ class ParallelConfig:
     halo: str = "read"
     mesh: list[int] | str = "auto"
     fusion: int | str = 1
+    overlap: bool = False
     transport: str = "auto"
 
     def check(self) -> None:
@@ -167,6 +170,12 @@ class ParallelConfig:
             raise ConfigError(
                 f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
                 "parallel.halo to layer"
+            )
+
+        if self.overlap and self.halo != "layer":
+            raise ConfigError(
+                f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
+                "overlap out, or set parallel.halo to layer"
             )
 
     def mesh_rows_cols(self) -> tuple[int, int] | None:

@@ -39,6 +39,9 @@ def build_parser() -> Parser:
         default="1",
         help="layers an exchange in halo mode layer, or auto (default 1)",
     )
+    parser.add_argument(
+        "--parallel.overlap", dest="overlap", choices=("true", "false"), default="false", help="see train --help"
+    )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
@@ -81,6 +84,7 @@ def parse_parallel(options: argparse.Namespace) -> ParallelConfig:
         halo=options.halo,
         mesh=[int(pair[1]), int(pair[2])] if pair else options.mesh,
         fusion=int(options.fusion) if options.fusion.isdecimal() else options.fusion,
+        overlap=options.overlap == "true",
         transport=options.transport,
     )
     parallel.check()

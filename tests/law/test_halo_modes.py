@@ -72,12 +72,15 @@ LAYER = [
         ("valid", "bilinear", "instance", 3),
     )
 ]
+OVERLAP = [
+    replace(s, parallel=replace(s.parallel, overlap=True)) for s in (LAYER[1], LAYER[2], LAYER[5], LAYER[8], LAYER[9])
+]
 
 
 def name(setting: Setting) -> str:
     u, p = setting.case.unet, setting.parallel
     fusion = "whole" if p.fusion == WHOLE else p.fusion
-    return f"{p.halo}-{u.padding}-{u.upsampling}-{u.norm}-fusion-{fusion}"
+    return f"{p.halo}{'-overlap' * p.overlap}-{u.padding}-{u.upsampling}-{u.norm}-fusion-{fusion}"
 
 
 @dataclass
@@ -124,7 +127,7 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", EXACT + LAYER, ids=name)
+@pytest.mark.parametrize("setting", EXACT + LAYER + OVERLAP, ids=name)
 def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
     setting: Setting, meshes: dict[str, Mesh]
 ) -> None:

@@ -1,7 +1,7 @@
 """Convolutions of a rank's block: halo instead of padding, padding at the image's border only.
 
-Neither communicates: what they read has been brought by the exchange before them. Weight gradients are this rank's
-part; the sum over ranks is that of the undivided layer.
+What they read has been brought by the exchange before them, so they do not communicate; but `overlapped` has the
+exchange within. Weight gradients are this rank's part; their sum over the ranks is the undivided layer's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.layer import Convolution, Layer, TransposedConvolution
+from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import Place
 
 
@@ -28,6 +31,30 @@ class SpatialConvolution:
         self._module = module
         self._row, self._col = _describe(name, module, 0), _describe(name, module, 1)
         self.descriptions: tuple[Layer, Layer] = self._row, self._col
+
+    def can_overlap(self, place: Place) -> bool:
+        """Whether `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
+        return not ((place.row.whole and self._row.extra) or (place.col.whole and self._col.extra))
+
+    def overlapped(
+        self,
+        x_BCHW: torch.Tensor,
+        place: Place,
+        exchanger: HaloExchanger,
+        rows: WindowExchange | None,
+        cols: WindowExchange | None,
+    ) -> torch.Tensor:
+        """The layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior is
+        computed. The same result but for the order of sums. Collective over the ranks of the image."""
+        m = self._module
+        kind = x_BCHW.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
+        bias = None if m.bias is None else m.bias.to(dtype)
+        padding = (self._row.padding if place.row.whole else 0, self._col.padding if place.col.whole else 0)
+        options = ConvolutionOptions((m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups)
+        job = OverlapJob(exchanger, rows, cols, options, (self._row, self._col), place)
+        result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
+        return result
 
     def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
         m = self._module

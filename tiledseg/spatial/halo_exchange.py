@@ -11,6 +11,7 @@ anything is waited for; who sends what to whom follows from integers that all ra
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,20 @@ from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
 
 ROWS, COLS = 2, 3  # dims of x_BCHW
+
+# An exchange under way: it stops wherever messages have been posted and work could be done meanwhile; its value is the
+# result. Take it to the end with `complete`, on every rank.
+Phases = Generator[None, None, torch.Tensor]
+
+
+def complete(phases: Phases) -> torch.Tensor:
+    """Waits for all that is left of an exchange; its result."""
+    while True:
+        try:
+            next(phases)
+        except StopIteration as done:
+            result: torch.Tensor = done.value
+            return result
 
 
 @dataclass
@@ -46,29 +61,30 @@ class HaloExchanger:
         result: torch.Tensor = _Exchange.apply(x_BCHW, self, rows, cols, fill)
         return result
 
-    def gather(
+    def gathering(
         self, x_BCHW: torch.Tensor, rows: WindowExchange | None, cols: WindowExchange | None, fill: float
-    ) -> torch.Tensor:
+    ) -> Phases:
         """The exchange itself, without autograd."""
         if cols is None:
-            return self._gather_dim(x_BCHW, ROWS, rows, fill) if rows is not None else x_BCHW
+            return (yield from self._gather_dim(x_BCHW, ROWS, rows, fill)) if rows is not None else x_BCHW
         if rows is None:
-            return self._gather_dim(x_BCHW, COLS, cols, fill)
+            return (yield from self._gather_dim(x_BCHW, COLS, cols, fill))
         if cols.kept != cols.owned:  # columns are dropped: they must travel along the rows first all the same
-            return self._gather_dim(self._gather_dim(x_BCHW, ROWS, rows, fill), COLS, cols, fill)
+            middle_BCHW = yield from self._gather_dim(x_BCHW, ROWS, rows, fill)
+            return (yield from self._gather_dim(middle_BCHW, COLS, cols, fill))
         # The rows' result is built where the columns' needs it, so the block is copied once only.
         window_BCHW = _empty(x_BCHW, rows.window.size, cols.window.size)
         middle_BCHW = _part(window_BCHW, COLS, cols.kept, cols.window.start)
-        self._gather_dim(x_BCHW, ROWS, rows, fill, into=middle_BCHW)
-        return self._gather_dim(middle_BCHW, COLS, cols, fill, into=window_BCHW)
+        yield from self._gather_dim(x_BCHW, ROWS, rows, fill, into=middle_BCHW)
+        return (yield from self._gather_dim(middle_BCHW, COLS, cols, fill, into=window_BCHW))
 
-    def scatter(
+    def scattering(
         self, gradient_BCHW: torch.Tensor, rows: WindowExchange | None, cols: WindowExchange | None
-    ) -> torch.Tensor:
-        """The adjoint of `gather`: from the gradient of this rank's window to that of its own block."""
+    ) -> Phases:
+        """The adjoint of `gathering`: from the gradient of this rank's window to that of its own block."""
         for dim, exchange in ((COLS, cols), (ROWS, rows)):
             if exchange is not None:
-                gradient_BCHW = self._scatter_dim(gradient_BCHW, dim, exchange)
+                gradient_BCHW = yield from self._scatter_dim(gradient_BCHW, dim, exchange)
         return gradient_BCHW
 
     def _gather_dim(
@@ -78,7 +94,7 @@ class HaloExchanger:
         exchange: WindowExchange,
         fill: float,
         into: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Phases:
         window = exchange.window
         if into is None:
             shape = (window.size, x_BCHW.shape[COLS]) if dim == ROWS else (x_BCHW.shape[ROWS], window.size)
@@ -99,12 +115,13 @@ class HaloExchanger:
             into.narrow(dim, 0, before).fill_(fill)
         if after:
             into.narrow(dim, window.size - after, after).fill_(fill)
+        yield
         work.wait()
         for arrival in arriving:
             arrival.put()
         return into
 
-    def _scatter_dim(self, gradient_BCHW: torch.Tensor, dim: int, exchange: WindowExchange) -> torch.Tensor:
+    def _scatter_dim(self, gradient_BCHW: torch.Tensor, dim: int, exchange: WindowExchange) -> Phases:
         window, owned = exchange.window, exchange.owned
         shape = (owned.size, gradient_BCHW.shape[COLS]) if dim == ROWS else (gradient_BCHW.shape[ROWS], owned.size)
         result_BCHW = _empty(gradient_BCHW, *shape)
@@ -119,6 +136,7 @@ class HaloExchanger:
         if exchange.kept.size:
             kept_BCHW = _part(gradient_BCHW, dim, exchange.kept, window.start)
             _part(result_BCHW, dim, exchange.kept, owned.start).copy_(kept_BCHW)
+        yield
         work.wait()
         for arrival in arriving:
             arrival.put()
@@ -183,12 +201,12 @@ class _Exchange(torch.autograd.Function):
         fill: float,
     ) -> torch.Tensor:
         ctx.exchanger, ctx.rows, ctx.cols = exchanger, rows, cols
-        return exchanger.gather(x_BCHW, rows, cols, fill)
+        return complete(exchanger.gathering(x_BCHW, rows, cols, fill))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.exchanger.scatter(gradient_BCHW, ctx.rows, ctx.cols), None, None, None, None
+        return complete(ctx.exchanger.scattering(gradient_BCHW, ctx.rows, ctx.cols)), None, None, None, None
 
 
 def _part(x_BCHW: torch.Tensor, dim: int, part: Interval, origin: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from tiledseg.geometry.decomposition import Partition, WindowExchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import LayerWindows, layer_windows, settle
 from tiledseg.models.unet import FlatNetwork
+from tiledseg.spatial.conv import SpatialConvolution
 from tiledseg.spatial.convert import SkipConcatenation, SkipMark, convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import DimPlace, Place, SpatialLayer
@@ -27,13 +28,17 @@ from tiledseg.spatial.place import DimPlace, Place, SpatialLayer
 class SpatialNetwork:
     """The converted twin of a flat network, whose weights, buffers and mode (train or eval) it shares.
 
-    `fusion`: how many layers that need a halo share one exchange (see `geometry.layer_windows`). Raises ConfigError
-    where a layer cannot be converted exactly.
+    `fusion`: how many layers that need a halo share one exchange (see `geometry.layer_windows`). `overlap`:
+    convolutions compute their interior while their halo travels (see `overlap`). Raises ConfigError where a layer
+    cannot be converted exactly.
     """
 
-    def __init__(self, network: FlatNetwork | nn.Sequential, axes: Axes, fusion: int = 1) -> None:
+    def __init__(
+        self, network: FlatNetwork | nn.Sequential, axes: Axes, fusion: int = 1, overlap: bool = False
+    ) -> None:
         self.axes = axes
         self.fusion = fusion
+        self.overlap = overlap
         self._converted = convert_layers(network, axes)
         self._exchangers = [HaloExchanger(axes) for _ in self._converted.layers]
         self._programs: dict[tuple[Partition, Partition], tuple[_Action, ...]] = {}
@@ -68,6 +73,9 @@ class SpatialNetwork:
         for action, layer, exchanger in zip(program, self._converted.layers, self._exchangers, strict=True):
             if isinstance(layer, SkipConcatenation):
                 x_BCHW = action.join(x_BCHW, skips, layer, exchanger)
+            elif self.overlap and isinstance(layer, SpatialConvolution) and action.overlaps(layer):
+                x_BCHW = _cut(x_BCHW, action.crop)
+                x_BCHW = layer.overlapped(x_BCHW, action.place, exchanger, action.rows, action.cols)
             else:
                 x_BCHW = layer(action.bring(x_BCHW, exchanger, layer.fill), action.place)
             if isinstance(layer, SkipMark):
@@ -114,6 +122,11 @@ class _Action:
     given: Box
     skip_crop: Box | None = None
     last_pop: bool = False
+
+    def overlaps(self, layer: SpatialConvolution) -> bool:
+        """Whether there is a halo to wait for, and nothing else to be done before the layer."""
+        waits = any(exchange is not None and not exchange.is_identity for exchange in (self.rows, self.cols))
+        return waits and self.pads is None and layer.can_overlap(self.place)
 
     def bring(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
         """The window that the layer reads."""

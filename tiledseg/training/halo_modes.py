@@ -80,7 +80,7 @@ class HaloModes:
     def open(plan: HaloPlan, network: FlatNetwork, mesh: Mesh, precision: str) -> HaloModes:
         """Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread."""
         axes = serial_axes() if plan.halo == "read" else open_axes(mesh, plan.mesh)
-        spatial = SpatialNetwork(network, axes, plan.fusion) if plan.halo == "layer" else None
+        spatial = SpatialNetwork(network, axes, plan.fusion, plan.overlap) if plan.halo == "layer" else None
         return HaloModes(plan, network, mesh, axes, spatial, precision)
 
     def over(self, tilings: Sequence[Tiling]) -> HaloMode:

@@ -12,16 +12,20 @@ from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.halo_modes import choose_fusion
+from tiledseg.planning.machine import Machine
 from tiledseg.planning.mesh_choice import choose_mesh
 
 
 @dataclass(frozen=True)
 class HaloPlan:
-    """The mode, the axes of the ranks (in mode `read` each rank is on its own), and the layers an exchange serves."""
+    """The mode, the axes of the ranks (in mode `read` each rank is on its own), the layers that an exchange serves, and
+    whether convolutions compute while halos travel."""
 
     halo: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
     fusion: int = 1
+    overlap: bool = False
 
 
 def plan_halos(
@@ -50,15 +54,12 @@ def plan_halos(
         first = layer_blocks(tilings[0], layers, shape)
         fusion = parallel.fusion_depth()
         if fusion is None:
-            from tiledseg.planning.halo_modes import choose_fusion
-            from tiledseg.planning.machine import Machine
-
             fusion = choose_fusion(layers, first.rows, first.cols, bands, value_bytes, Machine())
         for tiling in tilings:
             layer_blocks(tiling, layers, shape, fusion)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    return HaloPlan("layer", mesh, fusion)
+    return HaloPlan("layer", mesh, fusion, parallel.overlap)
 
 
 def plan_notes(plan: HaloPlan, ranks: int, images_per_step: int) -> list[str]:
