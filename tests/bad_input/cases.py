@@ -62,6 +62,35 @@ FLAGS = (
     _train("yaml-is-empty", "--config ROOT/empty.yaml", "empty.yaml", "nothing"),
 )
 
+_LAYER = "--train.tiles_per_step null --parallel.halo layer"
+_EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
+
+HALO_MODES = (
+    _train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    _train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
+    _train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
+    _train("mesh-word", f"{_LAYER} --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
+    _train("mesh-of-three", f"{_LAYER} --parallel.mesh [1,1,1]", "parallel.mesh", "[1, 1, 1]", "[R, C]"),
+    _train("mesh-of-none", f"{_LAYER} --parallel.mesh [0,1]", "parallel.mesh", "[0, 1]", "[R, C]"),
+    _train("mesh-of-more-ranks-than-the-job", f"{_EXCHANGE} --parallel.mesh [9,9]", "[9, 9]", "81", "start more ranks"),
+    _train("mesh-finer-than-the-grid", f"{_LAYER} --parallel.mesh [3,1]", "parallel.mesh", "3", "mesh"),
+    _train("fusion-without-a-mode", "--parallel.fusion 2", "parallel.fusion", "2", "read", "layer"),
+    _train("fusion-in-exchange", f"{_EXCHANGE} --parallel.fusion 2", "parallel.fusion", "2", "exchange", "layer"),
+    _train("fusion-of-none", f"{_LAYER} --parallel.fusion 0", "parallel.fusion", "0", "auto", "from 1"),
+    _train("fusion-word", f"{_LAYER} --parallel.fusion all", "parallel.fusion", "all", "auto"),
+    _train("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+    _train("images-of-none", f"{_LAYER} --train.images_per_step 0", "train.images_per_step", "0", "at least 1"),
+    _train("more-images-than-there-are", f"{_LAYER} --train.images_per_step 2", "images_per_step", "2", "at most"),
+    _train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
+    _train("norm-that-exchange-changes", f"{_EXCHANGE} --model.norm group", "model.norm", "group", "halo layer"),
+    _predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    _predict("mesh-word", "--parallel.halo layer --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
+    _predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "exchange or layer"),
+    _predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
+    _predict("fusion-word", "--parallel.halo layer --parallel.fusion all", "parallel.fusion", "all", "auto"),
+    _predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+)
+
 VALUES = (
     _train("optimizer", "--optimizer.name lion", "optimizer.name", "lion", "adamw, sgd"),
     _train("policy", "--optimizer.policy exponential", "optimizer.policy", "exponential", "cosine"),
@@ -96,7 +125,6 @@ VALUES = (
     _train("preset-contradicted", "--model.name small --model.levels 3", "model.levels", "3", "small", "6"),
     _train("norm-that-tiles-change", "--model.norm instance", "model.norm", "instance", "parallel.exact false"),
     _train("batch-norm-that-tiles-change", "--model.norm batch", "model.norm", "batch", "parallel.exact false"),
-    _train("halo-mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read"),
     _train("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
     _train("verbosity", "--run.verbosity 7", "run.verbosity", "7", "0, 1 or 2"),
     _train("classes-one", "--data.classes 1", "data.classes", "1", "2 to 255"),
@@ -366,4 +394,18 @@ DOCTORS = (
     Case("transport", "doctor", "--transport udp", ("udp", "gloo")),
 )
 
-CASES = (*FLAGS, *VALUES, *RASTERS, *OUTPUTS, *RESUMES, *DAMAGES, *MAPS, *SCORES, *PLANS, *SCENES, *STORES, *DOCTORS)
+CASES = (
+    *FLAGS,
+    *HALO_MODES,
+    *VALUES,
+    *RASTERS,
+    *OUTPUTS,
+    *RESUMES,
+    *DAMAGES,
+    *MAPS,
+    *SCORES,
+    *PLANS,
+    *SCENES,
+    *STORES,
+    *DOCTORS,
+)
