@@ -18,6 +18,7 @@ import torch
 from tests.comm.launching import clean_environment
 from tests.comm.messages import blank, letter, staged_messages, swap_letters
 from tiledseg.comm import transport_mpi
+from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.exchange import HostBuffers
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, PointToPoint, SerialPointToPoint, Traffic
@@ -270,6 +271,16 @@ def test_one_rank_alone() -> None:
         alone.start([Message(0, torch.ones(1))], [])
     assert alone.traffic == Traffic()
     alone.close()
+
+
+def test_bytes_of_a_single_element_with_a_stride() -> None:
+    """It counts as contiguous; its bytes are a view of it, at its place in the storage."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    corner = whole.as_strided((1,), (7,), 6)
+    assert corner.is_contiguous()
+    as_bytes(corner).copy_(as_bytes(torch.tensor(-1.5)))
+    assert whole[1, 2] == -1.5
+    assert whole.sum() == 66 - 6 - 1.5
 
 
 def test_host_buffers_are_lent_to_one_at_a_time_and_again() -> None:
