@@ -14,7 +14,7 @@ from typing import TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from tests.spatial.twins import Disagreement, OpenAxes
+from tests.spatial.twins import AgreedFaultError, OpenAxes
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def for_all(opened: OpenAxes, strategy: SearchStrategy[T], check: Callable[[T], 
     while (message := communicator.broadcast_object(None))[0] == "check":
         try:
             check(message[1])
-        except Disagreement as error:
+        except AgreedFaultError as error:
             last = error  # rank 0 has it too and shrinks on
     if message[0] == "failed":
         raise last
@@ -62,7 +62,7 @@ def _or_end_the_job(check: Callable[[T], None]) -> Callable[[T], None]:
     def checked(drawn: T) -> None:
         try:
             check(drawn)
-        except Disagreement:
+        except AgreedFaultError:
             raise
         except Exception:
             sys.__stderr__.write(f"{traceback.format_exc()}\nwhile checking {drawn}\n")

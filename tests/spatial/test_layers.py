@@ -1,0 +1,302 @@
+"""Each layer over the ranks of an image against torch's on the whole image: y, dx, dW, db and buffers.
+
+float64, to 1e-12 relative. Over MPI alone: what carries the halos is shown not to matter by the tests of the exchange.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tests.spatial import drawn
+from tests.spatial.drawn import CHANNELS, Case, image, with_weights
+from tests.spatial.together import for_all
+from tests.spatial.twins import OpenAxes, check_twins, difference, forward, loss_weights, undivided
+from tiledseg.comm.axes import Axes
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.models.blocks import PixelNorm
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.spatial.norm import SumOverRanks, whole_moments
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
+
+
+def check(case: Case, opened: OpenAxes, axes: Axes) -> bool:
+    return check_twins(case.network, case.x_BCHW, opened, axes, case.rows, case.cols, case.fusion)
+
+
+def check_everywhere(
+    opened: OpenAxes, module: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1, must: bool = True
+) -> None:
+    """On every mesh that the job has ranks for, by even blocks and by uneven ones. `must`: even blocks are computed."""
+    network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3)
+    height, width = x_BCHW.shape[2:]
+    for rows, cols in opened.shapes():
+        if rows > height or cols > width:
+            continue
+        axes = opened.of(rows, cols)
+        even = Partition.even(height, rows), Partition.even(width, cols)
+        computed = check(Case(network, x_BCHW, *even, fusion), opened, axes)
+        assert computed or not must, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
+        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion), opened, axes)
+
+
+def uneven(size: int, parts: int) -> Partition:
+    """The last block takes half and the others share the rest unevenly."""
+    inner = sorted({max(1, round(size * (i / (2 * parts - 1)) ** 1.5)) for i in range(1, parts)})
+    return Partition((0, *inner, size)) if len(inner) == parts - 1 else Partition.even(size, parts)
+
+
+# HW, kernel, padding, stride, dilation
+ACCEPTANCE = [
+    ((10, 10), 3, 1, 1, 1),
+    ((10, 10), 5, 2, 2, 1),
+    ((5, 5), 3, 1, 2, 1),
+    ((6, 10), 5, 2, 4, 1),
+    ((10, 8), 5, 1, 1, 1),
+    ((8, 8), 4, 1, 1, 1),
+    ((10, 10), 5, 1, 1, 2),
+    ((20, 20), 7, 3, 2, 1),
+]
+
+
+@pytest.mark.parametrize(("size", "kernel", "padding", "stride", "dilation"), ACCEPTANCE)
+def test_acceptance_cases(
+    opened_mpi: OpenAxes, size: tuple[int, int], kernel: int, padding: int, stride: int, dilation: int
+) -> None:
+    """Computed wherever each rank owns an output, on 2 x 2 ranks always."""
+    network = nn.Sequential(with_weights(nn.Conv2d(2, 3, kernel, stride, padding, dilation), 3))
+    for rows, cols in opened_mpi.shapes():
+        if rows > size[0] or cols > size[1]:
+            continue
+        axes = opened_mpi.of(rows, cols)
+        case = Case(network, image((2, 2, *size), 5), Partition.even(size[0], rows), Partition.even(size[1], cols))
+        computed = check(case, opened_mpi, axes)
+        assert computed or rows * cols > 4 or max(rows, cols) > 2
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), pytest.param((4, 4), marks=pytest.mark.mpi(min_size=16))])
+def test_the_acceptance_case_of_4_x_4_ranks(opened_mpi: OpenAxes, shape: tuple[int, int]) -> None:
+    if opened_mpi.mesh.size < shape[0] * shape[1]:
+        pytest.skip(f"{shape[0]} x {shape[1]} ranks are needed")
+    network = nn.Sequential(with_weights(nn.Conv2d(2, 3, 5, 2, 2), 3))
+    case = Case(network, image((1, 2, 10, 10), 5), Partition.even(10, shape[0]), Partition.even(10, shape[1]))
+    assert check(case, opened_mpi, opened_mpi.of(*shape))
+
+
+LAYERS = {
+    "convolution, even kernel, same": nn.Conv2d(2, 3, 4, padding="same"),
+    "convolution, oblong": nn.Conv2d(2, 3, (1, 5), (2, 1), (0, 2)),
+    "convolution, depthwise": nn.Conv2d(2, 4, 3, padding=1, groups=2, bias=False),
+    "convolution, more padding than kernel": nn.Conv2d(2, 3, 2, stride=2, padding=3),
+    "max pool 2": nn.MaxPool2d(2),
+    "max pool 3, overlapping, padded": nn.MaxPool2d(3, 2, 1),
+    "max pool, dilated": nn.MaxPool2d(2, 1, 1, 2),
+    "average pool, padding counts": nn.AvgPool2d(3, 2, 1),
+    "average pool, padding does not count": nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    "average pool, divisor": nn.AvgPool2d((2, 3), 1, (1, 0), divisor_override=5),
+    "transposed 2, stride 2": nn.ConvTranspose2d(2, 3, 2, stride=2),
+    "transposed 3, stride 2, output padding": nn.ConvTranspose2d(2, 3, 3, 2, 1, 1),
+    "transposed 4, stride 2": nn.ConvTranspose2d(2, 3, 4, 2, 1),
+    "transposed 1, stride 3: gaps": nn.ConvTranspose2d(2, 3, 1, 3),
+    "transposed, dilated": nn.ConvTranspose2d(2, 2, 3, 2, 1, 0, groups=2, dilation=2),
+    "nearest 2": nn.Upsample(scale_factor=2),
+    "nearest 3": nn.UpsamplingNearest2d(scale_factor=3),
+    "bilinear 2": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "bilinear 3": nn.Upsample(scale_factor=3, mode="bilinear", align_corners=False),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
+    check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5))
+
+
+@pytest.mark.parametrize("name", ["max pool 2", "max pool 3, overlapping, padded", "max pool, dilated"])
+@pytest.mark.parametrize("kind", ["ties", "negative"])
+def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(
+    opened_mpi: OpenAxes, name: str, kind: str
+) -> None:
+    check_everywhere(opened_mpi, LAYERS[name], image((1, 2, 11, 13), 5, kind))
+
+
+def unlike_its_blocks(mean: float) -> torch.Tensor:
+    x_BCHW = image((2, CHANNELS, 9, 8), 5) + mean
+    x_BCHW[:, :, :4, :3] += 3
+    return x_BCHW
+
+
+@pytest.mark.parametrize("number", range(len(drawn.norms())))
+def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int) -> None:
+    """Statistics over the whole image, which are not those of a block."""
+    check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(0.0))
+
+
+@pytest.mark.parametrize("module", [nn.BatchNorm2d(CHANNELS), nn.GroupNorm(2, CHANNELS)], ids=["batch", "group"])
+def test_a_mean_of_many_deviations_costs_no_digits(opened_mpi: OpenAxes, module: nn.Module) -> None:
+    check_everywhere(opened_mpi, module, unlike_its_blocks(100.0))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_after_several_steps(opened_mpi: OpenAxes, momentum: float | None) -> None:
+    """Each copy takes four steps; then both are evaluated."""
+    for rows, cols in opened_mpi.shapes():
+        axes = opened_mpi.of(rows, cols)
+        network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=momentum))
+        network = alone = with_weights(network, 3)
+        cut = Partition.even(8, rows), Partition.even(9, cols)
+        for step in range(5):
+            x_BCHW = image((1 + step % 2, 2, 8, 9), step)
+            if step == 4:
+                network.eval()
+                alone.eval()
+            expected = undivided(alone, x_BCHW)
+            run, fault = forward(network, x_BCHW, axes, *cut), None
+            if run is not None:
+                run.backward(expected.y_BCHW.shape)
+                fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected)
+                network = run.network
+            opened_mpi.agree(fault)
+            alone = stepped(alone, x_BCHW)
+
+
+def stepped(network: nn.Sequential, x_BCHW: torch.Tensor) -> nn.Sequential:
+    """The undivided network after it has seen x."""
+    with torch.no_grad():
+        network(x_BCHW)
+    return network
+
+
+CHAINS = {
+    "a unit": [nn.Conv2d(2, 4, 3, padding=1), ChannelDropout("d", 0.5), nn.BatchNorm2d(4), nn.LeakyReLU(0.01, True)],
+    "bias and norm beyond the image": [
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.Conv2d(4, 4, 3, padding=1),
+        PixelNorm(4),
+        nn.Sigmoid(),
+        nn.Conv2d(4, 2, 5, padding=2),
+    ],
+    "down and up": [
+        nn.Conv2d(2, 4, 4, 2, 1),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.GELU(),
+        nn.MaxPool2d(3, 1, 1),
+        nn.ConvTranspose2d(4, 3, 3, 2, 1, 1),
+        nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+        nn.Conv2d(3, 2, 2, padding="same"),
+    ],
+    "unpadded": [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.Upsample(scale_factor=2, mode="bilinear")],
+}
+
+
+@pytest.mark.parametrize("fusion", [1, 2, 3, WHOLE])
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains_with_exchanges_shared_by_several_layers(opened_mpi: OpenAxes, name: str, fusion: int) -> None:
+    check_everywhere(opened_mpi, nn.Sequential(*CHAINS[name]), image((2, 2, 14, 13), 5), fusion)
+
+
+@pytest.mark.parametrize("kind", ["convolutions", "transposed", "pools", "upsamples"])
+def test_drawn_layers(opened_mpi: OpenAxes, kind: str) -> None:
+    """Any arguments, sizes and blocks on each mesh; those that leave a rank without output are refused by all."""
+    modules = getattr(drawn, kind)()
+    for rows, cols in opened_mpi.shapes():
+        axes = opened_mpi.of(rows, cols)
+        for_all(opened_mpi, drawn.spread((rows, cols), modules), lambda case, a=axes: check(case, opened_mpi, a), 12)
+
+
+@pytest.mark.parametrize("kind", ["chains", "networks"])
+def test_drawn_networks(opened_mpi: OpenAxes, kind: str) -> None:
+    for rows, cols in opened_mpi.shapes():
+        axes = opened_mpi.of(rows, cols)
+        cases = getattr(drawn, kind)((rows, cols))
+        for_all(opened_mpi, cases, lambda case, a=axes: check(case, opened_mpi, a), 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(2, 3, 3, 2, 1, bias=False),
+        nn.Conv2d(2, 2, 4, padding="same", dilation=2, bias=False),
+        nn.ConvTranspose2d(2, 2, 3, 2, 1, 1, bias=False),
+        nn.AvgPool2d(2, 1, 1),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+    ],
+    ids=["convolution", "same", "transposed", "average", "bilinear"],
+)
+def test_the_adjoint_identity_of_linear_layers(opened_mpi: OpenAxes, module: nn.Module, dtype: torch.dtype) -> None:
+    """<Lx, w> = <x, L*w> over all ranks, exactly: all values are whole numbers or sixteenths of them."""
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.to(dtype).parameters():
+            parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=draw))
+    x_BCHW = torch.randint(-3, 4, (2, 2, 9, 8), generator=draw).to(dtype)
+    for rows, cols in opened_mpi.shapes():
+        axes, fault = opened_mpi.of(rows, cols), None
+        run = forward(nn.Sequential(module), x_BCHW, axes, Partition.even(9, rows), Partition.even(8, cols))
+        if run is not None:
+            weights_BCHW = torch.randint(-3, 4, run.y_BCHW.shape, generator=draw).to(dtype)
+            (dx_BCHW,) = torch.autograd.grad(run.y_BCHW, run.part_BCHW, weights_BCHW)
+            sides = [(run.y_BCHW * weights_BCHW).sum(), (run.part_BCHW * dx_BCHW).sum()]
+            products = torch.stack(sides).detach().double()
+            axes.image.all_reduce_sum(products).wait()
+            if products[0] != products[1]:
+                fault = f"<Lx, w> = {products[0]} but <x, L*w> = {products[1]}"
+        opened_mpi.agree(fault)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_adjoint_of_a_sum_over_ranks(opened: OpenAxes, dtype: torch.dtype) -> None:
+    communicator = opened.mesh.communicator
+    draw = torch.Generator().manual_seed(opened.mesh.rank)
+    x, weights = (torch.randint(-9, 10, (3, 5), generator=draw).to(dtype) for _ in range(2))
+    x.requires_grad_()
+    total = SumOverRanks.apply(x, communicator)
+    (dx,) = torch.autograd.grad(total, x, weights)
+    products = torch.stack([(total * weights).sum(), (x * dx).sum()]).detach()
+    communicator.all_reduce_sum(products).wait()
+    opened.agree(None if products[0] == products[1] else f"{products}")
+    copies = communicator.gather_objects(total.detach())
+    opened.agree(None if all(torch.equal(copies[0], copy) for copy in copies) else "ranks have different sums")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+def test_moments_of_all_ranks_and_their_gradients(opened: OpenAxes, dtype: torch.dtype, mean: float) -> None:
+    """Ranks with different numbers of values, one with a single one; against torch on all values together."""
+    communicator = opened.mesh.communicator
+    edges = [0, *(1 + 3 * r * r for r in range(1, opened.mesh.size)), 3 * opened.mesh.size**2 + 1]
+    own = slice(edges[opened.mesh.rank], edges[opened.mesh.rank + 1])
+    values_GP = (image((3, edges[-1]), 5).double() + mean).to(dtype)
+    weights = image((2, 3), 7)
+    whole_GP = values_GP.double().requires_grad_()
+    variance, centre = torch.var_mean(whole_GP, dim=1, correction=0)
+    (expected,) = torch.autograd.grad((weights * torch.stack([centre, variance])).sum(), whole_GP)
+    x_GP = values_GP[:, own].clone().requires_grad_()
+    found_mean, found_variance, count = whole_moments(x_GP, communicator)
+    # Every rank has the whole loss, so each counts for its share of it.
+    loss = (weights * torch.stack([found_mean, found_variance])).sum() / communicator.size
+    (dx_GP,) = torch.autograd.grad(loss, x_GP)
+    bound = (1e-12 if dtype == torch.float64 else 1e-5) * (1 if mean == 0 else 10)
+    faults = [
+        name
+        for name, found, right in (
+            ("mean", found_mean, centre),
+            ("variance", found_variance, variance),
+            ("gradient", dx_GP.double(), expected[:, own]),
+        )
+        if not (found - right).abs().max() <= bound * right.abs().max()
+    ]
+    opened.agree(", ".join(faults) or None)
+    assert count == edges[-1]
+
+
+def test_the_loss_of_these_tests_tells_pixels_apart() -> None:
+    """So that a gradient put at the wrong place is seen."""
+    weights_BCHW = loss_weights((2, 3, 8, 8))
+    assert len(weights_BCHW.flatten().unique()) == math.prod(weights_BCHW.shape)
