@@ -1,9 +1,10 @@
 """A convolution that computes its interior while the halos travel, and its borders once they are there.
 
-The interior are the outputs that read nothing but this rank's own block: its upper half is computed while rows travel,
-its lower half while columns do. In the backward pass the input's gradient comes first, and the weights' gradient is
-computed while the halos of the former travel home. What it costs: five smaller convolutions in place of one, and a copy
-of the output. Whether it pays depends on the machine; it is measured in benchmarks/spatial.
+The interior are the outputs that read nothing but this rank's own block. Where the image is cut both ways its upper
+half is computed while rows travel and its lower half while columns do. In the backward pass the input's gradient comes
+first, and the weights' gradient is computed while the halos of the former travel home. What it costs: five smaller
+convolutions in place of one, and a copy of the output. Whether it pays depends on the machine; it is measured in
+benchmarks/spatial.
 """
 
 from __future__ import annotations
@@ -105,15 +106,15 @@ class OverlappedConvolution(torch.autograd.Function):
         ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, job: OverlapJob
     ) -> torch.Tensor:
         phases = job.exchanger.gathering(x_BCHW, job.rows, job.cols, 0.0)
-        given, inner = job.given, job.interior
+        given = job.given
         own = Box(*(e.owned if e is not None else p.read for e, p in _dims(job)))
         y_BCHW: torch.Tensor | None = None
         window_BCHW: torch.Tensor | None = None
-        for half in _halves(inner):
+        for chunk in _chunks(job):
             window_BCHW = _proceed(phases) if window_BCHW is None else window_BCHW
-            part_BCHW = _convolve(x_BCHW, job.read(half), own, weight, bias, job.options)
+            part_BCHW = _convolve(x_BCHW, job.read(chunk), own, weight, bias, job.options)
             y_BCHW = _output(part_BCHW, given) if y_BCHW is None else y_BCHW
-            y_BCHW[(slice(None), slice(None), *half.relative_to(given).slices)] = part_BCHW
+            y_BCHW[(slice(None), slice(None), *chunk.relative_to(given).slices)] = part_BCHW
         window_BCHW = complete(phases) if window_BCHW is None else window_BCHW
         window = Box(job.place.row.read, job.place.col.read)
         for strip in job.borders():
@@ -165,9 +166,13 @@ def _proceed(phases: Phases) -> torch.Tensor | None:
     return None
 
 
-def _halves(interior: Box) -> Iterator[Box]:
-    """The interior's upper and lower half; nothing where it is empty."""
+def _chunks(job: OverlapJob) -> Iterator[Box]:
+    """The interior in as many chunks as there are phases to wait for; nothing where it is empty."""
+    interior = job.interior
     if not interior.area:
+        return
+    if job.rows is None or job.cols is None:
+        yield interior
         return
     middle = interior.row.start + interior.row.size // 2
     for row in (Interval(interior.row.start, middle), Interval(middle, interior.row.stop)):

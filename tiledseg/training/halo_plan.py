@@ -10,11 +10,13 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.halo_modes import choose_fusion
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mesh_choice import choose_mesh
+from tiledseg.planning.mode_cost import Task, layer_cost
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class HaloPlan:
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
     fusion: int = 1
     overlap: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """For the user, who may have left the choice to the program."""
+        depth = "whole network" if self.fusion >= WHOLE else self.fusion
+        fused = f", fusion {depth}{', overlap' if self.overlap else ''}" if self.halo == "layer" else ""
+        return f"{self.halo}, ranks {self.mesh}{fused}"
 
 
 def plan_halos(
@@ -62,11 +71,34 @@ def plan_halos(
     return HaloPlan("layer", mesh, fusion, parallel.overlap)
 
 
-def plan_notes(plan: HaloPlan, ranks: int, images_per_step: int) -> list[str]:
-    """What the user should know: ranks without work."""
-    if plan.halo == "read" or plan.mesh.ranks >= ranks:
-        return []
-    return [
+def layer_memory(
+    plan: HaloPlan, layers: tuple[Layer, ...], tilings: Sequence[Tiling], bands: int, value_bytes: int
+) -> int:
+    """Predicted bytes of a training step in mode `layer` on the rank and image that need most; 0 in other modes, whose
+    tiles can be made as small as the memory asks for."""
+    if plan.halo != "layer":
+        return 0
+    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    task = Task(layers, bands, decompose(largest, (plan.mesh.rows, plan.mesh.cols)), value_bytes)
+    return layer_cost(task, Machine(), plan.fusion).memory
+
+
+def plan_notes(plan: HaloPlan, ranks: int, images_per_step: int, needed: int, memory: int) -> list[str]:
+    """What the user should know: too little memory (`needed` and `memory` in bytes a rank), ranks without work."""
+    notes = []
+    if needed > memory:
+        notes.append(
+            f"parallel.halo layer computes the whole block of a rank at once, which needs about {needed / 2**30:.1f} "
+            f"GiB, but {memory / 2**30:.1f} GiB are to be had; use more ranks an image, or mode exchange or read with "
+            "a finer tiling.grid"
+        )
+    if plan.halo != "read" and plan.mesh.ranks < ranks:
+        notes.append(_idle(plan, ranks, images_per_step))
+    return notes
+
+
+def _idle(plan: HaloPlan, ranks: int, images_per_step: int) -> str:
+    return (
         f"{ranks - plan.mesh.ranks} of {ranks} ranks own nothing: the mesh is {plan.mesh} with steps of "
         f"{images_per_step} images; use fewer ranks, a finer tiling.grid, or more train.images_per_step"
-    ]
+    )

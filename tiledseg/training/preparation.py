@@ -22,7 +22,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
-from tiledseg.training.halo_plan import HaloPlan, plan_halos, plan_notes
+from tiledseg.training.halo_plan import HaloPlan, layer_memory, plan_halos, plan_notes
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
 
@@ -75,9 +75,10 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     tilings = (*training.tilings, *(validation.tilings if validation else ()))
     value = BYTES_PER_VALUE[config.train.precision]
     halo = plan_halos(config.parallel, network.layers(), tilings, ranks, per_step, network.bands, value)
+    needed = layer_memory(halo, network.layers(), tilings, network.bands, value)
     warnings = [
         *_notes(found.images, training.tilings),
-        *plan_notes(halo, ranks, per_step),
+        *plan_notes(halo, ranks, per_step, needed, memory_bytes),
         *_check_exact(config, network, tilings, halo),
     ]
     return Preparation(network, footprint, halo, label_map, sampler, training, validation, tuple(warnings))

@@ -154,7 +154,6 @@ def _announce(
     halo = preparation.footprint.before
     progress.say(f"{len(preparation.training.images)} images, grid {rows} x {cols}, halo {halo} px")
     if preparation.halo.halo != "read":
-        fused = f", {preparation.halo.fusion} layers an exchange" if preparation.halo.halo == "layer" else ""
-        progress.say(f"halo mode {preparation.halo.halo}: ranks {preparation.halo.mesh}{fused}")
+        progress.say(f"halo mode {preparation.halo.in_words}")
     if checkpoint is not None:
         progress.say(f"resuming from {checkpoint.path}")
