@@ -10,6 +10,13 @@ from tests.spatial.twins import OpenAxes
 from tiledseg.comm.mesh import Mesh
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """torch warns that `same` padding of even kernels costs a copy; here it is meant."""
+    for item in items:
+        if "tests/spatial" in item.nodeid:
+            item.add_marker(pytest.mark.filterwarnings("ignore:Using padding='same'"))
+
+
 @pytest.fixture(scope="module", params=["gloo", "mpi"])
 def opened(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
     """Over each transport in turn."""

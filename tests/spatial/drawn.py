@@ -121,12 +121,11 @@ def upsamples(draw: st.DrawFn) -> tuple[nn.Module, int]:
 
 def norms() -> list[nn.Module]:
     """Of CHANNELS channels; made anew at each call."""
-    untracked = nn.BatchNorm2d(CHANNELS, track_running_stats=False)
     return [
         nn.BatchNorm2d(CHANNELS),
         nn.BatchNorm2d(CHANNELS, momentum=None),
         nn.BatchNorm2d(CHANNELS, affine=False, momentum=0.3),
-        untracked,
+        nn.BatchNorm2d(CHANNELS, track_running_stats=False),
         nn.BatchNorm2d(CHANNELS).eval(),
         nn.BatchNorm2d(CHANNELS, track_running_stats=False).eval(),
         nn.GroupNorm(1, CHANNELS),
@@ -138,7 +137,7 @@ def norms() -> list[nn.Module]:
     ]
 
 
-def _keeping() -> list[nn.Module]:
+def keeping() -> list[nn.Module]:
     """Layers that keep the size, if nothing else."""
     return [
         nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
@@ -157,7 +156,7 @@ def _keeping() -> list[nn.Module]:
     ]
 
 
-def _shrinking() -> list[nn.Module]:
+def shrinking() -> list[nn.Module]:
     return [
         nn.MaxPool2d(2),
         nn.AvgPool2d(2),
@@ -168,7 +167,7 @@ def _shrinking() -> list[nn.Module]:
     ]
 
 
-def _growing() -> list[nn.Module]:
+def growing() -> list[nn.Module]:
     return [
         nn.Upsample(scale_factor=2),
         nn.Upsample(scale_factor=2, mode="bilinear"),
@@ -179,6 +178,11 @@ def _growing() -> list[nn.Module]:
     ]
 
 
+def skip_over(*inner: nn.Module, crop: int = 0, name: str = "skip") -> list[nn.Module]:
+    """The layers with their input, cropped, put before their output; it has twice CHANNELS channels."""
+    return [StashSkip(name), *inner, PopSkip(name, crop)]
+
+
 @st.composite
 def bodies(draw: st.DrawFn, depth: int, skips: list[int]) -> list[nn.Module]:
     """Layers whose outputs are as many as their inputs where those are a multiple of 4; skips where there is depth."""
@@ -187,17 +191,17 @@ def bodies(draw: st.DrawFn, depth: int, skips: list[int]) -> list[nn.Module]:
         kind = draw(st.sampled_from(["keep", "scale", "skip", "crop"] if depth else ["keep"]))
         skip = f"skip{len(skips)}"
         if kind == "keep":
-            sequence.append(draw(st.sampled_from(_keeping())))
+            sequence.append(draw(st.sampled_from(keeping())))
         elif kind == "scale":
             inner = draw(bodies(depth - 1, skips))
-            sequence += [draw(st.sampled_from(_shrinking())), *inner, draw(st.sampled_from(_growing()))]
+            sequence += [draw(st.sampled_from(shrinking())), *inner, draw(st.sampled_from(growing()))]
         else:
             skips.append(len(skips))
             crop = int(kind == "crop")
             inner = [nn.Conv2d(CHANNELS, CHANNELS, 3)] if crop else draw(bodies(depth - 1, skips))
-            sequence += [StashSkip(skip), *inner, PopSkip(skip, crop), nn.Conv2d(2 * CHANNELS, CHANNELS, 1 + 2 * crop)]
-            if crop:
-                sequence[-1].padding = (2, 2)
+            sequence += skip_over(*inner, crop=crop, name=skip)
+            # What an unpadded convolution took off comes back, so that the next skip fits.
+            sequence.append(nn.Conv2d(2 * CHANNELS, CHANNELS, 1 + 2 * crop, padding=2 * crop))
     return sequence
 
 
@@ -214,7 +218,7 @@ def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
 @st.composite
 def chains(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     """Up to five layers of any kind one after the other, whatever size comes out."""
-    every = [*_keeping(), *_shrinking(), *_growing(), nn.Conv2d(CHANNELS, CHANNELS, 3), nn.MaxPool2d(2, 1)]
+    every = [*keeping(), *shrinking(), *growing(), nn.Conv2d(CHANNELS, CHANNELS, 3), nn.MaxPool2d(2, 1)]
     layers = draw(st.lists(st.sampled_from(every), min_size=2, max_size=5, unique=True))
     network = with_weights(nn.Sequential(*layers), draw(st.integers(0, 3)))
     height, width = (draw(st.integers(5, 17)) for _ in shape)

@@ -134,7 +134,13 @@ def forward(
     if axes.position is None:
         return None
     network = copy.deepcopy(network)
-    spatial = SpatialNetwork(network, axes, fusion)
+    return start(SpatialNetwork(network, axes, fusion), network, x_BCHW, rows, cols)
+
+
+def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Pass:
+    """The forward pass of `spatial`, which computes `network`, for this rank's block of x."""
+    axes = spatial.axes
+    assert axes.position is not None
     own = Box(rows.owned(axes.position.row), cols.owned(axes.position.col))
     part_BCHW = x_BCHW[(slice(None), slice(None), *own.slices)].clone().requires_grad_()
     y_BCHW = spatial(part_BCHW.clone(), rows, cols)
@@ -227,4 +233,5 @@ def _far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], boun
 
 
 def _gradients(network: Network) -> dict[str, torch.Tensor]:
-    return {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in network.named_parameters()}
+    """Copies, by name; zeros where there is none."""
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in network.named_parameters()}

@@ -1,0 +1,169 @@
+"""What cannot be spread over ranks exactly is refused by name, with the reason; what can is itself on one rank."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.spatial import drawn
+from tests.spatial.drawn import CHANNELS, image, with_weights
+from tests.spatial.twins import DrawnNetwork, forward, undivided
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.models.blocks import PixelNorm
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.unet import build_unet
+from tiledseg.spatial.convert import POINTWISE, convert_layers
+from tiledseg.spatial.network import SpatialNetwork
+
+
+class Doubled(nn.Conv2d):
+    """A subclass may compute anything."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+REFUSED = {
+    "Dropout": (nn.Dropout(), "by the order of calls"),
+    "Dropout2d": (nn.Dropout2d(), "use ChannelDropout"),
+    "AlphaDropout": (nn.AlphaDropout(), "use ChannelDropout"),
+    "RReLU": (nn.RReLU(), "use LeakyReLU"),
+    "LayerNorm": (nn.LayerNorm([4, 8, 8]), "fixed size"),
+    "SyncBatchNorm": (nn.SyncBatchNorm(4), "use BatchNorm2d"),
+    "adaptive average": (nn.AdaptiveAvgPool2d(1), "use AvgPool2d"),
+    "adaptive max": (nn.AdaptiveMaxPool2d(1), "use MaxPool2d"),
+    "Flatten": (nn.Flatten(), "gives up rows and columns"),
+    "Linear": (nn.Linear(4, 4), "1 x 1 convolution"),
+    "convolution that reflects": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), "pads with 'reflect'"),
+    "convolution in a circle": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), "pads with 'circular'"),
+    "max pool, ceil_mode": (nn.MaxPool2d(2, ceil_mode=True), "ceil_mode"),
+    "average pool, ceil_mode": (nn.AvgPool2d(2, ceil_mode=True), "ceil_mode"),
+    "max pool, indices": (nn.MaxPool2d(2, return_indices=True), "set return_indices off"),
+    "align_corners": (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), "align_corners=True"),
+    "UpsamplingBilinear2d": (nn.UpsamplingBilinear2d(scale_factor=2), "align_corners=True"),
+    "fixed size": (nn.Upsample(size=(8, 8)), "give a scale_factor"),
+    "fraction": (nn.Upsample(scale_factor=1.5), "only whole factors"),
+    "fraction of one dim": (nn.Upsample(scale_factor=(2.0, 0.5)), "only whole factors"),
+    "bicubic": (nn.Upsample(scale_factor=2, mode="bicubic"), "give nearest or bilinear"),
+    "instances tracked": (nn.InstanceNorm2d(4, track_running_stats=True), "track_running_stats=False"),
+    "softmax": (nn.Softmax2d(), "is not known"),
+    "local response": (nn.LocalResponseNorm(2), "is not known"),
+    "a subclass": (Doubled(4, 4, 3), "is not known"),
+    "a sequence within": (nn.Sequential(nn.ReLU()), "is not known"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
+    module, reason = REFUSED[name]
+    network = nn.Sequential()
+    network.add_module("first", nn.Conv2d(4, 4, 3))
+    network.add_module("odd one", module)
+    with pytest.raises(ConfigError) as refused:
+        convert_layers(network, serial_axes())
+    message = str(refused.value)
+    assert "layer 'odd one'" in message
+    assert reason in message
+    assert "'first'" not in message
+    assert "\n" not in message
+
+
+def test_several_faults_are_told_together() -> None:
+    network = nn.Sequential(nn.Dropout(), nn.Conv2d(4, 4, 3), nn.LayerNorm(8), nn.MaxPool2d(2, ceil_mode=True))
+    with pytest.raises(ConfigError, match=r"cannot be spread over ranks: .* or use parallel.halo read$") as refused:
+        SpatialNetwork(network, serial_axes())
+    assert [name for name in "0123" if f"layer '{name}'" in str(refused.value)] == ["0", "2", "3"]
+
+
+def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:
+    """y, dx, gradients and buffers are the unconverted network's to the last bit."""
+    expected = undivided(network, x_BCHW)
+    rows, cols = (Partition((0, size)) for size in x_BCHW.shape[2:])
+    run = forward(network, x_BCHW, serial_axes(), rows, cols, fusion)
+    run.backward(expected.y_BCHW.shape)
+    found = run.finish(x_BCHW.shape, expected.y_BCHW.shape)
+    assert torch.equal(found.y_BCHW, expected.y_BCHW)
+    assert torch.equal(found.dx_BCHW, expected.dx_BCHW)
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+    assert found.buffers.keys() == expected.buffers.keys()
+    for name, buffer in expected.buffers.items():
+        assert torch.equal(found.buffers[name], buffer), name
+
+
+EVERY = [
+    *drawn.keeping(),
+    *drawn.shrinking(),
+    *drawn.growing(),
+    nn.Conv2d(CHANNELS, 6, (2, 5), (2, 1), (3, 0), (1, 2), groups=2),
+    nn.ConvTranspose2d(CHANNELS, 6, (2, 5), (3, 2), (0, 2), (2, 1), groups=2, dilation=(1, 2)),
+    nn.MaxPool2d((3, 2), 1, 1, dilation=2),
+    nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    nn.AvgPool2d((2, 3), 2, divisor_override=5),
+    nn.Upsample(scale_factor=(2, 3), mode="bilinear"),
+    nn.Upsample(scale_factor=3, mode="nearest-exact"),
+    nn.UpsamplingNearest2d(scale_factor=2),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", range(len(EVERY)))
+def test_a_layer_on_one_rank_is_the_unconverted_one_to_the_last_bit(number: int, dtype: torch.dtype) -> None:
+    network = nn.Sequential(with_weights(copy.deepcopy(EVERY[number]), 3)).to(dtype)
+    one_rank(network, image((2, CHANNELS, 13, 10), 5).to(dtype))
+
+
+@pytest.mark.parametrize("kind", [k for k in POINTWISE if k not in (PixelNorm, ChannelDropout)])
+def test_pointwise_layers_compute_a_block_as_the_image(kind: type[nn.Module]) -> None:
+    x_BCHW = image((2, 3, 9, 8), 5)
+    one_rank(nn.Sequential(kind()).double(), x_BCHW)
+    whole_BCHW = kind().double()(x_BCHW)
+    assert torch.allclose(kind().double()(x_BCHW[:, :, 2:5, 3:]), whole_BCHW[:, :, 2:5, 3:], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("fusion", [1, WHOLE])
+@pytest.mark.parametrize("norm", ["none", "pixel", "instance", "group", "batch"])
+@pytest.mark.parametrize(("padding", "size"), [("same", (24, 16)), ("valid", (52, 60))])
+def test_a_unet_on_one_rank_is_the_unconverted_one_to_the_last_bit(
+    padding: str, size: tuple[int, int], norm: str, fusion: int
+) -> None:
+    unet = UNet(3, 2, 3, 4, padding, norm, "bilinear", 0.25, bands=2, classes=3)
+    one_rank(build_unet(unet, seed=1).double(), image((1, 2, *size), 5), fusion)
+
+
+def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:
+    """A skip then still fits the tensor that it meets."""
+    modules = [*drawn.skip_over(nn.Conv2d(CHANNELS, CHANNELS, 3), crop=1), nn.Conv2d(2 * CHANNELS, CHANNELS, 1, 2)]
+    one_rank(with_weights(DrawnNetwork(modules), 3), image((1, CHANNELS, 12, 10), 5))
+
+
+def test_weights_and_buffers_are_the_networks_own() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3))
+    spatial = SpatialNetwork(network, serial_axes())
+    rows = cols = Partition((0, 8))
+    before = [buffer.clone() for buffer in network.buffers()]
+    spatial(torch.randn(1, 2, 8, 8), rows, cols).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, network.buffers(), strict=True))
+    network.eval()
+    x_BCHW = torch.randn(1, 2, 8, 8)
+    assert torch.equal(spatial(x_BCHW, rows, cols), network(x_BCHW))
+
+
+def test_a_block_of_another_size_than_its_partition_says_is_refused() -> None:
+    spatial = SpatialNetwork(nn.Sequential(nn.ReLU()), serial_axes())
+    with pytest.raises(GeometryError, match=r"gives \(8, 7\) pixels, but its block of the input is \(8, 8\)"):
+        spatial(torch.zeros(1, 1, 8, 7), Partition((0, 8)), Partition((0, 8)))
+
+
+def test_blocks_that_the_mesh_does_not_have_are_refused() -> None:
+    spatial = SpatialNetwork(nn.Sequential(nn.ReLU()), serial_axes())
+    with pytest.raises(GeometryError, match="cut into 2 x 1 blocks, but the mesh is 1 x 1 x 1"):
+        spatial.check(Partition((0, 4, 8)), Partition((0, 8)))

@@ -1,0 +1,152 @@
+"""No configuration hangs: drawn ones end within a time limit with the undivided result, illegal ones start nothing.
+
+Several images in flight on several replicas, each in an order of its own, before the first backward pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from tests.spatial import drawn
+from tests.spatial.drawn import CHANNELS, Network, image, with_weights
+from tests.spatial.together import for_all
+from tests.spatial.twins import DrawnNetwork, OpenAxes, Result, difference, loss_weights, refusal, start
+from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS, UNet
+from tiledseg.comm.axes import Axes
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.receptive_field import is_legal_size, total_stride
+from tiledseg.models.unet import build_unet
+from tiledseg.spatial.network import SpatialNetwork
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Images, each cut in its way, that are forwarded one after the other and then taken back in the order `back`."""
+
+    network: Network
+    shapes: tuple[tuple[int, int, int, int], ...]
+    cuts: tuple[tuple[Partition, Partition], ...]
+    back: tuple[int, ...]
+    fusion: int
+    settles: bool
+
+    def images(self, replica: int) -> list[torch.Tensor]:
+        return [image(shape, 10 * replica + number) for number, shape in enumerate(self.shapes)]
+
+    def order(self, replica: int) -> list[int]:
+        """Every other replica starts with the last image: what one image's ranks do is no concern of another's."""
+        numbers = list(range(len(self.shapes)))
+        return numbers[::-1] if replica % 2 else numbers
+
+
+def small_unets() -> st.SearchStrategy[UNet]:
+    return st.builds(
+        UNet,
+        levels=st.integers(1, 3),
+        convs_per_level=st.integers(1, 2),
+        kernel=st.sampled_from([3, 3, 5]),
+        base_channels=st.just(2),
+        padding=st.sampled_from(PADDINGS),
+        norm=st.sampled_from(NORMS),
+        upsampling=st.sampled_from(UPSAMPLINGS),
+        dropout=st.sampled_from([0.0, 0.25]),
+        bands=st.just(CHANNELS),
+        classes=st.just(2),
+    )
+
+
+@st.composite
+def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
+    """A U-Net, or a network drawn layer by layer; sizes that it takes, or that some rank would have nothing of."""
+    if draw(st.booleans()):
+        unet = draw(small_unets())
+        unit = total_stride(unet.layers())
+        sizes = [n for n in range(8, 160) if is_legal_size(unet.layers(), n)][: max(4, 32 // unit)]
+        network = build_unet(unet, seed=1).double()
+    else:
+        sizes = [8, 12, 16, 20]
+        network = with_weights(DrawnNetwork(draw(drawn.bodies(2, []))), 1)
+    steps = draw(st.integers(1, 3))
+    shapes = []
+    for _ in range(steps):
+        sides = [draw(st.sampled_from([size for size in sizes if size >= ranks])) for ranks in shape]
+        shapes.append((draw(st.integers(1, 2)), CHANNELS, *sides))
+    cuts = tuple((draw(drawn.cuts(shape[0], s[2])), draw(drawn.cuts(shape[1], s[3]))) for s in shapes)
+    back = tuple(draw(st.permutations(range(steps))))
+    return Flight(network, tuple(shapes), cuts, back, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()))
+
+
+def undivided(flight: Flight, replica: int) -> list[Result]:
+    network = copy.deepcopy(flight.network)
+    x_BCHW = [x.requires_grad_() for x in flight.images(replica)]
+    y_BCHW: dict[int, torch.Tensor] = {}
+    for number in flight.order(replica):
+        y_BCHW[number] = network(x_BCHW[number].clone())
+    for number in flight.back:
+        (y_BCHW[number] * loss_weights(y_BCHW[number].shape)).sum().backward()
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in network.named_parameters()}
+    buffers = dict(network.named_buffers())
+    return [Result(y_BCHW[i].detach(), x.grad, gradients, buffers) for i, x in enumerate(x_BCHW)]
+
+
+def divided(
+    flight: Flight, cuts: list[tuple[Partition, Partition]], axes: Axes, shapes: list[torch.Size]
+) -> list[Result]:
+    network = copy.deepcopy(flight.network)
+    spatial = SpatialNetwork(network, axes, flight.fusion)
+    replica = axes.position.replica
+    images = flight.images(replica)
+    runs = {number: start(spatial, network, images[number], *cuts[number]) for number in flight.order(replica)}
+    for number in flight.back:
+        runs[number].backward(shapes[number])
+    return [runs[number].finish(x.shape, shapes[number]) for number, x in enumerate(images)]
+
+
+def check(flight: Flight, opened: OpenAxes, axes: Axes) -> None:
+    spatial = SpatialNetwork(flight.network, axes, flight.fusion)
+    cuts = [spatial.settle(*cut) if flight.settles else cut for cut in flight.cuts]
+    refused = [refusal(flight.network, axes, *cut, flight.fusion) for cut in cuts]
+    everywhere = opened.mesh.communicator.gather_objects(refused)
+    assert all(reasons == refused for reasons in everywhere), everywhere
+    if any(refused):
+        return
+    fault = None
+    if axes.position is not None:
+        expected = undivided(flight, axes.position.replica)
+        found = divided(flight, cuts, axes, [result.y_BCHW.shape for result in expected])
+        faults = [difference(*pair) for pair in zip(found, expected, strict=True)]
+        fault = next((f"image {i}: {f}" for i, f in enumerate(faults) if f), None)
+    opened.agree(fault)
+
+
+def test_drawn_configurations_end_with_the_undivided_result(opened: OpenAxes) -> None:
+    size = opened.mesh.size
+    meshes = [(1, *shape) for shape in opened.shapes()]
+    meshes += [(2, 1, size // 2), (2, size // 2, 1)] if size >= 4 else []
+    for replicas, rows, cols in meshes:
+        axes = opened.of(rows, cols, replicas)
+        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 8)
+
+
+@pytest.mark.parametrize("fusion", [1, 3, WHOLE])
+def test_an_image_too_small_for_the_mesh_is_refused_by_every_rank_before_any_message(
+    opened: OpenAxes, fusion: int
+) -> None:
+    network = build_unet(UNet(4, 1, 3, 2, bands=2), seed=1)
+    rows, cols = opened.shapes()[0]
+    axes = opened.of(rows, cols)
+    cut = Partition.even(8, rows), Partition.even(8, cols)
+    refused = opened.mesh.communicator.gather_objects(refusal(network, axes, *cut, fusion))
+    assert refused == refused[:1] * opened.mesh.size
+    if rows * cols > 1:
+        assert "use fewer ranks an image, larger images, or fewer levels" in refused[0]
+    else:
+        assert refused[0] is None
