@@ -72,3 +72,15 @@ def test_stopped_by_a_wall_time_signal(material: Material, uninterrupted: Path) 
     finish(material.train(2, folder))
     check_same(folder, uninterrupted)
     assert json.loads((folder / "summary.json").read_text())["finished"] is True
+
+
+def test_killed_while_neighbours_wait_for_its_halos(material: Material) -> None:
+    """In mode layer rank 1 of 2 dies before its backward pass, in which rank 0 waits for its halos."""
+    options = ("--train.tiles_per_step", "null", "--parallel.halo", "layer")
+    whole, folder = material.root / "layer-whole", material.root / "layer-killed"
+    finish(material.train(2, whole, *options))
+    done = material.train(2, folder, *options, at=Moment("step", rank=1, count=6))
+    assert done.code == 137
+    assert newest_step(folder) == 4
+    finish(material.train(2, folder, *options))
+    check_same(folder, whole)
