@@ -72,11 +72,62 @@ def test_every_flag_changes_its_figure(capsys: pytest.CaptureFixture[str]) -> No
         "--gpus 5": ("cluster", "rounds", 4),
         "--model small": ("network", "layers", 109),
         "--stride 2": ("paper", "shrink", 1000.5),
+        "--mesh 2": ("modes", "ranks", 4),
     }
     for flags, (part, key, value) in expected.items():
         found = answer(capsys, f"--size 2000 --grid 4 {flags}")
         assert found[part][key] == value, flags
         assert plain[part].get(key) != value, flags
+
+
+def test_the_papers_image_in_three_modes(capsys: pytest.CaptureFixture[str]) -> None:
+    part = answer(capsys, "--size 10000 --grid 8")["modes"]
+    rows = {row["mode"]: row for row in part["costs"]}
+    assert (part["mesh"], part["ranks"], list(rows)) == ([8, 8], 64, ["read", "exchange", "layer"])
+    assert part["gradient_all_reduce"]["bytes"] == 8 * 31_032_386
+    assert [row["efficiency"] for row in rows.values()] == [1.2869, 1.2869, 1.0]
+    assert [row["messages_rank"] for row in rows.values()] == [0, 4, 36 * 4 - 4]
+    assert rows["exchange"]["bytes_rank"] == 8257536
+    assert rows["exchange"]["backward"] == {"messages_rank": 0, "bytes_rank": 0}
+    assert rows["layer"]["multiply_adds"] == part["multiply_adds_undivided"] < rows["read"]["multiply_adds"]
+    assert part["choice"]["mode"] == "layer"
+    assert part["choice"]["fusion"] == 1
+
+
+def test_the_machine_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its three figures tips the balance."""
+
+    def choice(flags: str) -> tuple[str, object]:
+        found = answer(capsys, f"--size 2000 --grid 4 {flags}")["modes"]["choice"]
+        return found["mode"], found["fusion"]
+
+    assert choice("") == ("layer", 1)
+    assert choice("--latency 1ms")[1] != 1
+    assert choice("--latency 100ms") == ("read", None)
+    assert choice("--bandwidth 1MB") == ("read", None)
+    assert choice("--flops 10P --latency 1us")[0] == "read"
+
+
+def test_memory_norms_and_small_grids(capsys: pytest.CaptureFixture[str]) -> None:
+    tight = answer(capsys, "--size 2000 --grid 4 --mesh 1 --gpu-memory 4GiB")["modes"]
+    assert [row["fits"] for row in tight["costs"]] == [True, True, False]
+    assert tight["choice"]["mode"] == "read"
+    assert "layer 2" not in tight["choice"]["reason"]
+    norm = answer(capsys, "--size 1000 --grid 2 --norm batch --latency 1s")["modes"]
+    assert norm["choice"]["mode"] == "layer"
+    assert "(not exact)" in norm["choice"]["reason"]
+    one = answer(capsys, "--size 1000 --grid 1 --norm batch")["modes"]
+    assert "all modes are the same" in one["choice"]["reason"]
+    assert {row["milliseconds"] for row in one["costs"]} == {one["costs"][0]["milliseconds"]}
+
+
+def test_a_mesh_that_layer_mode_cannot_have_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--size 33 --grid 3 --padding valid"
+    row = answer(capsys, flags)["modes"]["costs"][-1]
+    assert (row["mode"], row["possible"]) == ("layer", False)
+    assert "own" in row["reason"]
+    assert main(flags.split()) == 0
+    assert "layer: not possible" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("model", "layers"), [("small", 109), ("medium-2", 129), ("large", 149)])
@@ -102,9 +153,10 @@ def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(flags.split()) == 0
     text = capsys.readouterr().out
     titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ":" in line]
-    assert titles == ["paper", "exact", "network", "memory", "cluster"]
+    assert titles == ["paper", "exact", "network", "memory", "modes", "cluster"]
     for words in ("92", "1250", "1434", "1.3161", "1.2944", "94", "1264 x 1264", "1440 x 1440", "1.2869", "10.67",
-                  "31,032,386", "88.9", "does NOT fit"):  # fmt: skip
+                  "31,032,386", "88.9", "does NOT fit", "28.69 %", "46.57 MiB", "758.2 ms",
+                  "no mode fits"):  # fmt: skip
         assert words in text
     assert all(line == line.rstrip() for line in text.splitlines())
     assert max(map(len, text.splitlines())) <= 120
@@ -157,6 +209,17 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--size 1000 --grid 2 --plot out.pdf", ["out.pdf", ".png"]),
         ("--size 1000 --grid 2 --plot missing/out.png", ["missing/out.png", "No such file"]),
         ("--size 1000 --grid 2 --stride 2 --plot out.png", ["--plot", "--stride is 2"]),
+        ("--size 1000 --grid 2 --mesh 3", ["--mesh is 3 x 3", "2 x 2 tiles"]),
+        ("--size 1000 --grid 2 --mesh 0", ["--mesh is 0"]),
+        ("--size 1000 --grid 2 --mesh 1 2 3", ["--mesh has 3 values"]),
+        ("--size 1000 --grid 2 --mesh two", ["--mesh", "'two'"]),
+        ("--size 1000 --grid 2 --mesh 2 --stride 2", ["--mesh", "--stride 2"]),
+        ("--size 1000 --grid 2 --flops quick", ["--flops is 'quick'", "10T"]),
+        ("--size 1000 --grid 2 --flops 0", ["--flops is 0"]),
+        ("--size 1000 --grid 2 --flops 10T --stride 2", ["--flops", "--stride 2"]),
+        ("--size 1000 --grid 2 --bandwidth 10s", ["--bandwidth is '10s'", "25GB"]),
+        ("--size 1000 --grid 2 --bandwidth 0GB", ["--bandwidth is 0"]),
+        ("--size 1000 --grid 2 --latency 10GB", ["--latency is '10GB'", "20us"]),
         ("--size 1000 --colour red", ["--colour"]),
         ("--siz 1000", ["--siz"]),
     ],

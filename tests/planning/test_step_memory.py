@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.models.unet import build_unet
 from tiledseg.planning.step_memory import training_memory
-
-
-class AllocationMeter(TorchDispatchMode):
-    """Sums the bytes of living storages made inside it, and remembers the most."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.living = {t.untyped_storage()._cdata: 0 for t in known}
-        self.bytes = self.peak = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._meet(tensor.untyped_storage())
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def _meet(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self.living:
-            self.living[storage._cdata] = storage.nbytes()
-            self.bytes += storage.nbytes()
-            weakref.finalize(storage, self._forget, storage._cdata)
-
-    def _forget(self, key: int) -> None:
-        self.bytes -= self.living.pop(key)
 
 
 def measured_peak(unet: UNet, context: tuple[int, int]) -> int:

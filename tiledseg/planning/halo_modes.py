@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.layer_windows import WHOLE, layer_windows
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost, layer_ranks
@@ -23,13 +23,12 @@ def choose_fusion(
     """
     if rows.parts * cols.parts == 1:
         return 1
-    best, depth = None, 1
-    for fusion in DEPTHS:
-        ranks = layer_ranks(layers, rows, cols, fusion, bands, value_bytes)
-        seconds = max(rank.seconds(machine) for rank in ranks)
-        if best is None or seconds < best:
-            best, depth = seconds, fusion
-    return depth
+
+    def seconds(fusion: int) -> float:
+        return max(rank.seconds(machine) for rank in layer_ranks(layers, rows, cols, fusion, bands, value_bytes))
+
+    halos = max(sum(w.exchanged for w in layer_windows(layers, partition)) for partition in (rows, cols))
+    return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
 
 
 def choose_mode(

@@ -33,7 +33,7 @@ def block_memory(
 def strip_bytes(
     layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
 ) -> int:
-    """Bytes of the strips that a rank's exchanges hold between steps."""
+    """Bytes of the strips that a rank's exchanges hold between steps; fewer where a whole narrow block is sent."""
     tensors = tensors_before(layers, bands, value_bytes)
     return sum(_strip_pixels(r, c, t, training) * t.pixel_bytes for r, c, t in zip(row, col, tensors, strict=True))
 
@@ -73,7 +73,7 @@ class _Walk:
         kept, described = 0, layer
         if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS and self.ranks > 1:
             kept = keep(self.tensor) + self._statistics(layer, row, col)
-            described = Moved(layer.name, 2 * before)  # the gradient by way of the statistics, and the plain one
+            described = Moved(layer.name, 3 * before)  # of values, of deviations, and their sum
             self.tensor = Tensor(self.channels * row.computed * col.computed, value_bytes=self.value_bytes)
         elif not _is_nothing(layer):
             kept, self.tensor = keep_for_backward(layer, self.tensor, shape, self.value_bytes)

@@ -171,12 +171,13 @@ def layer_ranks(
         zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
     )
     return [
-        LayerRank(row, col, m * n, _work(layers, bands, row, col), layer_traffic(row, col, tensors))
+        LayerRank(row, col, m * n, block_work(layers, bands, row, col), layer_traffic(row, col, tensors))
         for (row, m), (col, n) in pairs
     ]
 
 
-def _work(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> int:
+def block_work(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> int:
+    """Multiply-adds of a forward pass of the rank with these steps; what is cropped behind a layer counts too."""
     channels, work = bands, 0
     for layer, r, c in zip(layers, row, col, strict=True):
         work += layer.multiply_adds(channels) * r.computed * c.computed

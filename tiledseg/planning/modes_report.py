@@ -6,6 +6,7 @@ from typing import Any
 
 from tiledseg.architecture.unet import EXACT_NORMS
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling
@@ -17,7 +18,6 @@ from tiledseg.planning.mode_cost import (
     gradient_bytes,
     layer_cost,
     read_cost,
-    settled,
 )
 from tiledseg.planning.question import Question
 
@@ -70,8 +70,8 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
 
 def _layer_costs(question: Question, task: Task) -> list[ModeCost]:
     """Layer mode with a thin halo at each layer, and with the best fusion where that is another."""
-    rows, cols = settled(task.layers, task.decomposition)
-    best = choose_fusion(task.layers, rows, cols, task.bands, task.value_bytes, question.machine)
+    blocks = layer_blocks(task.decomposition.tiling, task.layers, task.decomposition.shape)
+    best = choose_fusion(task.layers, blocks.rows, blocks.cols, task.bands, task.value_bytes, question.machine)
     return [layer_cost(task, question.machine, fusion) for fusion in sorted({1, best})]
 
 

@@ -86,7 +86,7 @@ def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
         giver = bisect_right(edges, wanted.start) - 1
         while giver < partition.parts and edges[giver] < wanted.stop:
             size = min(edges[giver + 1], wanted.stop) - max(edges[giver], wanted.start)
-            if giver != taker:
+            if size and giver != taker:
                 sender, receiver = found[giver], found[taker]
                 sender[0] += size
                 sender[1] += 1

@@ -1,0 +1,139 @@
+"""Predicted messages, bytes and work against those of real ranks: equal, not close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.planning.spread import UNETS, cut, open_run_axes, spread
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Work
+from tiledseg.comm.mesh import Mesh
+from tiledseg.geometry.decomposition import plan_exchange
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.halo_traffic import (
+    Sent,
+    input_tensor,
+    input_traffic,
+    layer_traffic,
+    norm_reductions,
+    tensors_before,
+)
+from tiledseg.planning.mode_cost import block_work
+from tiledseg.spatial.halo_exchange import HaloExchanger
+
+CASES = [
+    *((name, fusion, True) for name in ("padded", "unpadded") for fusion in (1, 2, WHOLE)),
+    ("unpadded", 1, False),  # edges across which pooling windows lie
+    ("unpadded", 3, False),
+    ("bilinear", 1, True),
+    ("group", 1, True),
+    ("batch", 2, True),
+]
+
+
+@pytest.fixture(scope="module")
+def axes(meshes: dict[str, Mesh]) -> Iterator[Axes]:
+    yield from open_run_axes(meshes)
+
+
+@pytest.fixture
+def reductions(axes: Axes, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of every sum over the image's ranks from here on."""
+    found: list[int] = []
+    original = type(axes.image).all_reduce_sum
+
+    def counted(self: object, tensor: torch.Tensor) -> Work:
+        found.append(tensor.nbytes)
+        return original(self, tensor)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(axes.image), "all_reduce_sum", counted)
+    return found
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("name", "fusion", "settle"), CASES)
+def test_layer_mode_does_what_is_predicted(
+    axes: Axes, reductions: list[int], name: str, fusion: int, settle: bool
+) -> None:
+    """Messages and bytes forward and backward, sums of statistics, and multiply-adds, on each rank, step after step."""
+    unet, traffic = UNETS[name], axes.point_to_point.traffic
+    run, layers = spread(unet, axes, fusion, settle), unet.layers()
+    expected = layer_traffic(*run.steps, tensors_before(layers, unet.bands))
+    sums = norm_reductions(layers, unet.bands, axes.shape.ranks_per_image)
+    for _ in range(2):
+        traffic.reset()
+        reductions.clear()
+        with FlopCounterMode(display=False) as counter:
+            y_BCHW = run()
+        assert Sent(traffic.messages, traffic.bytes) == expected.forward
+        assert Sent(len(reductions), sum(reductions)) == sums
+        assert counter.get_total_flops() == 2 * block_work(layers, unet.bands, *run.steps)
+        traffic.reset()
+        y_BCHW.sum().backward()
+        assert Sent(traffic.messages, traffic.bytes) == expected.backward
+        assert Sent(len(reductions), sum(reductions)) == sums * 2
+    assert expected.forward.messages > 0
+    assert (expected.backward.messages > 0) == (fusion != WHOLE), "one exchange of the input needs no gradient"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
+    unet, traffic = UNETS["padded"], axes.point_to_point.traffic
+    run = spread(unet, axes, 1)
+    traffic.reset()
+    with torch.no_grad():
+        run()
+    assert Sent(traffic.messages, traffic.bytes) == layer_traffic(*run.steps, tensors_before(unet.layers(), 4)).forward
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", ["padded", "unpadded"])
+def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
+    """The one exchange of the input, as the trainer runs it."""
+    assert axes.position is not None
+    at, traffic = (axes.position.row, axes.position.col), axes.point_to_point.traffic
+    decomposition = cut(UNETS[name], (axes.shape.rows, axes.shape.cols))
+    rows, cols = decomposition.context_windows()
+    x_BCHW = torch.randn(1, 4, *decomposition.owned(*at).shape)
+    traffic.reset()
+    window_BCHW = HaloExchanger(axes).exchange(
+        x_BCHW, plan_exchange(decomposition.rows, rows, at[0]), plan_exchange(decomposition.cols, cols, at[1])
+    )
+    assert tuple(window_BCHW.shape[2:]) == (rows[at[0]].size, cols[at[1]].size)
+    expected = dict(input_traffic(decomposition, 4, 4))[at]
+    assert Sent(traffic.messages, traffic.bytes) == expected
+    assert expected.messages > 0
+
+
+def test_widths_of_what_travels_with_two_byte_values() -> None:
+    """Under autocast a network's input and a pixel norm's output have four bytes; a convolution's output has two."""
+    unet = UNETS["pixel"]
+    tensors = tensors_before(unet.layers(), unet.bands, 2)
+    before = {layer.name: tensor for layer, tensor in zip(unet.layers(), tensors, strict=True)}
+    assert input_tensor(4, 2).pixel_bytes == before["encoder0.conv0"].pixel_bytes == 16
+    assert before["encoder0.conv1"].pixel_bytes == 4 * 4, "behind a pixel norm"
+    assert before["encoder0.norm0"].pixel_bytes == 4 * 2
+    assert tensors_before(unet.layers(), 4, 8)[0].pixel_bytes == 32
+
+
+def test_channels_before_each_layer_are_those_of_the_costs() -> None:
+    unet = UNETS["padded"]
+    costs = layer_costs(unet.layers(), unet.bands, (16, 16))
+    tensors = tensors_before(unet.layers(), unet.bands)
+    outputs = {cost.name: cost.shape[0] for cost in costs}
+    stashed = {
+        layer.skip: outputs[layer.name]
+        for layer in unet.layers()
+        if hasattr(layer, "skip") and not hasattr(layer, "crop")
+    }
+    for k, layer in enumerate(unet.layers()):
+        expected = stashed[layer.skip] if hasattr(layer, "crop") else costs[k - 1].shape[0] if k else unet.bands
+        assert tensors[k].channels == expected
+        assert tensors[k].has_gradient == any(
+            cost.parameters for cost in costs[: k if not hasattr(layer, "crop") else 1]
+        )

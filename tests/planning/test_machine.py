@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from tiledseg.errors import ConfigError
+from tiledseg.planning.halo_traffic import Sent
+from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("10T", 10e12), ("10 TFLOPS", 10e12), ("500G", 5e11), ("1.5Tflop/s", 1.5e12), ("1e13", 1e13), ("7", 7.0)],
+)
+def test_flops(text: str, value: float) -> None:
+    assert parse_flops(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("25GB", 25e9), ("25 GB/s", 25e9), ("1GiB", 2**30), ("800MB", 8e8), ("2KiB/s", 2048), ("1e10", 1e10), ("5B", 5)],
+)
+def test_bandwidths(text: str, value: float) -> None:
+    assert parse_bandwidth(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("20us", 2e-5), ("1.5 ms", 1.5e-3), ("3ns", 3e-9), ("0.001", 1e-3), ("2s", 2)]
+)
+def test_latencies(text: str, value: float) -> None:
+    assert parse_latency(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("parse", [parse_flops, parse_bandwidth, parse_latency])
+@pytest.mark.parametrize("text", ["", "fast", "-1", "10 X", "1 2", "T", "10Tus", "inf", "nan"])
+def test_what_is_no_quantity_is_refused(parse: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--\w+ is '.*'; give .* or a plain number"):
+        parse(text)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"flops": 0.0}, {"bandwidth": -1.0}, {"latency": -1e-6}, {"flops": float("inf")}, {"latency": float("nan")}],
+)
+def test_speeds_must_be_positive(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"give more than 0|give 0 or more"):
+        Machine(**values)
+
+
+def test_seconds() -> None:
+    machine = Machine(flops=1e12, bandwidth=1e9, latency=1e-5)
+    assert machine.compute_seconds(10**12) == pytest.approx(6.0), "two flops, forward and twice that backward"
+    assert machine.compute_seconds(10**12, training=False) == pytest.approx(2.0)
+    assert machine.message_seconds(Sent(3, 10**9)) == pytest.approx(1.00003)
+    assert machine.all_reduce_seconds(1, 10**9, 1) == 0
+    assert machine.all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)
