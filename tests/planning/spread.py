@@ -69,7 +69,7 @@ def open_run_axes(meshes: dict[str, Mesh]) -> Iterator[Axes]:
     opened.close()
 
 
-def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True) -> Run:
+def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True, overlap: bool = False) -> Run:
     """This rank's part of a network in layer mode, with the steps that the planner predicts."""
     decomposition = cut(unet, (axes.shape.rows, axes.shape.cols))
     assert axes.position is not None
@@ -77,4 +77,4 @@ def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True) -> Run:
     rows, cols = settled(layers, decomposition) if settle else (decomposition.rows, decomposition.cols)
     module = build_unet(unet, seed=1).train().to(memory_format=torch.channels_last)
     steps = rank_steps(layers, rows, fusion)[at[0]], rank_steps(layers, cols, fusion)[at[1]]
-    return Run(axes, module, SpatialNetwork(module, axes, fusion), rows, cols, at, steps)
+    return Run(axes, module, SpatialNetwork(module, axes, fusion, overlap), rows, cols, at, steps)

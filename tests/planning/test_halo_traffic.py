@@ -82,6 +82,17 @@ def test_layer_mode_does_what_is_predicted(
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("fusion", [1, 2])
+def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
+    unet, traffic = UNETS["padded"], axes.point_to_point.traffic
+    run = spread(unet, axes, fusion, overlap=True)
+    traffic.reset()
+    run().sum().backward()
+    expected = layer_traffic(*run.steps, tensors_before(unet.layers(), unet.bands)).step
+    assert Sent(traffic.messages, traffic.bytes) == expected
+
+
+@pytest.mark.mpi(min_size=2)
 def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
     unet, traffic = UNETS["padded"], axes.point_to_point.traffic
     run = spread(unet, axes, 1)
