@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,32 @@ class NotRunnableError(Exception):
     """The job said that what it measures is not there; the message is its reason."""
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a process ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def reason(self) -> str:
+        """The line that says why it failed."""
+        lines = self.err.splitlines()
+        told = [line for line in lines if line.startswith(("error:", "not runnable:"))]
+        said = [line for line in lines if line.strip("- ")]  # mpirun frames what it says by dashes
+        return told[0].partition(": ")[2] if told else (said or ["it said nothing"])[0]
+
+
+def python_ranks(ranks: int) -> list[str]:
+    """The start of a command: `mpirun -n ranks python`."""
+    tool = _find("mpirun")
+    return [tool, *_oversubscribe(tool), "-n", str(ranks), sys.executable]
+
+
 def mpirun(ranks: int, script: str, *arguments: str) -> list[str]:
     """The command `mpirun -n ranks python script arguments`; the script lies beside this file."""
-    tool = _find("mpirun")
-    return [tool, *_oversubscribe(tool), "-n", str(ranks), sys.executable, str(HERE / script), *arguments]
+    return [*python_ranks(ranks), str(HERE / script), *arguments]
 
 
 def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
@@ -34,11 +57,10 @@ def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
     return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(HERE / script), *arguments]
 
 
-def run_job(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The JSON line that a job prints. `limit`: seconds; `extra`: variables of its environment.
+def run_process(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Done:
+    """Runs a command to its end, one thread a process. `limit`: seconds; `extra`: variables of its environment.
 
-    Raises NotRunnableError where the job exits 3, ConfigError where it exits 2, CommunicationError where it fails
-    otherwise, prints no such line, or runs past the limit: it is then ended, with all its processes.
+    Raises CommunicationError where it runs past the limit: it is then ended, with the processes that it started.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
     with subprocess.Popen(
@@ -58,22 +80,25 @@ def run_job(command: Sequence[str], limit: float, extra: Mapping[str, str] | Non
                 name = " ".join(Path(word).name for word in command[:6])
                 raise CommunicationError(f"'{name} ...' ran longer than {limit:.0f} s; give a larger --limit") from None
             raise
-    return _answer(process.returncode, out, err)
+    return Done(process.returncode, out, err)
 
 
-def _answer(code: int, out: str, err: str) -> dict[str, Any]:
-    lines = [line.strip() for line in out.splitlines() if line.startswith("{")]
-    if code == 0 and lines:
+def run_job(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The JSON line that a job prints; arguments as of `run_process`.
+
+    Raises NotRunnableError where the job exits 3, ConfigError where it exits 2, CommunicationError where it fails
+    otherwise, prints no such line, or runs past the limit.
+    """
+    done = run_process(command, limit, extra)
+    lines = [line.strip() for line in done.out.splitlines() if line.startswith("{")]
+    if done.code == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
-    reasons = [line for line in err.splitlines() if line.startswith(("error:", "not runnable:"))]
-    said = [line for line in err.splitlines() if line.strip("- ")]  # mpirun frames what it says by dashes
-    reason = reasons[0].partition(": ")[2] if reasons else (said or ["it said nothing"])[0]
-    if code == NOT_RUNNABLE or any(line.startswith("not runnable:") for line in reasons):
-        raise NotRunnableError(reason)
-    if code == ConfigError.exit_code:
-        raise ConfigError(reason)
-    raise CommunicationError(f"a job ended with code {code}: {reason}")
+    if done.code == NOT_RUNNABLE or "not runnable:" in done.err:  # torchrun exits 1 whatever its ranks exit with
+        raise NotRunnableError(done.reason)
+    if done.code == ConfigError.exit_code:
+        raise ConfigError(done.reason)
+    raise CommunicationError(f"a job ended with code {done.code}: {done.reason}")
 
 
 def _find(tool: str) -> str:
