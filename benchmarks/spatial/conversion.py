@@ -1,86 +1,50 @@
 """The cost of the conversion alone: on one rank, the converted network against the one it was converted from.
 
-Both compute the same layers on the same weights; what differs is what Python does around them. They take turns, the
-first of a pair being the second of the next, and the ratio is taken pair by pair.
+Both compute the same layers on the same weights; what differs is what Python does around them. The ratio is taken pair
+by pair; single pairs are disturbed by whatever else the machine does, so the spread is that of the quartiles.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-import torch
+from launching import HERE, run_job
 from spread import Spread, markdown
 
-from tiledseg.architecture.unet import UNet
-from tiledseg.comm.axes import serial_axes
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.models.unet import build_unet
-from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.objective import cross_entropy_sums
-
-CLASSES = 5
 BOUND = 1.02  # the law to show: below 2 %
 
 
-def measure_conversion(size: int, levels: int, base_channels: int, pairs: int, device: str = "cpu") -> dict[str, Any]:
-    """Forward and backward of both, `pairs` times each after two to warm up; figures as plain values for JSON."""
-    network = build_unet(UNet(levels, base_channels=base_channels, classes=CLASSES), seed=0).to(device)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    spatial = SpatialNetwork(network, serial_axes())
-    generator = torch.Generator().manual_seed(1)
-    x_BCHW = torch.randn(1, 4, size, size, generator=generator).to(device)
-    x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
-    target_BHW = torch.randint(0, CLASSES, (1, size, size), generator=generator).to(device)
-    partition = Partition.even(size, 1)
+def measure_conversions(
+    sizes: Sequence[int], levels: int, base_channels: int, pairs: int, limit: float, device: str = "cpu"
+) -> list[dict[str, Any]]:
+    """An answer for each size of image, each from a process of its own; plain values for JSON."""
+    answers = []
+    for size in sizes:
+        words = [str(HERE / "conversion_job.py"), *map(str, (size, levels, base_channels, pairs)), device]
+        answers.append(summary(run_job([sys.executable, *words], limit)))
+    return answers
 
-    def step(forward: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, float]:
-        network.zero_grad(set_to_none=True)
-        _wait(device)
-        begun = time.perf_counter(), time.process_time()
-        cross_entropy_sums(forward(x_BCHW), target_BHW, 255)[0].backward()
-        _wait(device)
-        return time.perf_counter() - begun[0], time.process_time() - begun[1]
 
-    forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "plain": network,
-        "converted": lambda x: spatial(x, partition, partition),
-    }
-    gradients = {}
-    for name, forward in forwards.items():
-        step(forward)
-        step(forward)
-        gradients[name] = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in forwards}
-    for pair in range(pairs):
-        for name in sorted(forwards, reverse=bool(pair % 2)):
-            times[name].append(step(forwards[name]))
-    wall, cpu = (
-        sorted(c[clock] / p[clock] for p, c in zip(times["plain"], times["converted"], strict=True)) for clock in (0, 1)
-    )
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """Medians and quartiles of what the job has measured."""
     return {
-        "device": device,
-        "size": size,
-        "pairs": pairs,
-        "plain_seconds": Spread.of([t[0] for t in times["plain"]]).to_dict(),
-        "wall_ratio": _quartiles(wall),
-        "cpu_ratio": _quartiles(cpu),
-        "difference_of_gradients": max(
-            float((a - b).abs().max() / a.abs().max())
-            for a, b in zip(gradients["plain"], gradients["converted"], strict=True)
-        ),
+        **{key: found[key] for key in ("device", "size", "pairs", "difference_of_gradients")},
+        "plain_seconds": Spread.of(found["wall_seconds"]["plain"]).to_dict(),
+        "wall_ratio": _quartiles(found["wall_seconds"]),
+        "cpu_ratio": _quartiles(found["cpu_seconds"]),
     }
 
 
-def _quartiles(values: list[float]) -> dict[str, float]:
-    """Median and quartiles: single pairs are disturbed by whatever else the machine does."""
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    return {"median": median, "least": lower, "most": upper}
+def _quartiles(seconds: dict[str, list[float]]) -> dict[str, float]:
+    ratios = [c / p for p, c in zip(seconds["plain"], seconds["converted"], strict=True)]
+    lower, median, upper = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return {"median": median, "lower": lower, "upper": upper}
 
 
-def conversion_table(answers: list[dict[str, Any]]) -> str:
+def conversion_table(answers: Sequence[dict[str, Any]]) -> str:
     head = (
         "image",
         "device",
@@ -95,15 +59,17 @@ def conversion_table(answers: list[dict[str, Any]]) -> str:
 
 def _cells(answer: dict[str, Any]) -> list[str]:
     wall, cpu = (
-        f"{ratio['median']:.4f} ({ratio['least']:.4f} - {ratio['most']:.4f})"
+        f"{ratio['median']:.4f} ({ratio['lower']:.4f} - {ratio['upper']:.4f})"
         for ratio in (answer["wall_ratio"], answer["cpu_ratio"])
     )
     seconds = Spread(**answer["plain_seconds"])
     verdict = "yes" if answer["wall_ratio"]["median"] < BOUND else "no"
-    size, difference = answer["size"], answer["difference_of_gradients"]
-    return [f"{size} px", answer["device"], str(seconds), wall, cpu, f"{difference:.1e}", verdict]
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    return [
+        f"{answer['size']} px",
+        answer["device"],
+        str(seconds),
+        wall,
+        cpu,
+        f"{answer['difference_of_gradients']:.1e}",
+        verdict,
+    ]

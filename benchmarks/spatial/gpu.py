@@ -18,14 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 import torch
-from conversion import conversion_table, measure_conversion
+from conversion import conversion_table, measure_conversions
 from launching import NOT_RUNNABLE, mpirun, run_job
 from scaling import ALONE, CASES
 from spread import Spread, markdown
 from step_case import StepJob, check_losses, mesh_of
 
 from tiledseg.errors import TiledsegError
-from tiledseg.training.precision import make_deterministic
 
 # Sums are taken in another order by each number of ranks, and cuDNN may choose another kernel for each block's size.
 BOUND = 1e-4
@@ -38,7 +37,6 @@ def main() -> int:
         return NOT_RUNNABLE
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the jobs choose their device by what is there
-        torch.set_num_threads(1)
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, U-Net L = {options.levels}, {options.base_channels} base channels, fp32")
     found: dict[str, Any] = {"device": name, "torch": torch.__version__}
@@ -46,11 +44,14 @@ def main() -> int:
         found["ranks"] = shared_device(options)
         print(f"\n{_ranks_table(found['ranks']['rows'])}\n")
         print(f"Losses agree to {found['ranks']['largest_difference_of_losses']:.1e}.\n", flush=True)
-        make_deterministic(True)
-        found["conversion"] = [
-            measure_conversion(size, options.levels, options.base_channels, options.pairs, options.device)
-            for size in options.conversion_sizes
-        ]
+        found["conversion"] = measure_conversions(
+            options.conversion_sizes,
+            options.levels,
+            options.base_channels,
+            options.pairs,
+            options.limit,
+            options.device,
+        )
         print(conversion_table(found["conversion"]))
     except TiledsegError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
-from launching import run_job
+from conversion import conversion_table, measure_conversions
 from scaling import Effort, efficiency_table, measure_scaling, scaling_table
 from side_by_side import contestants, measure_side_by_side, side_by_side_table
 from variants import measure_variants, variants_table
 
 from tiledseg.errors import TiledsegError
 
-HERE = Path(__file__).resolve().parent
 PARTS = ("scaling", "variants", "conversion", "peers")
 
 
@@ -72,21 +71,11 @@ def _variants(options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def _conversion(options: argparse.Namespace) -> tuple[str, Any]:
-    answers = [
-        _in_own_process(size, options.levels, options.base_channels, options.pairs, options.limit)
-        for size in options.conversion_sizes
-    ]
-    from conversion import conversion_table
-
-    return f"Cost of the conversion alone, one rank, forward and backward\n\n{conversion_table(answers)}", answers
-
-
-def _in_own_process(size: int, levels: int, base_channels: int, pairs: int, limit: float) -> dict[str, Any]:
-    """Measured in a fresh process, with one thread, as the ranks of the other parts."""
-    call = f"json.dumps(measure_conversion({size}, {levels}, {base_channels}, {pairs}))"
-    code = f"import json, torch; from conversion import measure_conversion; torch.set_num_threads(1); print({call})"
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-    return run_job([sys.executable, "-c", code], limit, {"PYTHONPATH": path})
+    answers = measure_conversions(
+        options.conversion_sizes, options.levels, options.base_channels, options.pairs, options.limit
+    )
+    title = f"Cost of the conversion alone: one rank, forward and backward, {options.pairs} pairs of steps"
+    return f"{title}\n\n{conversion_table(answers)}", answers
 
 
 def _peers(options: argparse.Namespace) -> tuple[str, Any]:

@@ -38,12 +38,14 @@ class Contestant:
 
 
 def contestants(distdl: str | None, physicsnemo: str | None) -> list[Contestant]:
-    """Ours in both layouts, and the peers; paths are those of their sources."""
+    """Ours (channels last over Gloo first: the others are held against it), and the peers with the paths of their
+    sources."""
     return [
         Contestant("tiledseg", "ours.py"),
+        Contestant("tiledseg, over MPI", "ours.py", ("--transport", "mpi")),
         Contestant("tiledseg, contiguous", "ours.py", ("--layout", "contiguous")),
-        Contestant("DistDL", "peers/distdl_layers.py", path=distdl),
-        Contestant("ShardTensor", "peers/shardtensor_layers.py", path=physicsnemo, launcher="torchrun"),
+        Contestant("DistDL, over MPI", "peers/distdl_layers.py", path=distdl),
+        Contestant("ShardTensor, over Gloo", "peers/shardtensor_layers.py", path=physicsnemo, launcher="torchrun"),
     ]
 
 

@@ -1,0 +1,93 @@
+"""The spatial benchmark's programs run, alone and at tiny sizes, and what they compare is equal before it is timed."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.comm.launching import ROOT, clean_environment, run_job
+from tiledseg.errors import CommunicationError, ConfigError
+
+FOLDER = ROOT / "benchmarks/spatial"
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The benchmark's modules, which import each other as scripts do."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import conversion
+    import launching
+    import step_case
+
+    return {"conversion": conversion, "launching": launching, "step_case": step_case}
+
+
+def alone(script: str, *arguments: str) -> dict:
+    done = run_job([sys.executable, str(FOLDER / script), *arguments], environ=clean_environment())
+    assert done.code == 0, done.err
+    return json.loads(done.out.splitlines()[-1])
+
+
+def test_all_modes_give_one_loss_and_send_what_is_planned(programs: dict[str, ModuleType]) -> None:
+    cases = programs["step_case"]
+    job = cases.StepJob((1, 1), (cases.READ, cases.EXCHANGE, cases.LAYER), 32, 3, 4, steps=2)
+    assert cases.StepJob.from_json(job.to_json()) == job
+    found = alone("step_job.py", job.to_json())
+    losses = [figures["losses"] for figures in found["cases"]]
+    assert cases.check_losses(losses, [str(case) for case in job.cases]) <= 1e-6
+    assert len(set(losses[0])) == 3, "the steps learn nothing, so equal losses say nothing of the gradients"
+    for case, figures in zip(job.cases, found["cases"], strict=True):
+        assert cases.planned(job, case) == (1.0, figures["halo_bytes"], figures["halo_messages"])
+        assert min(figures["seconds"]) > 0
+        assert figures["memory_bytes"] >= found["memory_before_bytes"] > 0
+
+
+def test_the_converted_network_is_the_same_network(programs: dict[str, ModuleType]) -> None:
+    answer = programs["conversion"].summary(alone("conversion_job.py", "32", "3", "4", "3"))
+    assert answer["difference_of_gradients"] == 0
+    assert 0 < answer["wall_ratio"]["lower"] <= answer["wall_ratio"]["median"] <= answer["wall_ratio"]["upper"]
+
+
+def test_our_layers_equal_torchs_on_the_peers_workload() -> None:
+    flags = "--workload unet --size 32 16 --mesh 1 1 --dtype float64 --repeat 1 --layout contiguous"
+    line = alone("ours.py", *flags.split())
+    assert line["peer"] == "tiledseg"
+    assert line["seconds"] > 0
+    assert max(line["equal"][key] for key in ("y", "dx", "dW")) < 1e-12
+
+
+@pytest.mark.parametrize("other", [2.001, math.nan])
+def test_times_of_different_results_are_refused(programs: dict[str, ModuleType], other: float) -> None:
+    with pytest.raises(ConfigError, match="'b' differs from that of 'a'"):
+        programs["step_case"].check_losses([[1.0, 2.0], [1.0, other]], ["a", "b"])
+
+
+def test_a_job_says_how_it_ended(programs: dict[str, ModuleType]) -> None:
+    jobs = programs["launching"]
+
+    def end(code: str, limit: float = 60) -> dict:
+        return jobs.run_job([sys.executable, "-c", f"import sys, time; {code}"], limit)
+
+    assert end("print('{\"a\": 1}')") == {"a": 1}
+    with pytest.raises(jobs.NotRunnableError, match="no such peer"):
+        end("sys.stderr.write('not runnable: no such peer'); sys.exit(3)")
+    with pytest.raises(ConfigError, match="a wrong flag"):
+        end("sys.stderr.write('error: a wrong flag'); sys.exit(2)")
+    with pytest.raises(CommunicationError, match="code 1"):
+        end("sys.exit(1)")
+    with pytest.raises(CommunicationError, match="longer than 0 s"):
+        end("time.sleep(60)", limit=0.3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU on this machine")
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    report = tmp_path / "gpu.json"
+    done = run_job([sys.executable, str(FOLDER / "gpu.py"), "--json", str(report)], environ=clean_environment())
+    assert (done.code, done.err.strip()) == (3, "no GPU")
+    assert not report.exists()
