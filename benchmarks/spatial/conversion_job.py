@@ -79,4 +79,5 @@ def _wait(device: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     make_deterministic(True)
-    print(json.dumps(measure_conversion(*map(int, sys.argv[1:5]), *sys.argv[5:])))
+    size, levels, base_channels, pairs = map(int, sys.argv[1:5])
+    print(json.dumps(measure_conversion(size, levels, base_channels, pairs, *sys.argv[5:6])))

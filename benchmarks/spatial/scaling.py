@@ -16,6 +16,8 @@ from launching import mpirun, run_job
 from spread import Spread, markdown, ratios
 from step_case import EXCHANGE, FUSED, LAYER, OVERLAPPED, READ, StepCase, StepJob, check_losses, mesh_of, planned
 
+from tiledseg.errors import ConfigError
+
 CASES = (READ, EXCHANGE, LAYER, FUSED, OVERLAPPED)
 ALONE = (READ, EXCHANGE, LAYER)  # one rank has nothing to fuse or to overlap
 Key = tuple[int, StepCase]
@@ -28,6 +30,10 @@ class Effort:
     passes: int
     steps: int
     limit: float
+
+    def __post_init__(self) -> None:
+        if self.passes < 1:
+            raise ConfigError(f"--passes is {self.passes}; give at least 1")
 
 
 def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[int], effort: Effort) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def contestants(distdl: str | None, physicsnemo: str | None) -> list[Contestant]
 
 def measure_side_by_side(
     everyone: Sequence[Contestant],
-    workloads: dict[str, Sequence[str]],
+    workloads: Mapping[str, Sequence[str]],
     repeat: int,
     effort: Effort,
     meshes: Sequence[tuple[int, int]] = MESHES,

@@ -54,6 +54,15 @@ class StepJob:
     steps: int
     transport: str = "auto"
 
+    def __post_init__(self) -> None:
+        alignment = network_footprint(self.network.layers()).alignment
+        if self.size < 1 or self.size % alignment:
+            raise ConfigError(
+                f"--size is {self.size}, no multiple of {alignment}; give one, so that nothing is mirrored"
+            )
+        if self.steps < 1:
+            raise ConfigError(f"--steps is {self.steps}; give at least 1")
+
     @property
     def ranks(self) -> int:
         return self.mesh[0] * self.mesh[1]

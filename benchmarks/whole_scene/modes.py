@@ -26,7 +26,7 @@ from launching import python_ranks, run_process
 from spread import Spread, markdown
 from step_case import check_losses, mesh_of
 
-from tiledseg.errors import CommunicationError, TiledsegError
+from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
 
 MODES = ("read", "exchange", "layer")
 CLASSES = 5
@@ -82,6 +82,9 @@ def main() -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The figures as plain values for JSON. Raises ConfigError where the losses of two runs differ by more than 1e-5
     relative, CommunicationError where a command fails."""
+    if options.steps < 2 or min(options.ranks) < 2:
+        given = f"--steps {options.steps} and --ranks {' '.join(map(str, options.ranks))}"
+        raise ConfigError(f"{given}; give at least 2 of each: the first step is not timed, one rank sends nothing")
     options.folder.mkdir(parents=True, exist_ok=True)
     scene, tiny = write_scene(options, options.size), write_scene(options, TINY)
     runs = [train(options, scene, ranks, mode, options.steps) for ranks in options.ranks for mode in MODES]
