@@ -9,8 +9,10 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import (
+    Activation,
     AveragePool,
     Convolution,
+    Dropout,
     Layer,
     MaxPool,
     Norm,
@@ -90,6 +92,12 @@ _SHRINK = (
     Convolution("shrink", 1, 1, 2),
     Convolution("shrink", 1, 3, 2, 1),
 )
+_BEFORE: tuple[tuple[Layer, ...], ...] = (
+    (),
+    (Activation("act"),),
+    (Dropout("drop", 0.5), Norm("norm"), Activation("act")),
+    (Norm("norm", "batch"), Activation("act")),
+)
 _KEEP = (
     Layer("keep"),
     Convolution("keep", 1, 3, padding=1),
@@ -109,7 +117,7 @@ def networks(draw: st.DrawFn, depth: int = 2) -> tuple[Layer, ...]:
         kind = draw(st.sampled_from(["keep", "scale", "skip", "crop"] if depth else ["keep"]))
         skip = f"skip {depth} {number} {len(sequence)}"
         if kind == "keep":
-            sequence.append(draw(st.sampled_from(_KEEP)))
+            sequence += [*draw(st.sampled_from(_BEFORE)), draw(st.sampled_from(_KEEP))]
         elif kind == "scale":
             sequence += [draw(st.sampled_from(_SHRINK)), *draw(networks(depth - 1)), draw(st.sampled_from(_GROW))]
         elif kind == "skip":

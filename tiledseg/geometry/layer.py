@@ -25,6 +25,11 @@ class Layer:
 
     name: str
 
+    @property
+    def keeps_zero(self) -> bool:
+        """Whether the layer works pixel by pixel and makes zeros of zeros: it may then come behind zero padding."""
+        return False
+
     def required_input(self, out: Interval) -> Interval:
         return out
 
@@ -197,6 +202,10 @@ class Norm(Layer):
     kind: str = "none"
     groups: int = 1
 
+    @property
+    def keeps_zero(self) -> bool:
+        return self.kind == "none"
+
     def parameters(self, channels: int) -> int:
         return 0 if self.kind == "none" else 2 * channels
 
@@ -207,12 +216,20 @@ class Dropout(Layer):
 
     probability: float = 0.0
 
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class Activation(Layer):
-    """Leaky ReLU."""
+    """Leaky ReLU, or another activation that is zero at zero."""
 
     negative_slope: float = 0.01
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,23 @@ behind it that need a halo too can share that exchange, at the price of computin
 `fusion` such layers. `fusion` 1 is a thin halo at each layer and nothing computed twice (E = 1); a run as long as the
 network is one exchange of its input. The numbers computed are the same for all.
 
+The exchange for a convolution is made before the activation (and whatever else is zero at zero) in front of it. The
+activation then works in place on the window, halo and zero padding included, and autograd keeps that one tensor for
+both layers in place of two (docs/decisions/0006).
+
 A run does not pass a layer that pops a skip stashed before the run: the skip would need an exchange of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.decomposition import Partition, WindowExchange, plan_exchange
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer, Norm, Pool, PopConcatenate, Stash, Upsample
+from tiledseg.geometry.layer import AveragePool, Convolution, Layer, Norm, Pool, PopConcatenate, Stash, Upsample
 from tiledseg.geometry.receptive_field import total_stride
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
@@ -29,8 +33,8 @@ class LayerWindows:
     """One layer over all ranks of the axis; one entry a rank in each tuple.
 
     `held`: the input it has; `read`: the input it computes from, which may reach beyond the tensor where the layer
-    pads; `given`: the output. `exchanged`: whether halos travel before the layer, or, for a layer that pops a skip,
-    whether the skip's do; `skip`: what it takes of the skip.
+    pads, or comes behind the padding of a convolution; `given`: the output. `exchanged`: whether halos travel before
+    the layer, or, for a layer that pops a skip, whether the skip's do; `skip`: what it takes of the skip.
     """
 
     layer: Layer
@@ -53,8 +57,11 @@ class LayerWindows:
 
 
 @lru_cache(maxsize=64)
-def layer_windows(layers: tuple[Layer, ...], partition: Partition, fusion: int = 1) -> tuple[LayerWindows, ...]:
-    """The windows of every layer, for an input that is cut by `partition`.
+def layer_windows(
+    layers: tuple[Layer, ...], partition: Partition, fusion: int = 1, early: bool = True
+) -> tuple[LayerWindows, ...]:
+    """The windows of every layer, for an input that is cut by `partition`. `early` False: exchanges come right before
+    the layer that needs them.
 
     Raises GeometryError where a rank would own nothing of a tensor, a skip does not fit, or `fusion` is below 1.
     """
@@ -62,7 +69,8 @@ def layer_windows(layers: tuple[Layer, ...], partition: Partition, fusion: int =
         raise GeometryError(f"fusion of {fusion} layers; give at least 1")
     partitions = _partitions(layers, partition)
     exchanges = _exchange_points(layers, partitions, fusion)
-    return tuple(reversed(list(_walk_back(layers, partitions, exchanges))))
+    carried = _carriers(layers, exchanges) if early else {}
+    return tuple(reversed(list(_walk_back(layers, partitions, exchanges, carried))))
 
 
 def settle(layers: tuple[Layer, ...], partition: Partition) -> Partition:
@@ -129,6 +137,18 @@ def _exchange_points(layers: Sequence[Layer], partitions: Sequence[Partition], f
     return points
 
 
+def _carriers(layers: Sequence[Layer], exchanges: set[int]) -> dict[int, int]:
+    """For each exchange that can come earlier, the layer before which it will, by the layer that needs it."""
+    earlier = {}
+    for k in exchanges:
+        first = k
+        while isinstance(layers[k], Convolution | AveragePool) and first > 0 and layers[first - 1].keeps_zero:
+            first -= 1
+        if first < k:
+            earlier[k] = first
+    return earlier
+
+
 def _needs_halo(layer: Layer, source: Partition, target: Partition) -> bool:
     if source.parts == 1 or isinstance(layer, PopConcatenate):
         return False
@@ -136,8 +156,12 @@ def _needs_halo(layer: Layer, source: Partition, target: Partition) -> bool:
     return any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
 
 
-def _walk_back(layers: Sequence[Layer], partitions: Sequence[Partition], exchanges: set[int]) -> Iterator[LayerWindows]:
+def _walk_back(
+    layers: Sequence[Layer], partitions: Sequence[Partition], exchanges: set[int], carried: Mapping[int, int]
+) -> Iterator[LayerWindows]:
     """From the outputs, which each rank gives for its own block, back to what must be held of the input."""
+    points = {carried.get(k, k) for k in exchanges}
+    padded = {m for k, first in carried.items() for m in range(first, k + 1)}  # layers that read padding made before
     wanted = partitions[-1].blocks  # of the tensor behind the layer at hand
     stashes = {layer.skip: k for k, layer in enumerate(layers) if isinstance(layer, Stash)}
     skips: dict[int, list[tuple[Interval, ...]]] = {}
@@ -155,14 +179,15 @@ def _walk_back(layers: Sequence[Layer], partitions: Sequence[Partition], exchang
             skip = tuple(out.shift(layer.crop) for out in given)
             travels = any(not own.contains(s) for own, s in zip(skip_source.blocks, skip, strict=True))
             # An exchange before the stash can bring along what the skip needs besides; one between them is too late.
-            late = any(at < point < k for point in exchanges)
-            travels = travels and (late or not any(point <= at for point in exchanges))
+            late = any(at < point < k for point in points)
+            travels = travels and (late or not any(point <= at for point in points))
             skips.setdefault(at, []).append(skip_source.blocks if travels else skip)
             yield LayerWindows(layer, source, target, given, given, given, travels, skip, skip_source)
             wanted = given
             continue
-        exchanged = k in exchanges
-        held = source.blocks if exchanged else tuple(r.clip(source.whole) for r in read)
+        exchanged = k in points
+        within = read if k in padded else tuple(r.clip(source.whole) for r in read)
+        held = source.blocks if exchanged else within
         yield LayerWindows(layer, source, target, held, read, given, exchanged)
         wanted = held
 

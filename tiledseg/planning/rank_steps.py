@@ -113,7 +113,7 @@ def _walk(windows: Sequence[LayerWindows], parts: Sequence[list[Swap] | None], i
         given = at.output.whole if whole else at.given[index]
         tensor, partition = held, at.input
         read = at.input.whole if whole else at.read[index]
-        inside = read.clip(at.input.whole)
+        inside = read.clip(held)  # which may have the padding of a layer behind it
         if isinstance(at.layer, PopConcatenate):
             assert at.skip_partition is not None, "a layer that pops a skip knows how the skip is cut"
             tensor, partition, read = stashed[at.layer.skip], at.skip_partition, at.skip[index]

@@ -14,7 +14,7 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
+from tiledseg.geometry.layer import Activation, Layer, PopConcatenate, Stash
 from tiledseg.models.blocks import PixelNorm, PopSkip, StashSkip
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.unet import FlatNetwork
@@ -24,8 +24,8 @@ from tiledseg.spatial.place import Place, SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialUpsample
 
-# No pixel of their output looks at another: they compute a block as they compute an image.
-POINTWISE = (
+# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
+ZERO_AT_ZERO = (
     nn.Identity,
     nn.ReLU,
     nn.ReLU6,
@@ -37,15 +37,11 @@ POINTWISE = (
     nn.GELU,
     nn.SiLU,
     nn.Mish,
-    nn.Sigmoid,
     nn.Tanh,
-    nn.Softplus,
-    nn.Hardtanh,
     nn.Hardswish,
-    nn.Hardsigmoid,
-    PixelNorm,
     ChannelDropout,
 )
+POINTWISE = (*ZERO_AT_ZERO, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
 
 REASONS: dict[type[nn.Module], str] = {
     nn.Dropout: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
@@ -68,7 +64,8 @@ class Pointwise:
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.module = module
-        self.descriptions: tuple[Layer, Layer] = Layer(name), Layer(name)
+        kind = Activation if isinstance(module, ZERO_AT_ZERO) else Layer
+        self.descriptions: tuple[Layer, Layer] = kind(name), kind(name)
 
     def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)

@@ -88,9 +88,10 @@ class SpatialNetwork:
             raise GeometryError(
                 f"the input is cut into {rows.parts} x {cols.parts} blocks, but the mesh is {shape}; give each rank one"
             )
+        early = not self.overlap  # an exchange that a convolution's interior is to hide comes right before it
         return (
-            layer_windows(self._converted.rows, rows, self.fusion),
-            layer_windows(self._converted.cols, cols, self.fusion),
+            layer_windows(self._converted.rows, rows, self.fusion, early),
+            layer_windows(self._converted.cols, cols, self.fusion, early),
         )
 
     def _program(self, rows: Partition, cols: Partition) -> tuple[_Action, ...]:
@@ -172,11 +173,9 @@ def _compile(
 def _layer_action(row: LayerWindows, col: LayerWindows, at: tuple[int, int], extent: Box) -> _Action:
     place = Place(_dim_place(row, at[0]), _dim_place(col, at[1]))
     exchanges = row.exchange(at[0]), col.exchange(at[1])
-    source = Box(*(_source(x, p) for x, p in zip(exchanges, (place.row, place.col), strict=True)))
-    missing = [
-        (0, 0) if exchange is not None else p.read.outside(Interval(0, p.sizes[0]))
-        for exchange, p in zip(exchanges, (place.row, place.col), strict=True)
-    ]
+    dims = list(zip(exchanges, (place.row, place.col), (extent.row, extent.col), strict=True))
+    source = Box(*(_source(exchange, p, held) for exchange, p, held in dims))
+    missing = [(0, 0) if exchange is not None else _missing(p, held) for exchange, p, held in dims]
     pads = (*missing[1], *missing[0])
     given = Box(place.row.given, place.col.given)
     return _Action(place, _crop(extent, source), *exchanges, pads if any(pads) else None, given)
@@ -203,9 +202,16 @@ def _dim_place(windows: LayerWindows, index: int) -> DimPlace:
     return DimPlace(read, given, source.owned(index), (source.size, windows.output.size), whole)
 
 
-def _source(exchange: WindowExchange | None, place: DimPlace) -> Interval:
+def _source(exchange: WindowExchange | None, place: DimPlace, held: Interval) -> Interval:
     """What goes into the exchange, or, without one, what is there of the window."""
-    return exchange.owned if exchange is not None else place.read.clip(Interval(0, place.sizes[0]))
+    return exchange.owned if exchange is not None else place.read.clip(held)
+
+
+def _missing(place: DimPlace, held: Interval) -> tuple[int, int]:
+    """What is still to be padded of the window, before and behind what is there: beyond the tensor's ends only."""
+    inside = place.read.clip(Interval(0, place.sizes[0]))
+    assert held.contains(inside), f"a rank holds {held} but is to read {inside}: the plan is broken"
+    return place.read.outside(held)
 
 
 def _crop(extent: Box, part: Box) -> Box | None:
