@@ -126,8 +126,15 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
     return relative(*flat)
 
 
+NINE = (EXACT[0], LAYER[1], LAYER[5], LAYER[9], LAYER[12], OVERLAP[0])
+ONE_STEP = [
+    pytest.param(setting, id=name(setting), marks=[pytest.mark.nine] if setting in NINE else [])
+    for setting in EXACT + LAYER + OVERLAP
+]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", EXACT + LAYER + OVERLAP, ids=name)
+@pytest.mark.parametrize("setting", ONE_STEP)
 def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
     setting: Setting, meshes: dict[str, Mesh]
 ) -> None:
