@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.geometry.drawn import partitions
-from tests.spatial.twins import DrawnNetwork, Network
+from tests.spatial.twins import FLOOR, DrawnNetwork, Network
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.blocks import PixelNorm, PopSkip, StashSkip
@@ -27,6 +27,8 @@ class Case:
     rows: Partition
     cols: Partition
     fusion: int = 1
+    overlap: bool = False
+    floor: float = FLOOR
 
 
 def cuts(parts: int, size: int) -> st.SearchStrategy[Partition]:
@@ -68,9 +70,8 @@ def spread(draw: st.DrawFn, shape: tuple[int, int], modules: st.SearchStrategy[t
     height, width = (draw(st.integers(max(2, ranks), 13)) for ranks in shape)
     x_BCHW = image((draw(st.integers(1, 2)), channels, height, width), 5, draw(st.sampled_from(["normal", "ties"])))
     network = nn.Sequential(with_weights(module, 3))
-    return Case(
-        network, x_BCHW, draw(cuts(shape[0], max(height, shape[0]))), draw(cuts(shape[1], max(width, shape[1])))
-    )
+    rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
+    return Case(network, x_BCHW, rows, cols, overlap=draw(st.booleans()))
 
 
 @st.composite
@@ -211,8 +212,8 @@ def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     network = with_weights(DrawnNetwork(draw(bodies(2, []))), draw(st.integers(0, 3)))
     height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
-    fusion = draw(st.sampled_from([1, 2, 3, WHOLE]))
-    return Case(network, x_BCHW, draw(cuts(shape[0], height)), draw(cuts(shape[1], width)), fusion)
+    rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
+    return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)
 
 
 @st.composite
@@ -223,5 +224,5 @@ def chains(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
     network = with_weights(nn.Sequential(*layers), draw(st.integers(0, 3)))
     height, width = (draw(st.integers(5, 17)) for _ in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
-    fusion = draw(st.sampled_from([1, 2, 3, WHOLE]))
-    return Case(network, x_BCHW, draw(cuts(shape[0], height)), draw(cuts(shape[1], width)), fusion)
+    rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))
+    return Case(network, x_BCHW, rows, cols, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()), floor=1.0)

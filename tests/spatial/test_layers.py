@@ -26,13 +26,14 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 
 def check(case: Case, opened: OpenAxes, axes: Axes) -> bool:
-    return check_twins(case.network, case.x_BCHW, opened, axes, case.rows, case.cols, case.fusion)
+    options = case.fusion, case.overlap, case.floor
+    return check_twins(case.network, case.x_BCHW, opened, axes, case.rows, case.cols, *options)
 
 
 def check_everywhere(
-    opened: OpenAxes, module: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1, must: bool = True
+    opened: OpenAxes, module: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1, overlap: bool = False
 ) -> None:
-    """On every mesh that the job has ranks for, by even blocks and by uneven ones. `must`: even blocks are computed."""
+    """On the meshes of the job, by even blocks, which must be computed, and by uneven ones."""
     network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3)
     height, width = x_BCHW.shape[2:]
     for rows, cols in opened.shapes():
@@ -40,9 +41,9 @@ def check_everywhere(
             continue
         axes = opened.of(rows, cols)
         even = Partition.even(height, rows), Partition.even(width, cols)
-        computed = check(Case(network, x_BCHW, *even, fusion), opened, axes)
-        assert computed or not must, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
-        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion), opened, axes)
+        computed = check(Case(network, x_BCHW, *even, fusion, overlap), opened, axes)
+        assert computed, f"even blocks of {height} x {width} over {rows} x {cols} ranks were refused"
+        check(Case(network, x_BCHW, uneven(height, rows), uneven(width, cols), fusion, overlap), opened, axes)
 
 
 def uneven(size: int, parts: int) -> Partition:
@@ -64,9 +65,10 @@ ACCEPTANCE = [
 ]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("size", "kernel", "padding", "stride", "dilation"), ACCEPTANCE)
 def test_acceptance_cases(
-    opened_mpi: OpenAxes, size: tuple[int, int], kernel: int, padding: int, stride: int, dilation: int
+    opened_mpi: OpenAxes, size: tuple[int, int], kernel: int, padding: int, stride: int, dilation: int, overlap: bool
 ) -> None:
     """Computed wherever each rank owns an output, on 2 x 2 ranks always."""
     network = nn.Sequential(with_weights(nn.Conv2d(2, 3, kernel, stride, padding, dilation), 3))
@@ -74,8 +76,8 @@ def test_acceptance_cases(
         if rows > size[0] or cols > size[1]:
             continue
         axes = opened_mpi.of(rows, cols)
-        case = Case(network, image((2, 2, *size), 5), Partition.even(size[0], rows), Partition.even(size[1], cols))
-        computed = check(case, opened_mpi, axes)
+        even = Partition.even(size[0], rows), Partition.even(size[1], cols)
+        computed = check(Case(network, image((2, 2, *size), 5), *even, overlap=overlap), opened_mpi, axes)
         assert computed or rows * cols > 4 or max(rows, cols) > 2
 
 
@@ -114,6 +116,8 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
     check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5))
+    if isinstance(LAYERS[name], nn.Conv2d):
+        check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
 
 
 @pytest.mark.parametrize("name", ["max pool 2", "max pool 3, overlapping, padded", "max pool, dilated"])
@@ -197,7 +201,7 @@ CHAINS = {
 @pytest.mark.parametrize("fusion", [1, 2, 3, WHOLE])
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains_with_exchanges_shared_by_several_layers(opened_mpi: OpenAxes, name: str, fusion: int) -> None:
-    check_everywhere(opened_mpi, nn.Sequential(*CHAINS[name]), image((2, 2, 14, 13), 5), fusion)
+    check_everywhere(opened_mpi, nn.Sequential(*CHAINS[name]), image((2, 2, 14, 13), 5), fusion, overlap=fusion == 2)
 
 
 @pytest.mark.parametrize("kind", ["convolutions", "transposed", "pools", "upsamples"])

@@ -37,6 +37,7 @@ class Flight:
     back: tuple[int, ...]
     fusion: int
     settles: bool
+    overlap: bool
 
     def images(self, replica: int) -> list[torch.Tensor]:
         return [image(shape, 10 * replica + number) for number, shape in enumerate(self.shapes)]
@@ -53,7 +54,7 @@ def small_unets() -> st.SearchStrategy[UNet]:
         levels=st.integers(1, 3),
         convs_per_level=st.integers(1, 2),
         kernel=st.sampled_from([3, 3, 5]),
-        base_channels=st.just(2),
+        base_channels=st.just(4),  # over two channels a norm is a sign, whose gradient is mere rounding
         padding=st.sampled_from(PADDINGS),
         norm=st.sampled_from(NORMS),
         upsampling=st.sampled_from(UPSAMPLINGS),
@@ -81,7 +82,8 @@ def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
         shapes.append((draw(st.integers(1, 2)), CHANNELS, *sides))
     cuts = tuple((draw(drawn.cuts(shape[0], s[2])), draw(drawn.cuts(shape[1], s[3]))) for s in shapes)
     back = tuple(draw(st.permutations(range(steps))))
-    return Flight(network, tuple(shapes), cuts, back, draw(st.sampled_from([1, 2, 3, WHOLE])), draw(st.booleans()))
+    fusion = draw(st.sampled_from([1, 2, 3, WHOLE]))
+    return Flight(network, tuple(shapes), cuts, back, fusion, draw(st.booleans()), draw(st.booleans()))
 
 
 def undivided(flight: Flight, replica: int) -> list[Result]:
@@ -101,7 +103,7 @@ def divided(
     flight: Flight, cuts: list[tuple[Partition, Partition]], axes: Axes, shapes: list[torch.Size]
 ) -> list[Result]:
     network = copy.deepcopy(flight.network)
-    spatial = SpatialNetwork(network, axes, flight.fusion)
+    spatial = SpatialNetwork(network, axes, flight.fusion, flight.overlap)
     replica = axes.position.replica
     images = flight.images(replica)
     runs = {number: start(spatial, network, images[number], *cuts[number]) for number in flight.order(replica)}
@@ -122,7 +124,7 @@ def check(flight: Flight, opened: OpenAxes, axes: Axes) -> None:
     if axes.position is not None:
         expected = undivided(flight, axes.position.replica)
         found = divided(flight, cuts, axes, [result.y_BCHW.shape for result in expected])
-        faults = [difference(*pair) for pair in zip(found, expected, strict=True)]
+        faults = [difference(*pair, floor=1.0) for pair in zip(found, expected, strict=True)]
         fault = next((f"image {i}: {f}" for i, f in enumerate(faults) if f), None)
     opened.agree(fault)
 
@@ -133,7 +135,7 @@ def test_drawn_configurations_end_with_the_undivided_result(opened: OpenAxes) ->
     meshes += [(2, 1, size // 2), (2, size // 2, 1)] if size >= 4 else []
     for replicas, rows, cols in meshes:
         axes = opened.of(rows, cols, replicas)
-        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 8)
+        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 5)
 
 
 @pytest.mark.parametrize("fusion", [1, 3, WHOLE])

@@ -22,7 +22,7 @@ from tiledseg.spatial.network import SpatialNetwork
 Network = FlatNetwork | nn.Sequential
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 NAMED_SHAPES = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 3), (4, 4)]
-FLOOR = 1e-2  # of all gradients together: a smaller one is judged by this, since what cancels in it does not
+FLOOR = 1e-2  # of all gradients together; see difference
 
 
 class AgreedFaultError(AssertionError):
@@ -128,13 +128,19 @@ class Pass:
 
 
 def forward(
-    network: Network, x_BCHW: torch.Tensor, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1
+    network: Network,
+    x_BCHW: torch.Tensor,
+    axes: Axes,
+    rows: Partition,
+    cols: Partition,
+    fusion: int = 1,
+    overlap: bool = False,
 ) -> Pass | None:
     """The forward pass of a copy of the network by the ranks of `axes`; None on a rank outside the mesh."""
     if axes.position is None:
         return None
     network = copy.deepcopy(network)
-    return start(SpatialNetwork(network, axes, fusion), network, x_BCHW, rows, cols)
+    return start(SpatialNetwork(network, axes, fusion, overlap), network, x_BCHW, rows, cols)
 
 
 def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Pass:
@@ -177,6 +183,8 @@ def check_twins(
     rows: Partition,
     cols: Partition,
     fusion: int = 1,
+    overlap: bool = False,
+    floor: float = FLOOR,
 ) -> bool:
     """The law for one pass: the ranks' result is the undivided one, or all ranks refuse alike. Collective over the job.
 
@@ -193,11 +201,11 @@ def check_twins(
     if refused is not None:
         return False
     assert expected is not None, f"torch refuses this, the ranks do not: {reason}"
-    run = forward(network, x_BCHW, axes, rows, cols, fusion)
+    run = forward(network, x_BCHW, axes, rows, cols, fusion, overlap)
     fault = None
     if run is not None:
         run.backward(expected.y_BCHW.shape)
-        fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected)
+        fault = difference(run.finish(x_BCHW.shape, expected.y_BCHW.shape), expected, floor)
     opened.agree(fault)
     return True
 
@@ -207,26 +215,31 @@ def loss_weights(shape: Sequence[int]) -> torch.Tensor:
     return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
 
-def difference(found: Result, expected: Result) -> str | None:
-    """Where the results differ by more than rounding: y, dx, a gradient or a buffer, and by how much. None: nowhere."""
+def difference(found: Result, expected: Result, floor: float = FLOOR) -> str | None:
+    """Where the results differ by more than rounding: y, dx, a gradient or a buffer, and by how much. None: nowhere.
+
+    `floor`: a gradient smaller than this part of all of them together is judged as if it were as large. Give 1 where
+    norms follow one another, or see next to no variance: what cancels there leaves the rounding of all the rest.
+    """
     bound = TOLERANCE[expected.y_BCHW.dtype]
     assert found.gradients.keys() == expected.gradients.keys()
     assert found.buffers.keys() == expected.buffers.keys()
-    faults = _far({"y": found.y_BCHW}, {"y": expected.y_BCHW}, bound)
+    faults = _far({"y": found.y_BCHW}, {"y": expected.y_BCHW}, bound, floor)
     for name, buffer in expected.buffers.items():
-        faults += _far({name: found.buffers[name]}, {name: buffer}, bound)
-    faults += _far({"dx": found.dx_BCHW, **found.gradients}, {"dx": expected.dx_BCHW, **expected.gradients}, bound)
+        faults += _far({name: found.buffers[name]}, {name: buffer}, bound, floor)
+    gradients = {"dx": expected.dx_BCHW, **expected.gradients}
+    faults += _far({"dx": found.dx_BCHW, **found.gradients}, gradients, bound, floor)
     return "; ".join(faults) or None
 
 
-def _far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> list[str]:
+def _far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float, floor: float) -> list[str]:
     """Each tensor against its own norm, but no less than a part of their common one."""
     total = sum(t.double().square().sum().item() for t in expected.values()) ** 0.5
     faults = []
     for name, right in expected.items():
         assert found[name].shape == right.shape, (name, found[name].shape, right.shape)
         distance, length = (found[name] - right).double().norm().item(), right.double().norm().item()
-        scale = max(length, FLOOR * total)
+        scale = max(length, floor * total)
         if not distance <= bound * scale:  # also NaN
             faults.append(f"{name} is off by {distance:.3g} of {scale:.3g}")
     return faults
