@@ -228,6 +228,15 @@ def test_a_rank_without_pixels_in_the_depths_is_refused_by_the_layer_that_takes_
         layer_windows(deep, Partition((0, 4, 6, 24)))
 
 
+def test_a_norm_sees_the_pixels_that_later_layers_drop() -> None:
+    sequence = (Norm("norm", "batch"), Convolution("every third", 1, 1, 3))
+    partition = Partition((0, 5, 11))
+    plan = layer_windows(sequence, partition)
+    assert plan[0].read == partition.blocks
+    assert plan[1].read == (Interval(0, 4), Interval(6, 10))
+    follow(plan, partition)
+
+
 def test_a_skip_cut_elsewhere_than_its_tensor_travels() -> None:
     """With nothing that needs a halo between them, and with nothing before the skip that could bring it along."""
     sequence = (Stash("stash", "skip"), Convolution("half", 1, 1, 2), Upsample("up"), PopConcatenate("pop", "skip", 1))

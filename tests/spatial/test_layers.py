@@ -194,6 +194,7 @@ CHAINS = {
         nn.AvgPool2d(3, 1, 1, count_include_pad=False),
         nn.Conv2d(3, 2, 2, padding="same"),
     ],
+    "statistics of pixels that a later layer drops": [nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1, 3), nn.GELU()],
     "unpadded": [nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 3), nn.Upsample(scale_factor=2, mode="bilinear")],
 }
 
@@ -272,7 +273,11 @@ def test_the_adjoint_of_a_sum_over_ranks(opened: OpenAxes, dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mean", [0.0, 1e3])
 def test_moments_of_all_ranks_and_their_gradients(opened: OpenAxes, dtype: torch.dtype, mean: float) -> None:
-    """Ranks with different numbers of values, one with a single one; against torch on all values together."""
+    """Ranks with different numbers of values, one with a single one; against torch on all values together, in float64.
+
+    A block's mean is rounded in the dtype of the values, which costs digits in proportion to the mean; a sum of squares
+    would cost them in proportion to its square.
+    """
     communicator = opened.mesh.communicator
     edges = [0, *(1 + 3 * r * r for r in range(1, opened.mesh.size)), 3 * opened.mesh.size**2 + 1]
     own = slice(edges[opened.mesh.rank], edges[opened.mesh.rank + 1])
@@ -286,7 +291,7 @@ def test_moments_of_all_ranks_and_their_gradients(opened: OpenAxes, dtype: torch
     # Every rank has the whole loss, so each counts for its share of it.
     loss = (weights * torch.stack([found_mean, found_variance])).sum() / communicator.size
     (dx_GP,) = torch.autograd.grad(loss, x_GP)
-    bound = (1e-12 if dtype == torch.float64 else 1e-5) * (1 if mean == 0 else 10)
+    bound = 64 * torch.finfo(dtype).eps * max(1.0, mean)
     faults = [
         name
         for name, found, right in (
