@@ -1,0 +1,149 @@
+"""Balances against all balances."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.errors import ConfigError
+from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+
+law = settings(derandomize=True, max_examples=60, deadline=None)
+TIMES = st.lists(st.integers(0, 9), min_size=1, max_size=9)
+
+
+def every_balance(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """All balances of positive counts."""
+    stops = [(0, *chosen, layers) for chosen in combinations(range(1, layers), stages - 1)]
+    return [tuple(b - a for a, b in pairwise(s)) for s in stops]
+
+
+def slowest(times: list[int], balance: tuple[int, ...]) -> int:
+    return max(sum(times[a:b]) for a, b in cuts(balance))
+
+
+@pytest.mark.parametrize("values", [(14, 24, 30, 22, 12, 7), (109,)])
+def test_lists_of_the_paper_are_taken_as_they_are(values: tuple[int, ...]) -> None:
+    assert parse_balance(values, 109) == values
+    assert cuts(values)[-1][1] == 109
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((14, 24), ["sums to 38", "has 109", "auto"]),
+        ((110, -1), ["stage 1", "-1 layers", "at least 1"]),
+        ((0, 109), ["stage 0", "0 layers"]),
+        ((), ["[]", "sums to 0", "109"]),
+    ],
+)
+def test_a_wrong_balance_names_both_values(values: tuple[int, ...], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_balance(values, 109)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+@law
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_cuts_cover_all_layers_in_order(balance: list[int]) -> None:
+    assert [layer for a, b in cuts(balance) for layer in range(a, b)] == list(range(sum(balance)))
+
+
+@law
+@given(TIMES, st.data())
+def test_no_other_balance_is_faster(times: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(times)))
+    chosen = parse_balance(choose_balance(times, None, stages), len(times))
+    assert len(chosen) == stages
+    assert slowest(times, chosen) == min(slowest(times, other) for other in every_balance(len(times), stages))
+
+
+@law
+@given(TIMES, st.data())
+def test_under_a_limit_that_depends_on_the_stage_and_with_the_least_traffic(
+    times: list[int], data: st.DataObject
+) -> None:
+    layers = len(times)
+    stages = data.draw(st.integers(1, layers))
+    kept = data.draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
+    edges = data.draw(st.lists(st.integers(0, 9), min_size=layers, max_size=layers))
+    limit = data.draw(st.integers(0, 40))
+
+    def memory(first: int, stop: int, stage: int) -> int:
+        return sum(kept[first:stop]) * (stages - stage)
+
+    def traffic(first: int, stop: int) -> int:
+        return edges[first] if first else 0
+
+    def fits(balance: tuple[int, ...]) -> bool:
+        return all(memory(a, b, stage) <= limit for stage, (a, b) in enumerate(cuts(balance)))
+
+    def price(balance: tuple[int, ...]) -> tuple[int, int]:
+        return slowest(times, balance), sum(traffic(a, b) for a, b in cuts(balance))
+
+    possible = [price(b) for b in every_balance(layers, stages) if fits(b)]
+    if not possible:
+        with pytest.raises(ConfigError, match=rf"stage \d needs at least \d+ bytes, .* is {limit} bytes"):
+            choose_balance(times, memory, stages, limit, traffic)
+        return
+    chosen = choose_balance(times, memory, stages, limit, traffic)
+    assert fits(chosen)
+    assert price(chosen) == min(possible)
+
+
+@law
+@given(st.integers(0, 3), st.integers(1, 3), st.data())
+def test_folded_keeps_skips_on_their_rank_and_is_fastest(depth: int, ranks: int, data: st.DataObject) -> None:
+    """Drawn U-shaped sequences: layers down to the bottom, a skip from each level to its mirror."""
+    down = [data.draw(st.integers(1, 2)) for _ in range(depth)]
+    up = [data.draw(st.integers(1, 2)) for _ in range(depth)]
+    bottom = data.draw(st.integers(1, 3))
+    layers = sum(down) + bottom + sum(up)
+    times = data.draw(st.lists(st.integers(1, 5), min_size=layers, max_size=layers))
+    skips = [(sum(down[: i + 1]) - 1, sum(down) + bottom + sum(up[: depth - 1 - i])) for i in range(depth)]
+    chunks = 2 * ranks - 1
+
+    def load(balance: tuple[int, ...]) -> int:
+        parts = [sum(times[a:b]) for a, b in cuts(balance)]
+        return max(parts[r] + (parts[-1 - r] if r < ranks - 1 else 0) for r in range(ranks))
+
+    def together(balance: tuple[int, ...]) -> bool:
+        chunk = [c for c, count in enumerate(balance) for _ in range(count)]
+        return all(min(chunk[s], chunks - 1 - chunk[s]) == min(chunk[p], chunks - 1 - chunk[p]) for s, p in skips)
+
+    possible = [load(b) for b in every_balance(layers, chunks) if together(b)] if chunks <= layers else []
+    if not possible:
+        with pytest.raises(ConfigError, match="cannot share|keeps each skip"):
+            choose_folded(times, skips, None, ranks)
+        return
+    chosen = choose_folded(times, skips, None, ranks)
+    assert parse_balance(chosen, layers) == chosen
+    assert together(chosen)
+    assert load(chosen) == min(possible)
+
+
+def test_folded_under_a_limit() -> None:
+    def memory(first: int, stop: int, chunk: int) -> int:
+        return stop - first
+
+    assert choose_folded([1, 1, 1, 1, 5, 1], [(0, 5)], None, 2) == (4, 1, 1)
+    assert choose_folded([1, 1, 1, 1, 5, 1], [(0, 5)], memory, 2, limit=4) == (3, 2, 1), "4 layers on rank 0, not 5"
+    with pytest.raises(ConfigError, match="stage 0 needs at least 2 bytes, but the memory of a stage is 1 bytes"):
+        choose_folded([1, 1, 1, 1, 5, 1], [(0, 5)], memory, 2, limit=1)
+    with pytest.raises(ConfigError, match="no cut in front of stage 0"):
+        choose_folded([1, 1, 1], [(0, 1), (1, 2)], None, 2)
+
+
+@pytest.mark.parametrize("stages", [0, 4])
+def test_more_stages_than_layers(stages: int) -> None:
+    with pytest.raises(ConfigError, match=f"{stages} stages cannot share 3 layers"):
+        choose_balance([1, 2, 3], None, stages)
+
+
+def test_a_time_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="layer 1 is nan"):
+        choose_balance([1, float("nan")], None, 1)

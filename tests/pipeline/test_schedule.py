@@ -1,0 +1,114 @@
+"""Schedules: sound for any number of stages and micro-batches, with the memory in flight of their formulas."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.errors import ConfigError
+from tiledseg.pipeline.schedule import (
+    SCHEDULES,
+    Backward,
+    Forward,
+    Message,
+    Pipeline,
+    ReceiveActivation,
+    Route,
+    SendActivation,
+    SendGradient,
+    chunk_ranks,
+    chunk_skips,
+    program,
+)
+from tiledseg.pipeline.simulation import faults, in_flight, simulate
+
+law = settings(derandomize=True, max_examples=40, deadline=None)
+STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)
+
+
+def most_in_flight(schedule: str, stages: int, micro_batches: int) -> list[int]:
+    """The formulas: gpipe all; 1f1b n - i; folded as 1f1b over its 2n - 1 chunks."""
+    chunks = 2 * stages - 1 if schedule == "folded" else stages
+    most = [micro_batches] * chunks if schedule == "gpipe" else [chunks - chunk for chunk in range(chunks)]
+    return [min(micro_batches, m) for m in most]
+
+
+@law
+@given(st.sampled_from(SCHEDULES), STAGES, MICRO_BATCHES, st.data())
+def test_every_schedule_is_sound(schedule: str, stages: int, micro_batches: int, data: st.DataObject) -> None:
+    ranks = chunk_ranks(schedule, stages)
+    ends = st.tuples(st.integers(0, len(ranks) - 1), st.integers(0, len(ranks) - 1)).map(sorted)
+    drawn = data.draw(st.lists(ends, max_size=3))
+    pipeline = Pipeline(ranks, tuple(Route(a, b, f"skip{i}") for i, (a, b) in enumerate(drawn)))
+    made = program(schedule, pipeline, micro_batches)
+    most = most_in_flight(schedule, stages, micro_batches)
+    assert faults(made, pipeline, micro_batches, most) == []
+    if schedule != "folded":
+        assert list(in_flight(made, len(ranks))) == most
+
+
+@law
+@given(st.sampled_from(["gpipe", "1f1b"]), STAGES, MICRO_BATCHES, st.integers(1, 5), st.integers(1, 5))
+def test_the_bubble_of_equal_stages(
+    schedule: str, stages: int, micro_batches: int, forward: int, backward: int
+) -> None:
+    """M + n - 1 turns for M turns of work (Huang et al., 2019)."""
+    made = program(schedule, Pipeline(chunk_ranks(schedule, stages)), micro_batches)
+    line = simulate(made, [forward] * stages, [backward] * stages)
+    assert line.makespan == (micro_batches + stages - 1) * (forward + backward)
+    assert line.bubble_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+
+
+@law
+@given(STAGES, MICRO_BATCHES)
+def test_folding_costs_no_more_than_a_third_of_a_turn(stages: int, micro_batches: int) -> None:
+    """Equal ranks: a turn is 6 slots, 2 forward and 4 backward, of two chunks, or of the innermost alone."""
+    made = program("folded", Pipeline(chunk_ranks("folded", stages)), micro_batches)
+    forward = [2 if chunk == stages - 1 else 1 for chunk in range(2 * stages - 1)]
+    line = simulate(made, forward, [2 * f for f in forward])
+    assert 0 <= line.makespan - 6 * (micro_batches + stages - 1) <= 2
+
+
+@law
+@given(STAGES, MICRO_BATCHES)
+def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
+    ranks = chunk_ranks("folded", stages)
+    pipeline = Pipeline(ranks, tuple(Route(c, len(ranks) - 1 - c, f"skip{c}") for c in range(stages)))
+    messages = [a for actions in program("folded", pipeline, micro_batches) for a in actions if isinstance(a, Message)]
+    assert not any(message.route.skip for message in messages)
+    assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
+
+
+def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
+    skip = Route(0, 2, "skip0")
+    made = program("1f1b", Pipeline((0, 1, 2), (skip,)), 1)
+    chain = Route(0, 1), Route(1, 2)
+    assert made[0][:3] == (Forward(0, 0), SendActivation(0, chain[0], 1), SendActivation(0, skip, 2))
+    assert not any(isinstance(a, Message) and a.route.skip for a in made[1])
+    assert made[2] == (
+        ReceiveActivation(0, chain[1], 1),
+        ReceiveActivation(0, skip, 0),
+        Forward(0, 2),
+        Backward(0, 2),
+        SendGradient(0, chain[1], 1),
+        SendGradient(0, skip, 0),
+    )
+
+
+def test_several_consumers_have_a_route_a_chunk() -> None:
+    skips = [("a", 1, 2), ("a", 1, 5), ("a", 1, 6), ("b", 0, 1)]
+    routes = chunk_skips(skips, [(0, 2), (2, 4), (4, 7)])
+    assert routes == (Route(0, 0, "b"), Route(0, 1, "a"), Route(0, 2, "a"))
+    assert Pipeline((0, 1, 2), routes).routes == (Route(0, 1), Route(1, 2), Route(0, 1, "a"), Route(0, 2, "a"))
+
+
+def test_what_cannot_be_scheduled() -> None:
+    with pytest.raises(ConfigError, match="'zigzag'; give one of 1f1b, gpipe, folded"):
+        chunk_ranks("zigzag", 2)
+    with pytest.raises(ConfigError, match="0 stages"):
+        chunk_ranks("gpipe", 0)
+    with pytest.raises(ConfigError, match="0 micro-batches"):
+        program("gpipe", Pipeline((0,)), 0)
+    with pytest.raises(ConfigError, match=r"folded puts chunks on ranks \[0, 1, 0\], but .* \[0, 1\]"):
+        program("folded", Pipeline((0, 1)), 2)

@@ -1,0 +1,204 @@
+"""Balances: how many consecutive layers each stage takes. Plain numbers in, plain numbers out.
+
+A stage is as slow as its layers' times together, and a pipeline is as slow as its slowest stage. `choose_balance`
+gives a partition that no other undercuts, by dynamic programming over the cuts (exact, since the cost of a stage
+depends on its own two cuts alone), and among equally fast ones the one whose stages receive the fewest bytes.
+
+A folded pipeline of n ranks has 2n - 1 chunks: chunk r of the way down and chunk 2n - 2 - r of the way up share
+rank r, the innermost chunk stands alone on the last rank. There a cut is a pair, one on each way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from tiledseg.errors import ConfigError
+
+Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
+Traffic = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others, a micro-batch
+Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
+Part = tuple[int, int, int]  # first layer, stop, chunk
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """What a stage of given parts costs."""
+
+    ends: tuple[float, ...]  # times of all layers before each
+    memory: Memory | None
+    limit: int | None
+    traffic: Traffic | None
+
+    def load(self, parts: Sequence[Part]) -> float:
+        return sum(self.ends[stop] - self.ends[first] for first, stop, _ in parts)
+
+    def bytes(self, parts: Sequence[Part]) -> int:
+        return 0 if self.memory is None else sum(self.memory(*part) for part in parts)
+
+    def fits(self, parts: Sequence[Part]) -> bool:
+        return self.limit is None or self.bytes(parts) <= self.limit
+
+    def received(self, parts: Sequence[Part]) -> int:
+        return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in parts)
+
+
+def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
+    """The balance, checked against a network of so many layers.
+
+    Raises ConfigError where a count is less than 1, or the counts do not sum to `layers`.
+    """
+    text = f"[{','.join(map(str, values))}]"
+    for stage, count in enumerate(values):
+        if count < 1:
+            raise ConfigError(f"the balance {text} gives stage {stage} {count} layers; give each stage at least 1")
+    if sum(values) != layers:
+        raise ConfigError(
+            f"the balance {text} sums to {sum(values)} layers, but the network has {layers}; give counts that sum to "
+            f"{layers}, or auto"
+        )
+    return tuple(values)
+
+
+def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The layers of each stage as (first, stop), half-open."""
+    stops = tuple(accumulate(balance))
+    return tuple(zip((0, *stops[:-1]), stops, strict=True))
+
+
+def choose_balance(
+    times: Sequence[float],
+    memory: Memory | None,
+    stages: int,
+    limit: int | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[int, ...]:
+    """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes.
+
+    `times`: seconds (or work) of each layer, in any unit. Ties: the least `traffic` of all stages together.
+    Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
+    """
+    layers = len(times)
+    prices = _prices(times, memory, limit, traffic, stages, stages)
+    levels: list[list[Middle]] = [
+        [(stop, layers) for stop in range(stage + 1, layers - stages + stage + 2)] for stage in range(stages - 1)
+    ]
+
+    def parts(before: Middle, after: Middle, stage: int) -> tuple[Part, ...]:
+        return ((before[0], after[0], stage),) if before[0] < after[0] else ()
+
+    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices)
+    return tuple(after[0] - before[0] for before, after in pairwise(path))
+
+
+def choose_folded(
+    times: Sequence[float],
+    skips: Sequence[tuple[int, int]],
+    memory: Memory | None,
+    ranks: int,
+    limit: int | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[int, ...]:
+    """The folded balance of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
+
+    `skips`: the layers that stash and pop each skip. Cuts are tried in front of layers that take time, stash or pop:
+    any other cut gives the same times, and the same ranks to all skips.
+    Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
+    """
+    layers, chunks = len(times), 2 * ranks - 1
+    prices = _prices(times, memory, limit, traffic, chunks, ranks)
+    ends = {layer for skip in skips for layer in skip}
+    places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
+    pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
+
+    def parts(before: Middle, after: Middle, rank: int) -> tuple[Part, ...]:
+        if rank == ranks - 1:
+            return ((*before, rank),)
+        if before[0] < after[0] and after[1] < before[1]:
+            return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
+        return ()
+
+    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices)
+    down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
+    up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
+    return (*down, path[-2][1] - path[-2][0], *reversed(up))
+
+
+def _prices(
+    times: Sequence[float],
+    memory: Memory | None,
+    limit: int | None,
+    traffic: Traffic | None,
+    chunks: int,
+    stages: int,
+) -> _Prices:
+    if not 1 <= chunks <= len(times):
+        need = f" (folded: {chunks} chunks)" if chunks > stages else ""
+        raise ConfigError(
+            f"{stages} stages{need} cannot share {len(times)} layers; give each at least 1 layer: fewer stages"
+        )
+    for layer, time in enumerate(times):
+        if not 0 <= time < math.inf:
+            raise ConfigError(f"the time of layer {layer} is {time}; give 0 or more")
+    return _Prices((0, *accumulate(times)), memory, limit, traffic)
+
+
+def _choose(
+    levels: Sequence[Sequence[Middle]], parts: Callable[[Middle, Middle, int], tuple[Part, ...]], prices: _Prices
+) -> list[Middle]:
+    """The path through the levels, a step a stage: least greatest load first, then least traffic."""
+    slowest: dict[Middle, float] = {levels[0][0]: 0}
+    for stage, level in enumerate(levels[1:]):
+        reached: dict[Middle, float] = {}
+        for after in level:
+            best = math.inf
+            for before, so_far in slowest.items():
+                taken = parts(before, after, stage) if so_far < best else ()
+                if taken and (load := max(so_far, prices.load(taken))) < best and prices.fits(taken):
+                    best = load
+            if best < math.inf:
+                reached[after] = best
+        if not reached:
+            raise ConfigError(_no_room(stage, level, slowest, parts, prices))
+        slowest = reached
+    return _least_traffic(levels, parts, prices, next(iter(slowest.values())))
+
+
+def _least_traffic(
+    levels: Sequence[Sequence[Middle]],
+    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    prices: _Prices,
+    most: float,
+) -> list[Middle]:
+    """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
+    paths: dict[Middle, tuple[int, list[Middle]]] = {levels[0][0]: (0, [levels[0][0]])}
+    for stage, level in enumerate(levels[1:]):
+        reached: dict[Middle, tuple[int, list[Middle]]] = {}
+        for after in level:
+            for before, (so_far, path) in paths.items():
+                taken = parts(before, after, stage)
+                if not taken or prices.load(taken) > most or not prices.fits(taken):
+                    continue
+                sent = so_far + prices.received(taken)
+                if after not in reached or sent < reached[after][0]:
+                    reached[after] = sent, [*path, after]
+        paths = reached
+    return next(iter(paths.values()))[1]
+
+
+def _no_room(
+    stage: int,
+    level: Sequence[Middle],
+    slowest: dict[Middle, float],
+    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    prices: _Prices,
+) -> str:
+    needs = [prices.bytes(taken) for after in level for before in slowest if (taken := parts(before, after, stage))]
+    if not needs:
+        return f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
+    return (
+        f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {prices.limit} bytes; give "
+        "more stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
+    )

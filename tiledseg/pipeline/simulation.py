@@ -1,0 +1,291 @@
+"""A schedule before it runs: is it sound, what does each rank hold, how long does it take, what does it look like?
+
+The model of time: a rank does its actions in order; a send costs the rank nothing, its messages leave one after the
+other; a receive waits for its message. Times are those of one micro-batch, all micro-batches alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+from tiledseg.pipeline.schedule import (
+    BACKWARD_SLOTS,
+    FORWARD_SLOTS,
+    Action,
+    Backward,
+    Forward,
+    Message,
+    Pipeline,
+    Program,
+    ReceiveActivation,
+    ReceiveGradient,
+    Route,
+    SendActivation,
+    SendGradient,
+)
+
+_SENDS = (SendActivation, SendGradient)
+_PARTNER: dict[type[Message], type[Message]] = {ReceiveActivation: SendActivation, ReceiveGradient: SendGradient}
+_MESSAGE_WORDS = {
+    SendActivation: "send of the activation",
+    SendGradient: "send of the gradient",
+    ReceiveActivation: "receive of the activation",
+    ReceiveGradient: "receive of the gradient",
+}
+Placed = tuple[int, Action]  # rank, action
+
+
+@dataclass(frozen=True)
+class Span:
+    """A computation and when it runs, in the unit of the times given."""
+
+    action: Forward | Backward
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What each rank computes when."""
+
+    spans: tuple[tuple[Span, ...], ...]
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return max(span.stop for rank in self.spans for span in rank)
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Time that each rank computes."""
+        return tuple(sum(span.stop - span.start for span in rank) for rank in self.spans)
+
+    @property
+    def busy_share(self) -> float:
+        """Computing time of all ranks / (ranks x makespan); 1 where nothing takes time."""
+        return sum(self.busy) / (len(self.spans) * self.makespan) if self.makespan else 1.0
+
+    @property
+    def bubble_share(self) -> float:
+        """The rest: the share of the ranks' time in which they wait."""
+        return 1 - self.busy_share
+
+
+def verify(program: Program, pipeline: Pipeline, micro_batches: int, most_in_flight: Sequence[int] = ()) -> None:
+    """Raise ConfigError that lists every fault of the program."""
+    found = faults(program, pipeline, micro_batches, most_in_flight)
+    if found:
+        raise ConfigError(f"the schedule does not fit its pipeline: {'; '.join(found)}")
+
+
+def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_flight: Sequence[int] = ()) -> list[str]:
+    """Every fault, one line each; empty where the program is sound.
+
+    Sound: each chunk computes each micro-batch forward and then backward, once, on its rank; whatever it needs has
+    been made or received before; every message has two ends, once each; no rank waits for ever; and no chunk holds
+    more micro-batches than `most_in_flight` says, where it is given.
+    """
+    found = _computation_faults(program, pipeline, micro_batches)
+    found += _message_faults(program, pipeline, micro_batches)
+    for rank, actions in enumerate(program):
+        found += _order_faults(rank, actions, pipeline)
+    _, stuck = _replay(program)
+    found += [f"rank {rank} waits for ever at: {_words(action)}" for rank, action in stuck]
+    for chunk, most in enumerate(most_in_flight):
+        held = in_flight(program, len(pipeline.ranks))[chunk]
+        if held > most:
+            found.append(f"chunk {chunk} holds {held} micro-batches at once, but at most {most} are allowed")
+    return found
+
+
+def in_flight(program: Program, chunks: int) -> tuple[int, ...]:
+    """The most micro-batches that each chunk has gone forward with and not yet backward."""
+    held, most = [0] * chunks, [0] * chunks
+    for actions in program:
+        for action in actions:
+            if isinstance(action, Forward):
+                held[action.chunk] += 1
+                most[action.chunk] = max(most[action.chunk], held[action.chunk])
+            elif isinstance(action, Backward):
+                held[action.chunk] -= 1
+    return tuple(most)
+
+
+def simulate(
+    program: Program,
+    forward: Sequence[float],
+    backward: Sequence[float],
+    transfer: Callable[[Route], float] = lambda route: 0.0,
+) -> Timeline:
+    """When each computation runs, for times of each chunk and of a message along each route.
+
+    Raises ConfigError for a program that cannot end.
+    """
+    order, stuck = _replay(program)
+    if stuck:
+        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits for ever at: {_words(stuck[0][1])}")
+    clock, link = [0.0] * len(program), [0.0] * len(program)
+    arrival: dict[tuple[type, int, Route], float] = {}
+    spans: list[list[Span]] = [[] for _ in program]
+    for rank, action in order:
+        if isinstance(action, Forward | Backward):
+            start = clock[rank]
+            times = forward if isinstance(action, Forward) else backward
+            clock[rank] += times[action.chunk]
+            spans[rank].append(Span(action, start, clock[rank]))
+        elif isinstance(action, _SENDS):
+            link[rank] = max(clock[rank], link[rank]) + transfer(action.route)
+            arrival[type(action), action.micro_batch, action.route] = link[rank]
+        else:
+            partner = _PARTNER[type(action)]
+            clock[rank] = max(clock[rank], arrival[partner, action.micro_batch, action.route])
+    return Timeline(tuple(map(tuple, spans)))
+
+
+def draw(program: Program, pipeline: Pipeline, width: int = 116) -> str:
+    """The program as text: a row a rank, a column a time slot; a forward pass takes one slot, a backward pass two.
+
+    `F3`, `B3`: forward and backward of micro-batch 3; `f3`, `b3`: of the rank's second chunk (folded); `.`: it waits.
+    Wider drawings than `width` characters have their middle left out.
+    """
+    chunks = len(pipeline.ranks)
+    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
+    slots = round(line.makespan)
+    rows = [["."] * slots for _ in program]
+    for rank, spans in enumerate(line.spans):
+        first = pipeline.ranks.index(rank)
+        for span in spans:
+            letter = "F" if isinstance(span.action, Forward) else "B"
+            letter = letter if span.action.chunk == first else letter.lower()
+            for slot in range(round(span.start), round(span.stop)):
+                rows[rank][slot] = f"{letter}{span.action.micro_batch}"
+    cell = max(len(text) for row in rows for text in row) + 1
+    labels = [f"stage {rank} " for rank in range(len(rows))]
+    label = max(map(len, labels))
+    room = max((width - label) // max(cell, 4), 5)
+    if slots * cell <= width - label:
+        room = slots
+    if slots > room:
+        head = (room - 2) * 2 // 3
+        tail = room - 2 - head
+        rows = [[*row[:head], "...", *row[slots - tail :]] for row in rows]
+    cell = max(cell, 4) if slots > room else cell
+    return "\n".join(
+        (name.ljust(label) + "".join(text.ljust(cell) for text in row)).rstrip()
+        for name, row in zip(labels, rows, strict=True)
+    )
+
+
+def _replay(program: Program) -> tuple[list[Placed], list[Placed]]:
+    """All actions in an order in which every receive follows its send, and the action at which each rank is stuck."""
+    position = [0] * len(program)
+    sent: set[tuple[type, int, Route]] = set()
+    order: list[Placed] = []
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(program):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                if isinstance(action, Message):
+                    partner = _PARTNER.get(type(action))
+                    if partner is not None and (partner, action.micro_batch, action.route) not in sent:
+                        break
+                    sent.add((type(action), action.micro_batch, action.route))
+                order.append((rank, action))
+                position[rank] += 1
+                moved = True
+    stuck = [(rank, program[rank][at]) for rank, at in enumerate(position) if at < len(program[rank])]
+    return order, stuck
+
+
+def _computation_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
+    """Each chunk, each micro-batch: one forward and one backward, on the chunk's rank."""
+    found = []
+    wanted = {
+        (rank, kind(m, chunk))
+        for chunk, rank in enumerate(pipeline.ranks)
+        for m in range(micro_batches)
+        for kind in (Forward, Backward)
+    }
+    done = Counter((rank, a) for rank, actions in enumerate(program) for a in actions if not isinstance(a, Message))
+    for rank, action in sorted(wanted - set(done), key=_key):
+        found.append(f"rank {rank} never does: {_words(action)}")
+    for rank, action in sorted(set(done) - wanted, key=_key):
+        found.append(f"rank {rank} does what is not its own: {_words(action)}")
+    for (rank, action), times in sorted(done.items(), key=lambda item: _key(item[0])):
+        if times > 1:
+            found.append(f"rank {rank} does {times} times: {_words(action)}")
+    return found
+
+
+def _message_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
+    """Every transfer between ranks has one send and one receive, on the right ranks, and there is no other."""
+    found = []
+    wanted: set[Placed] = set()
+    for route in pipeline.routes:
+        source, target = pipeline.ranks[route.source], pipeline.ranks[route.target]
+        if source == target:
+            continue
+        for m in range(micro_batches):
+            wanted |= {
+                (source, SendActivation(m, route, target)),
+                (target, ReceiveActivation(m, route, source)),
+                (target, SendGradient(m, route, source)),
+                (source, ReceiveGradient(m, route, target)),
+            }
+    done = Counter((rank, a) for rank, actions in enumerate(program) for a in actions if isinstance(a, Message))
+    for rank, action in sorted(wanted - set(done), key=_key):
+        found.append(f"rank {rank} lacks the {_words(action)}")
+    for rank, action in sorted(set(done) - wanted, key=_key):
+        found.append(f"rank {rank} has a needless {_words(action)}")
+    for (rank, action), times in sorted(done.items(), key=lambda item: _key(item[0])):
+        if times > 1:
+            found.append(f"rank {rank} has {times} times the {_words(action)}")
+    return found
+
+
+def _order_faults(rank: int, actions: Sequence[Action], pipeline: Pipeline) -> list[str]:
+    """Whatever an action needs stands before it."""
+    found, before = [], set[Action]()
+    for action in actions:
+        lacking = [need for need in _needs(action, pipeline) if need not in before]
+        found += [f"rank {rank} does '{_words(action)}' before '{_words(need)}'" for need in lacking]
+        before.add(action)
+    return found
+
+
+def _needs(action: Action, pipeline: Pipeline) -> list[Action]:
+    """What a rank must have done before an action."""
+    m, ranks = action.micro_batch, pipeline.ranks
+    needs: list[Action] = []
+    if isinstance(action, SendActivation):
+        return [Forward(m, action.route.source)]
+    if isinstance(action, SendGradient):
+        return [Backward(m, action.route.target)]
+    if isinstance(action, Message):
+        return []
+    for route in pipeline.routes:
+        local = pipeline.is_local(route)
+        if isinstance(action, Forward) and route.target == action.chunk:
+            needs.append(Forward(m, route.source) if local else ReceiveActivation(m, route, ranks[route.source]))
+        if isinstance(action, Backward) and route.source == action.chunk:
+            needs.append(Backward(m, route.target) if local else ReceiveGradient(m, route, ranks[route.target]))
+    return [Forward(m, action.chunk), *needs] if isinstance(action, Backward) else needs
+
+
+def _key(placed: Placed) -> tuple[int, int, str]:
+    return placed[0], placed[1].micro_batch, _words(placed[1])
+
+
+def _words(action: Action) -> str:
+    if isinstance(action, Forward):
+        return f"forward of micro-batch {action.micro_batch}, chunk {action.chunk}"
+    if isinstance(action, Backward):
+        return f"backward of micro-batch {action.micro_batch}, chunk {action.chunk}"
+    route = action.route
+    what = f"{_MESSAGE_WORDS[type(action)]} of skip {route.skip}" if route.skip else _MESSAGE_WORDS[type(action)]
+    return f"{what} of micro-batch {action.micro_batch}, chunk {route.source} to {route.target}, rank {action.peer}"
