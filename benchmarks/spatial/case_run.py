@@ -98,7 +98,8 @@ def run_cases(job: StepJob, mesh: Mesh) -> dict[str, Any]:
     before = max(mesh.communicator.gather_objects(peak_memory(mesh.device)))
     runs = [CaseRun(job, case, mesh, image) for case in job.cases]
     for step in range(1 + job.steps):
-        for run in runs:
+        turn = step % len(runs)
+        for run in (*runs[turn:], *runs[:turn]):  # each comes first in its turn
             run.step(step)
     cases = [run.found() for run in runs]
     for run in runs:

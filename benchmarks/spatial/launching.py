@@ -44,7 +44,7 @@ class Done:
 def python_ranks(ranks: int) -> list[str]:
     """The start of a command: `mpirun -n ranks python`."""
     tool = _find("mpirun")
-    return [tool, *_oversubscribe(tool), "-n", str(ranks), sys.executable]
+    return [tool, *_placement(tool), "-n", str(ranks), sys.executable]
 
 
 def mpirun(ranks: int, script: str, *arguments: str) -> list[str]:
@@ -110,7 +110,8 @@ def _find(tool: str) -> str:
     return found
 
 
-def _oversubscribe(tool: str) -> list[str]:
-    """The option that Open MPI needs for more ranks than cores; other MPIs do not know it."""
+def _placement(tool: str) -> list[str]:
+    """What Open MPI needs for more ranks than cores, and no binding: it would bind up to two ranks to a core each, more
+    to none, and the first core of a shared machine may be another's. Other MPIs do not know these options."""
     told = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    return ["--oversubscribe"] if "Open MPI" in told.stdout else []
+    return ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in told.stdout else []
