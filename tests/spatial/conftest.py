@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,17 +18,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:Using padding='same'"))
 
 
+def speaker(config: pytest.Config) -> Callable[[str], None]:
+    """Prints to standard error past pytest's capture."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    return say
+
+
 @pytest.fixture(scope="module", params=["gloo", "mpi"])
 def opened(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
     """Over each transport in turn."""
-    axes = OpenAxes(meshes[request.param])
+    axes = OpenAxes(meshes[request.param], speaker(request.config))
     yield axes
     axes.close()
 
 
 @pytest.fixture(scope="module")
-def opened_mpi(meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
+def opened_mpi(pytestconfig: pytest.Config, meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
     """Over MPI alone: for what does not depend on what carries the messages."""
-    axes = OpenAxes(meshes["mpi"])
+    axes = OpenAxes(meshes["mpi"], speaker(pytestconfig))
     yield axes
     axes.close()

@@ -6,7 +6,6 @@ Each rank for itself would draw the same at first, but hypothesis steers by what
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,7 +24,7 @@ def for_all(opened: OpenAxes, strategy: SearchStrategy[T], check: Callable[[T], 
     What is drawn must pickle. Where it fails rank 0 shrinks the example, with the others' help, and reports it.
     """
     communicator = opened.mesh.communicator
-    check = _or_end_the_job(check)
+    check = _or_end_the_job(check, opened.say)
 
     @settings(
         derandomize=True,
@@ -56,7 +55,7 @@ def for_all(opened: OpenAxes, strategy: SearchStrategy[T], check: Callable[[T], 
         raise last
 
 
-def _or_end_the_job(check: Callable[[T], None]) -> Callable[[T], None]:
+def _or_end_the_job(check: Callable[[T], None], say: Callable[[str], None]) -> Callable[[T], None]:
     """Where this rank alone breaks down the others wait for it in vain: say why and take them along."""
 
     def checked(drawn: T) -> None:
@@ -65,8 +64,7 @@ def _or_end_the_job(check: Callable[[T], None]) -> Callable[[T], None]:
         except AgreedFaultError:
             raise
         except Exception:
-            sys.__stderr__.write(f"{traceback.format_exc()}\nwhile checking {drawn}\n")
-            sys.__stderr__.flush()
+            say(f"{traceback.format_exc()}\nwhile checking {drawn}\n")
             os._exit(1)
 
     return checked
