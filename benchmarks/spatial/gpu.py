@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def shared_device(options: argparse.Namespace) -> dict[str, Any]:
-    """Steps of all cases on each number of ranks. Raises ConfigError where losses differ from those of one rank."""
+    """Steps of all cases on each number of ranks. Raises TiledsegError where losses differ from those of one rank."""
     rows, losses = [], []
     for ranks in sorted({1, *options.ranks}):
         cases = ALONE if ranks == 1 else CASES

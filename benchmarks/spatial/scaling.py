@@ -37,7 +37,7 @@ class Effort:
 
 
 def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[int], effort: Effort) -> dict[str, Any]:
-    """The figures as plain values for JSON. Raises ConfigError where the losses of two cases differ."""
+    """The figures as plain values for JSON. Raises TiledsegError where the losses of two cases differ."""
     jobs = {
         n: StepJob(mesh_of(n), ALONE if n == 1 else CASES, size, levels, base_channels, effort.steps)
         for n in sorted({1, *ranks})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE
@@ -113,7 +113,7 @@ def _cost(task: Task, case: StepCase) -> ModeCost:
 def check_losses(losses: Sequence[Sequence[float]], names: Sequence[str], bound: float = 1e-5) -> float:
     """The largest relative difference of any loss from the first case's at the same step.
 
-    Raises ConfigError where it is above `bound`: the times of different results mean nothing.
+    Raises TiledsegError where it is above `bound`: the times of different results mean nothing.
     """
     worst, name = 0.0, names[0]
     for other, found in zip(names[1:], losses[1:], strict=True):
@@ -122,7 +122,7 @@ def check_losses(losses: Sequence[Sequence[float]], names: Sequence[str], bound:
             if not difference <= worst:
                 worst, name = difference, other
     if not worst <= bound:
-        raise ConfigError(
+        raise TiledsegError(
             f"the loss of '{name}' differs from that of '{names[0]}' by {worst:.1e} relative, not {bound:g}"
         )
     return worst

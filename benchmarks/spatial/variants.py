@@ -19,7 +19,7 @@ TRANSPORTS = ("gloo", "mpi")
 
 
 def measure_variants(size: int, levels: int, base_channels: int, ranks: int, effort: Effort) -> dict[str, Any]:
-    """The figures as plain values for JSON. Raises ConfigError where the losses of two variants differ."""
+    """The figures as plain values for JSON. Raises TiledsegError where the losses of two variants differ."""
     jobs = {
         transport: StepJob(mesh_of(ranks), VARIANTS, size, levels, base_channels, effort.steps, transport)
         for transport in TRANSPORTS

@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures as plain values for JSON. Raises ConfigError where the losses of two runs differ by more than 1e-5
+    """The figures as plain values for JSON. Raises TiledsegError where the losses of two runs differ by more than 1e-5
     relative, CommunicationError where a command fails."""
     if options.steps < 2 or min(options.ranks) < 2:
         given = f"--steps {options.steps} and --ranks {' '.join(map(str, options.ranks))}"

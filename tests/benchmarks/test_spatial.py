@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.comm.launching import ROOT, clean_environment, run_job
-from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
 
 FOLDER = ROOT / "benchmarks/spatial"
 
@@ -64,7 +64,7 @@ def test_our_layers_equal_torchs_on_the_peers_workload() -> None:
 
 @pytest.mark.parametrize("other", [2.001, math.nan])
 def test_times_of_different_results_are_refused(programs: dict[str, ModuleType], other: float) -> None:
-    with pytest.raises(ConfigError, match="'b' differs from that of 'a'"):
+    with pytest.raises(TiledsegError, match="'b' differs from that of 'a'"):
         programs["step_case"].check_losses([[1.0, 2.0], [1.0, other]], ["a", "b"])
 
 
