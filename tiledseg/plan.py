@@ -1,4 +1,4 @@
-"""`python -m tiledseg.plan`: halos, efficiency, memory, halo modes and cluster of a tiling, before any job."""
+"""`python -m tiledseg.plan`: halos, efficiency, memory, halo modes, pipeline and cluster, before any job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
 from tiledseg.planning.report import plan
+from tiledseg.planning.stages import StagesQuestion, parse_counts
 from tiledseg.planning.table import table
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
     question = _question(flags)
-    answer, tiling = plan(question)
+    answer, tiling = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, tiling)
     print(json.dumps(answer, indent=2) if flags.format == "json" else table(question, answer))
@@ -86,6 +88,11 @@ def _parser() -> Parser:
     modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")
     modes.add_argument("--bandwidth", metavar="B", help="bytes/s between ranks, 10GB say (default 10GB, assumed)")
     modes.add_argument("--latency", metavar="T", help="seconds a message, 20us say (default 20us, assumed)")
+    pipeline = parser.add_argument_group("pipeline")
+    pipeline.add_argument("--stages", type=int, metavar="N", help="GPUs that share the layers (default: no pipeline)")
+    pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
+    pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
+    pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
     add_format_option(parser)
     parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
     return parser
@@ -105,6 +112,23 @@ def _question(flags: Namespace) -> Question:
         mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
         machine=_machine(flags),
     )
+
+
+def _stages(flags: Namespace) -> StagesQuestion | None:
+    parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule")}
+    given = {key: value for key, value in parts.items() if value is not None}
+    if flags.stages is None:
+        if given:
+            flag = next(iter(given)).replace("_", "-")
+            raise ConfigError(f"--{flag} is {next(iter(given.values()))}, but --stages is not given; give --stages N")
+        return None
+    if flags.stride != 1:
+        raise ConfigError(
+            f"--stages is {flags.stages}, but networks of --stride {flags.stride} have no exact plan; leave it out"
+        )
+    if "balance" in given:
+        given["balance"] = parse_counts(given["balance"])
+    return StagesQuestion(flags.stages, **given)
 
 
 def _machine(flags: Namespace) -> Machine:

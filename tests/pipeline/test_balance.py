@@ -117,7 +117,7 @@ def test_folded_keeps_skips_on_their_rank_and_is_fastest(depth: int, ranks: int,
 
     possible = [load(b) for b in every_balance(layers, chunks) if together(b)] if chunks <= layers else []
     if not possible:
-        with pytest.raises(ConfigError, match="cannot share|keeps each skip"):
+        with pytest.raises(ConfigError, match=r"cannot share|keeps each skip"):
             choose_folded(times, skips, None, ranks)
         return
     chosen = choose_folded(times, skips, None, ranks)

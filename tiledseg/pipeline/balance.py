@@ -33,7 +33,10 @@ class _Prices:
     traffic: Traffic | None
 
     def load(self, parts: Sequence[Part]) -> float:
-        return sum(self.ends[stop] - self.ends[first] for first, stop, _ in parts)
+        load = 0.0
+        for first, stop, _ in parts:
+            load += self.ends[stop] - self.ends[first]
+        return load
 
     def bytes(self, parts: Sequence[Part]) -> int:
         return 0 if self.memory is None else sum(self.memory(*part) for part in parts)
@@ -89,7 +92,7 @@ def choose_balance(
     def parts(before: Middle, after: Middle, stage: int) -> tuple[Part, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices)
+    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, in_line=True)
     return tuple(after[0] - before[0] for before, after in pairwise(path))
 
 
@@ -120,7 +123,7 @@ def choose_folded(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices)
+    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, in_line=False)
     down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
     up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
@@ -146,24 +149,33 @@ def _prices(
 
 
 def _choose(
-    levels: Sequence[Sequence[Middle]], parts: Callable[[Middle, Middle, int], tuple[Part, ...]], prices: _Prices
+    levels: Sequence[Sequence[Middle]],
+    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    prices: _Prices,
+    in_line: bool,
 ) -> list[Middle]:
-    """The path through the levels, a step a stage: least greatest load first, then least traffic."""
+    """The path through the levels, a step a stage: least greatest load first, then least traffic.
+
+    `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.
+    """
     slowest: dict[Middle, float] = {levels[0][0]: 0}
     for stage, level in enumerate(levels[1:]):
         reached: dict[Middle, float] = {}
         for after in level:
             best = math.inf
-            for before, so_far in slowest.items():
-                taken = parts(before, after, stage) if so_far < best else ()
-                if taken and (load := max(so_far, prices.load(taken))) < best and prices.fits(taken):
-                    best = load
+            for before in reversed(slowest):
+                taken = parts(before, after, stage) if slowest[before] < best else ()
+                load = prices.load(taken)
+                if in_line and load >= best:
+                    break
+                if taken and load < best and prices.fits(taken):
+                    best = max(slowest[before], load)
             if best < math.inf:
                 reached[after] = best
         if not reached:
             raise ConfigError(_no_room(stage, level, slowest, parts, prices))
         slowest = reached
-    return _least_traffic(levels, parts, prices, next(iter(slowest.values())))
+    return _least_traffic(levels, parts, prices, next(iter(slowest.values())), in_line)
 
 
 def _least_traffic(
@@ -171,19 +183,23 @@ def _least_traffic(
     parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
     prices: _Prices,
     most: float,
+    in_line: bool,
 ) -> list[Middle]:
     """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
     paths: dict[Middle, tuple[int, list[Middle]]] = {levels[0][0]: (0, [levels[0][0]])}
     for stage, level in enumerate(levels[1:]):
         reached: dict[Middle, tuple[int, list[Middle]]] = {}
         for after in level:
-            for before, (so_far, path) in paths.items():
+            for before in reversed(paths):
                 taken = parts(before, after, stage)
-                if not taken or prices.load(taken) > most or not prices.fits(taken):
+                load = prices.load(taken)
+                if in_line and load > most:
+                    break
+                if not taken or load > most or not prices.fits(taken):
                     continue
-                sent = so_far + prices.received(taken)
+                sent = paths[before][0] + prices.received(taken)
                 if after not in reached or sent < reached[after][0]:
-                    reached[after] = sent, [*path, after]
+                    reached[after] = sent, [*paths[before][1], after]
         paths = reached
     return next(iter(paths.values()))[1]
 

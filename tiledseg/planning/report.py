@@ -17,13 +17,14 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.modes_report import modes_part
 from tiledseg.planning.question import Question
 from tiledseg.planning.search import choose_grid
+from tiledseg.planning.stages import StagesQuestion, stages_part
 from tiledseg.planning.step_memory import training_memory
 
 Answer = dict[str, Any]
 
 
-def plan(question: Question) -> tuple[Answer, Tiling | None]:
-    """The answer, and the tiling that it is about.
+def plan(question: Question, stages: StagesQuestion | None = None) -> tuple[Answer, Tiling | None]:
+    """The answer, and the tiling that it is about; with `stages`, a pipeline's part too.
 
     A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no
     network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
@@ -34,12 +35,14 @@ def plan(question: Question) -> tuple[Answer, Tiling | None]:
         parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
         return parts | {"cluster": cluster_part(question, question.grid)}, None
     tiling = plan_tiling(question)
+    pipeline = {} if stages is None else {"stages": stages_part(question, tiling, stages)}
     return {
         "paper": paper_part(question, tiling.grid),
         "exact": exact_part(question, tiling),
         "network": network_part(question, tiling),
         "memory": memory_part(question, tiling),
         "modes": modes_part(question, tiling),
+        **pipeline,
         "cluster": cluster_part(question, tiling.grid),
     }, tiling
 

@@ -8,6 +8,7 @@ from typing import Any
 from tiledseg.planning.modes_table import modes_table, modes_title
 from tiledseg.planning.question import Question
 from tiledseg.planning.report import Answer, by_stage
+from tiledseg.planning.stages_table import stages_table, stages_title
 
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -16,7 +17,7 @@ Row = tuple[str, str, str]  # label, value, unit or remark
 
 
 def table(question: Question, answer: Answer) -> str:
-    """Sections paper, exact, network, memory, modes and cluster; those that the answer lacks are left out."""
+    """Sections paper, exact, network, memory, modes, stages and cluster; those that the answer lacks are left out."""
     sections = [("paper: the formula, unpadded convolutions", _paper(question, answer["paper"]))]
     if "exact" in answer:
         sections += [
@@ -29,6 +30,8 @@ def table(question: Question, answer: Answer) -> str:
     if "exact" in answer:
         blocks.insert(4, _stages(answer["network"]))
         blocks.insert(6, f"{modes_title(answer['modes'])}\n{modes_table(answer['modes'], size)}")
+    if "stages" in answer:
+        blocks.insert(7, f"{stages_title(answer['stages'])}\n{stages_table(answer['stages'], size)}")
     if "omitted" in answer:
         blocks.append(f"left out: {answer['omitted']}")
     return "\n\n".join(blocks)

@@ -1,0 +1,207 @@
+"""The pipeline in the planner's answer, and `plan --stages` as users type it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tiledseg.architecture.presets import PRESETS
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.layer import (
+    Activation,
+    Convolution,
+    Dropout,
+    Layer,
+    MaxPool,
+    Norm,
+    PopConcatenate,
+    Stash,
+    Upsample,
+)
+from tiledseg.pipeline.balance import choose_balance, cuts, parse_balance
+from tiledseg.plan import main
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.stages import parse_counts
+
+
+def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
+    assert main([*line.split(), "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)["stages"]
+
+
+def paper_layers(poolings: int) -> list[Layer]:
+    """The paper's U-Net: as wide as ours on the way down, but half as wide on the way up, with plain upsampling.
+
+    So is the U-Net of torchgpipe's benchmarks, on which the paper's pipeline stands: decoder level l has
+    base / 2 * 2^l channels, the bottom narrows again in its last convolution.
+    """
+
+    def units(name: str, *widths: int) -> list[Layer]:
+        return [
+            layer
+            for i, width in enumerate(widths)
+            for layer in (
+                Convolution(f"{name}.conv{i}", width, 3, padding=1, bias=False),
+                Dropout(f"{name}.dropout{i}"),
+                Norm(f"{name}.norm{i}", "instance"),
+                Activation(f"{name}.act{i}"),
+            )
+        ]
+
+    layers: list[Layer] = []
+    for level in range(poolings):
+        layers += units(f"down{level}", 64 << level, 64 << level)
+        layers += [Stash(f"down{level}.stash", f"skip{level}"), MaxPool(f"down{level}.pool")]
+    layers += units("bottom", 64 << poolings, 32 << poolings)
+    for level in reversed(range(poolings)):
+        layers += [Upsample(f"up{level}"), PopConcatenate(f"up{level}.pop", f"skip{level}", 64 << level)]
+        layers += units(f"up{level}", 32 << level, 32 << level)
+    return [*layers, Convolution("head", 1, 1)]
+
+
+@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("px", [512, 1024])
+def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(model: str, px: int) -> None:
+    """26-32 % of the multiply-adds on one stage: 3.2-3.6 x; the best contiguous split: 5.2-5.7 x. Any square size."""
+    layers = paper_layers(PRESETS[model].levels - 1)
+    work = [cost.multiply_adds for cost in layer_costs(layers, 3, (px, px))]
+    by_hand = parse_balance(PRESETS[model].balance, len(layers))
+    caps = [sum(work) / max(sum(work[a:b]) for a, b in cuts(b)) for b in (by_hand, choose_balance(work, None, 6))]
+    assert 0.26 <= 1 / caps[0] <= 0.32
+    assert 3.15 <= caps[0] <= 3.65
+    assert 5.2 <= caps[1] <= 5.7
+
+
+@pytest.mark.parametrize(
+    ("model", "by_hand", "best"), [("small", 3.70, 4.73), ("medium-2", 3.11, 5.35), ("large", 3.43, 5.48)]
+)
+def test_the_papers_lists_on_our_presets(
+    capsys: pytest.CaptureFixture[str], model: str, by_hand: float, best: float
+) -> None:
+    """Our decoder is as wide as the encoder, so its two outermost convolutions bound `small` at 4.7 x."""
+    flags = f"--size 1024 --grid 1 --model {model} --stages 6 --micro-batches 24"
+    text = ",".join(map(str, PRESETS[model].balance))
+    given, chosen = answer(capsys, f"{flags} --balance {{{text}}}"), answer(capsys, flags)
+    assert given["balance"] == list(PRESETS[model].balance)
+    assert (given["automatic"], chosen["automatic"]) == (False, True)
+    assert given["cap"] == pytest.approx(by_hand, abs=0.005)
+    assert chosen["cap"] == pytest.approx(best, abs=0.005)
+    assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+@pytest.mark.parametrize("stages", [1, 2, 6])
+def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str], schedule: str, stages: int) -> None:
+    flags = f"--size 1000 --grid 2 --stages {stages} --micro-batches 7 --schedule {schedule}"
+    assert main([*flags.split(), "--format", "json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    part, step = whole["stages"], whole["stages"]["step"]
+    rows = part["by_stage"]
+    layers = sorted(layer for row in rows for first, stop in row["layers"] for layer in range(first, stop))
+    assert layers == list(range(whole["network"]["layers"]))
+    assert sum(row["multiply_adds"] for row in rows) == whole["network"]["multiply_adds_context"]
+    assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
+    for key in ("weights", "gradients", "optimizer"):
+        assert sum(row["memory"][key] for row in rows) == whole["memory"][key]
+    assert all(row["memory"]["total"] == sum(list(row["memory"].values())[:4]) for row in rows)
+    lost = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "bubble", "transfer")]
+    assert min(lost) >= 0
+    assert sum(lost) == pytest.approx(step["milliseconds"], abs=1e-3)
+    assert step["speed_up"] == pytest.approx(stages * step["busy_share"], abs=1e-3)
+    assert step["speed_up"] <= part["cap"] <= stages
+    assert sum(row["activation_bytes"] + row["skip_bytes"] for row in rows) == sum(r["gradient_bytes"] for r in rows)
+    assert part["bytes_step"] == sum(row["bytes_step"] for row in rows)
+    if stages == 1:
+        assert (step["speed_up"], part["bytes_step"]) == (1, 0)
+    if schedule == "folded":
+        assert all(row["skip_bytes"] == 0 for row in rows)
+
+
+def test_in_flight_and_the_default_number_of_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--size 1000 --grid 4 --stages 3"
+    part = answer(capsys, flags)
+    assert part["micro_batches"] == 12
+    assert [row["in_flight"] for row in part["by_stage"]] == [[3], [2], [1]]
+    part = answer(capsys, f"{flags} --schedule gpipe --micro-batches 5")
+    assert [row["in_flight"] for row in part["by_stage"]] == [[5], [5], [5]]
+    assert answer(capsys, "--size 1000 --grid 2 --stages 3")["micro_batches"] == 4, "an image has 4 tiles"
+
+
+def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str]) -> None:
+    """A limit below the fastest balance's need gives another that fits; a given balance is only judged."""
+    flags = "--size 1000 --grid 2 --stages 3"
+    free = answer(capsys, flags)
+    most = max(row["memory"]["total"] for row in free["by_stage"])
+    tight = answer(capsys, f"{flags} --gpu-memory {most * 2 // 3}")
+    assert tight["balance"] != free["balance"]
+    assert all(row["fits"] for row in tight["by_stage"])
+    assert tight["cap"] < free["cap"]
+    given = answer(capsys, f"{flags} --balance [{','.join(map(str, free['balance']))}] --gpu-memory {most - 1}")
+    assert [row["fits"] for row in given["by_stage"]].count(False) == 1
+
+
+def test_slow_links_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--size 1000 --grid 2 --stages 3 --balance auto"
+    quick, slow = answer(capsys, flags)["step"], answer(capsys, f"{flags} --bandwidth 1GB")["step"]
+    assert slow["transfer_milliseconds"] > quick["transfer_milliseconds"] > 0
+    assert slow["bubble_milliseconds"] == quick["bubble_milliseconds"]
+
+
+def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.process_time()
+    assert main(["--size", "10000", "--grid", "8", "--model", "large", "--stages", "6", "--gpu-memory", "192GiB"]) == 0
+    assert time.process_time() - started < 3, "0.6 s where this was written; the bound leaves room for a slow machine"
+    text = capsys.readouterr().out
+    titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ":" in line]
+    assert titles == ["paper", "exact", "network", "memory", "modes", "stages", "cluster"]
+    part = text[text.index("stages: a step of 24 micro-batches of 2816 x 2816 px, 6 stages, schedule 1f1b") :]
+    for words in ("balance, automatic: [", "the cap is 5.48 x", "predicted speed-up", "stage 5 .", "F0", "B23"):
+        assert words in part
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert max(map(len, text.splitlines())) <= 120
+    assert main(["--size", "1000", "--grid", "2", "--stages", "2", "--schedule", "folded"]) == 0
+    assert "f, b: the decoder's part" in capsys.readouterr().out
+
+
+def test_counts_as_people_write_them() -> None:
+    for text in ("[14,24,30]", "{14,24,30}", " 14, 24, 30 "):
+        assert parse_counts(text) == (14, 24, 30)
+    assert parse_counts("auto") is None
+    for text in ("[14,24", "[14,]", "", "[]", "many", "14;24", "{14,24]"):
+        with pytest.raises(ConfigError, match="--balance is"):
+            parse_counts(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--stages 0", ["--stages is 0", "1 to 64"]),
+        ("--stages 65", ["--stages is 65", "1 to 64"]),
+        ("--levels 1 --stages 10", ["10 stages", "9 layers", "fewer stages"]),
+        ("--levels 1 --stages 5 --schedule folded --base-channels 8 --convs-per-level 1", ["9 chunks", "5 layers"]),
+        ("--levels 2 --stages 8 --schedule folded", ["no cut", "fewer stages"]),
+        ("--stages 2 --balance [40,40]", ["[40,40]", "sums to 80", "has 89", "auto"]),
+        ("--stages 2 --balance [89,0]", ["stage 1", "0 layers", "at least 1"]),
+        ("--stages 3 --balance [40,49]", ["--balance has 2 parts", "--stages is 3", "3 counts"]),
+        ("--stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 parts when folded"]),
+        ("--stages 2 --balance [10,78,1] --schedule folded", ["skip0 from stage 0 to 1", "auto"]),
+        ("--stages 2 --balance half", ["--balance is 'half'", "auto"]),
+        ("--stages 2 --micro-batches 0", ["--micro-batches is 0", "1 to 512"]),
+        ("--stages 2 --schedule zigzag", ["--schedule", "zigzag", "folded"]),
+        ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
+        ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
+        ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
+        ("--stages 2 --stride 2", ["--stages is 2", "--stride 2"]),
+        ("--stages 2 --gpu-memory 100MiB", ["stage 1 needs at least", "is 104857600 bytes", "more stages"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"--size 1000 --grid 2 {line}".split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for word in words:
+        assert word in printed.err

@@ -1,0 +1,235 @@
+"""A pipeline in the planner's answer: the balance, what each stage costs, and how long a step takes.
+
+Times are the multiply-adds of the layers at the machine's speed; a step is so many tiles of the largest context.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.schedule import Pipeline, Route, chunk_ranks, chunk_skips, compute_orders, program
+from tiledseg.pipeline.simulation import Timeline, draw, in_flight, simulate
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.halo_traffic import Sent
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.question import Question
+from tiledseg.planning.stages_cost import StagePrices
+
+MOST_STAGES = 64
+MOST_MICRO_BATCHES = 512  # the simulation stays well under a second
+
+
+@dataclass(frozen=True)
+class StagesQuestion:
+    """A pipeline of `stages` ranks; no `balance` for an automatic one, no `micro_batches` for 4 a stage.
+
+    Without `micro_batches` there are at most as many as an image has tiles.
+    """
+
+    stages: int
+    balance: tuple[int, ...] | None = None
+    micro_batches: int | None = None
+    schedule: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stages <= MOST_STAGES:
+            raise ConfigError(f"--stages is {self.stages}; give 1 to {MOST_STAGES}")
+        if self.micro_batches is not None and not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
+            raise ConfigError(f"--micro-batches is {self.micro_batches}; give 1 to {MOST_MICRO_BATCHES}")
+        chunks = len(chunk_ranks(self.schedule, self.stages))
+        if self.balance is not None and len(self.balance) != chunks:
+            twice = f", {chunks} parts when folded" if chunks != self.stages else ""
+            raise ConfigError(
+                f"--balance has {len(self.balance)} parts, but --stages is {self.stages}{twice}; give {chunks} counts "
+                "of layers, or auto"
+            )
+
+
+def parse_counts(text: str) -> tuple[int, ...] | None:
+    """Layer counts of '[14,24,30]', '{14,24,30}' or '14,24,30'; None for 'auto'. Raises ConfigError for others."""
+    if text.strip() == "auto":
+        return None
+    inner = re.fullmatch(r"\s*(?:\[(.*)\]|\{(.*)\}|([^\[\]{}]*))\s*", text)
+    words = next((part for part in inner.groups() if part is not None), "").split(",") if inner else []
+    if not words or not all(re.fullmatch(r"\s*[+-]?\d+\s*", word) for word in words):
+        raise ConfigError(f"--balance is '{text}'; give auto, or counts of layers: [14,24,30,22,12,7]")
+    return tuple(map(int, words))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A pipeline with its balance and prices."""
+
+    prices: StagePrices
+    machine: Machine
+    balance: tuple[int, ...]
+    pipeline: Pipeline
+    held: tuple[int, ...]  # micro-batches that each chunk keeps at once
+    micro_batches: int
+
+    @property
+    def work(self) -> tuple[int, ...]:
+        """Multiply-adds of each chunk."""
+        return tuple(sum(c.multiply_adds for c in self.prices.costs[a:b]) for a, b in cuts(self.balance))
+
+    def of_rank(self, rank: int) -> list[int]:
+        """The chunks of a rank, in order of layers."""
+        return [chunk for chunk, place in enumerate(self.pipeline.ranks) if place == rank]
+
+    def rank_work(self, rank: int) -> int:
+        return sum(self.work[chunk] for chunk in self.of_rank(rank))
+
+    def route_bytes(self, route: Route) -> int:
+        """Bytes that travel along a route, one way, for one micro-batch."""
+        if self.pipeline.is_local(route):
+            return 0
+        if route.skip:
+            return self.prices.skip_bytes(route.skip)
+        return self.prices.activation_bytes(cuts(self.balance)[route.target][0])
+
+
+def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> dict[str, Any]:
+    """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1.
+
+    Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
+    """
+    network = question.network
+    layers = network.layers()
+    costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
+    micro_batches = asked.micro_batches or min(4 * asked.stages, len(tiling))
+    prices = StagePrices(layers, costs, question.bytes_per_value)
+    ranks = chunk_ranks(asked.schedule, asked.stages)
+    orders = compute_orders(asked.schedule, asked.stages, micro_batches)
+    held = in_flight(tuple(map(tuple, orders)), len(ranks))
+    balance = _balance(asked, prices, held, question.gpu_memory)
+    pipeline = Pipeline(ranks, chunk_skips(prices.skips, cuts(balance)))
+    found = _Plan(prices, question.machine, balance, pipeline, held, micro_batches)
+    by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
+    actions = program(asked.schedule, pipeline, micro_batches)
+    return {
+        "stages": asked.stages,
+        "schedule": asked.schedule,
+        "micro_batches": micro_batches,
+        "context": list(tiling.context_max),
+        "balance": list(balance),
+        "automatic": asked.balance is None,
+        "by_stage": by_stage,
+        "cap": round(sum(found.work) / max(found.rank_work(rank) for rank in range(asked.stages)), 4),
+        "step": _step(found, asked.schedule),
+        "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
+        "drawing": draw(actions, pipeline).splitlines(),
+    }
+
+
+def _balance(asked: StagesQuestion, prices: StagePrices, held: Sequence[int], limit: int | None) -> tuple[int, ...]:
+    """The balance given, checked, or the best one."""
+    if asked.balance is not None:
+        balance = parse_balance(asked.balance, len(prices.layers))
+        if asked.schedule == "folded":
+            _check_fold(balance, prices, asked.stages)
+        return balance
+
+    def memory(first: int, stop: int, chunk: int) -> int:
+        return prices.memory(first, stop).total(held[chunk])
+
+    work = [cost.multiply_adds for cost in prices.costs]
+    if asked.schedule == "folded":
+        ends = [(stash, pop) for _, stash, pop in prices.skips]
+        return choose_folded(work, ends, memory, asked.stages, limit, prices.received)
+    return choose_balance(work, memory, asked.stages, limit, prices.received)
+
+
+def _check_fold(balance: tuple[int, ...], prices: StagePrices, stages: int) -> None:
+    """Raise ConfigError, naming all, where skips leave their rank."""
+    ranks = chunk_ranks("folded", stages)
+    routes = chunk_skips(prices.skips, cuts(balance))
+    torn = [
+        f"{route.skip} from stage {ranks[route.source]} to {ranks[route.target]}"
+        for route in routes
+        if ranks[route.source] != ranks[route.target]
+    ]
+    if torn:
+        raise ConfigError(
+            f"folded stages keep skips on their rank, but --balance [{','.join(map(str, balance))}] sends "
+            f"{', '.join(torn)}; move the cuts, or give auto"
+        )
+
+
+def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
+    chunks = found.of_rank(rank)
+    runs = [cuts(found.balance)[chunk] for chunk in chunks]
+    memories = [found.prices.memory(*run) for run in runs]
+    work = found.rank_work(rank)
+    memory = {
+        "weights": sum(m.weights for m in memories),
+        "gradients": sum(m.gradients for m in memories),
+        "optimizer": sum(m.optimizer for m in memories),
+        "activations": sum(found.held[c] * m.activations for c, m in zip(chunks, memories, strict=True)),
+    }
+    memory["total"] = sum(memory.values())
+    activation, skips = (_sent(found, chunks, of_skips) for of_skips in (False, True))
+    gradients = sum(found.route_bytes(route) for route in found.pipeline.routes if route.target in chunks)
+    names = [layer.name for layer in found.prices.layers]
+    row: dict[str, Any] = {
+        "stage": rank,
+        "layers": [list(run) for run in runs],
+        "names": [[names[first], names[stop - 1]] for first, stop in runs],
+        "multiply_adds": work,
+        "share": round(work / sum(found.work), 4),
+        "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work, training=False)),
+        "milliseconds": _milliseconds(found.machine.compute_seconds(work)),
+        "in_flight": [found.held[chunk] for chunk in chunks],
+        "memory": memory,
+        "activation_bytes": activation,
+        "skip_bytes": skips,
+        "gradient_bytes": gradients,
+        "bytes_step": found.micro_batches * (activation + skips + gradients),
+    }
+    return row if limit is None else row | {"fits": memory["total"] <= limit}
+
+
+def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
+    """Bytes that a rank's chunks send on in a forward pass of one micro-batch."""
+    routes = [r for r in found.pipeline.routes if r.source in chunks and bool(r.skip) == of_skips]
+    return sum(found.route_bytes(route) for route in routes)
+
+
+def _step(found: _Plan, schedule: str) -> dict[str, float]:
+    """Where the time of a step goes: four parts that sum to it, then what follows from them."""
+    ranks, machine = found.pipeline.size, found.machine
+    alone = machine.compute_seconds(sum(found.work)) * found.micro_batches
+    slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * found.micro_batches
+    free, real = _timeline(found, schedule, False), _timeline(found, schedule, True)
+    return {
+        "work_milliseconds": _milliseconds(alone / ranks),
+        "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
+        "bubble_milliseconds": _milliseconds(free.makespan - slowest),
+        "transfer_milliseconds": _milliseconds(real.makespan - free.makespan),
+        "milliseconds": _milliseconds(real.makespan),
+        "one_rank_milliseconds": _milliseconds(alone),
+        "speed_up": round(alone / real.makespan, 4),
+        "busy_share": round(real.busy_share, 4),
+        "bubble_share": round((free.makespan - slowest) / real.makespan, 4),
+    }
+
+
+def _timeline(found: _Plan, schedule: str, transfers: bool) -> Timeline:
+    forward = [found.machine.compute_seconds(work, training=False) for work in found.work]
+    both = [found.machine.compute_seconds(work) for work in found.work]
+    backward = [b - f for b, f in zip(both, forward, strict=True)]
+    seconds = {
+        route: found.machine.message_seconds(Sent(1, found.route_bytes(route))) if transfers else 0.0
+        for route in found.pipeline.routes
+    }
+    actions = program(schedule, found.pipeline, found.micro_batches)
+    return simulate(actions, forward, backward, seconds.__getitem__)
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 4)

@@ -1,0 +1,87 @@
+"""What a stage of a pipeline costs: any run of a network's layers, priced for one micro-batch.
+
+Bytes kept for the backward pass follow `cost`, but a run that starts in the middle gets its input over the wire: where
+the layer in front had kept that tensor already, this rank has to keep it once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
+from tiledseg.planning.cost import SINGLE_BYTES, LayerCost, Tensor, keep_for_backward, loss_bytes
+from tiledseg.planning.step_memory import ADAM_VALUES
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of a stage, by purpose; `activations` of one micro-batch. What only the backward pass makes is left out."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    def total(self, in_flight: int) -> int:
+        """With so many micro-batches kept at once."""
+        return self.weights + self.gradients + self.optimizer + in_flight * self.activations
+
+
+class StagePrices:
+    """Prices of runs of layers (first, stop), half-open, on one micro-batch: a context of `costs`."""
+
+    def __init__(self, layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int) -> None:
+        self.layers, self.costs, self.bytes_per_value = layers, costs, bytes_per_value
+        self.skips = skip_ends(layers)
+        self._parameters = (0, *accumulate(c.parameters for c in costs))
+        self._kept_from = functools.cache(self._walk)
+
+    def memory(self, first: int, stop: int) -> StageMemory:
+        """Bytes of a rank that holds the run; the loss belongs to the last layer."""
+        parameters = self._parameters[stop] - self._parameters[first]
+        width = max(self.bytes_per_value, SINGLE_BYTES)
+        copies = parameters * self.bytes_per_value if self.bytes_per_value < SINGLE_BYTES else 0
+        kept = self._kept_from(first)[stop - first]
+        if stop == len(self.layers):
+            kept += loss_bytes(self.costs, self.bytes_per_value)
+        return StageMemory(parameters * width + copies, parameters * width, ADAM_VALUES * parameters * width, kept)
+
+    def activation_bytes(self, layer: int) -> int:
+        """Bytes that go from the layer in front to `layer`."""
+        return self.costs[layer].input_bytes
+
+    def skip_bytes(self, name: str) -> int:
+        """Bytes of a skip, uncropped: its consumer crops it."""
+        return next(self.costs[stash].output_bytes for skip, stash, _ in self.skips if skip == name)
+
+    def received(self, first: int, stop: int) -> int:
+        """Bytes that the run receives in a forward pass: its input, and each skip that it pops of another stage."""
+        popped = {skip for skip, stash, pop in self.skips if stash < first <= pop < stop}
+        return (self.activation_bytes(first) if first else 0) + sum(self.skip_bytes(skip) for skip in popped)
+
+    def _walk(self, first: int) -> tuple[int, ...]:
+        """Bytes kept by the first n layers of a run that starts at `first`, for each n."""
+        source = self.costs[first].input_bytes
+        width = self.bytes_per_value
+        if first:
+            width = source // math.prod(self.costs[first - 1].shape)
+        tensor = Tensor(source // width, value_bytes=width)
+        kept = [0]
+        for layer, cost in zip(self.layers[first:], self.costs[first:], strict=True):
+            more, tensor = keep_for_backward(layer, tensor, cost.shape, self.bytes_per_value)
+            kept.append(kept[-1] + more)
+        return tuple(kept)
+
+
+def skip_ends(layers: Sequence[Layer]) -> tuple[tuple[str, int, int], ...]:
+    """Each skip's name, the index of the layer that stashes it, and of one that pops it; a line for each that pops."""
+    stashed = {layer.skip: index for index, layer in enumerate(layers) if isinstance(layer, Stash)}
+    return tuple(
+        (layer.skip, stashed[layer.skip], index)
+        for index, layer in enumerate(layers)
+        if isinstance(layer, PopConcatenate)
+    )
