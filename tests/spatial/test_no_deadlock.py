@@ -5,7 +5,6 @@ Several images in flight on several replicas, each in an order of its own, befor
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Network, image, with_weights
 from tests.spatial.together import for_all
-from tests.spatial.twins import DrawnNetwork, OpenAxes, Result, difference, loss_weights, refusal, start
+from tests.spatial.twins import DrawnNetwork, OpenAxes, Result, copied, difference, loss_weights, refusal, start
 from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS, UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
@@ -87,7 +86,7 @@ def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
 
 
 def undivided(flight: Flight, replica: int) -> list[Result]:
-    network = copy.deepcopy(flight.network)
+    network = copied(flight.network)
     x_BCHW = [x.requires_grad_() for x in flight.images(replica)]
     y_BCHW: dict[int, torch.Tensor] = {}
     for number in flight.order(replica):
@@ -102,7 +101,7 @@ def undivided(flight: Flight, replica: int) -> list[Result]:
 def divided(
     flight: Flight, cuts: list[tuple[Partition, Partition]], axes: Axes, shapes: list[torch.Size]
 ) -> list[Result]:
-    network = copy.deepcopy(flight.network)
+    network = copied(flight.network)
     spatial = SpatialNetwork(network, axes, flight.fusion, flight.overlap)
     replica = axes.position.replica
     images = flight.images(replica)

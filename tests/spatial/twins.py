@@ -93,9 +93,27 @@ class Result:
     buffers: dict[str, torch.Tensor]
 
 
+def copied(network: Network) -> Network:
+    """A copy to compute with. Its instance norms are handed contiguous gradients.
+
+    torch 2.13 on the CPU takes a channels-last one for contiguous where the batch is 1, and gives a wrong dx. (In this
+    project's U-Nets an activation follows, whose gradient is contiguous.)
+    """
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, nn.InstanceNorm2d):
+            module.register_forward_hook(_hand_over_contiguous)
+    return network
+
+
+def _hand_over_contiguous(module: nn.Module, args: object, y_BCHW: torch.Tensor) -> None:
+    if y_BCHW.requires_grad:
+        y_BCHW.register_hook(torch.Tensor.contiguous)
+
+
 def undivided(network: Network, x_BCHW: torch.Tensor) -> Result:
     """One pass of a copy of the network over the whole image; the loss is a weighted sum of y."""
-    network = copy.deepcopy(network)
+    network = copied(network)
     x_BCHW = x_BCHW.clone().requires_grad_()
     y_BCHW = network(x_BCHW.clone())  # the first layer may work in place
     (y_BCHW * loss_weights(y_BCHW.shape).to(y_BCHW)).sum().backward()
@@ -143,7 +161,7 @@ def forward(
     """The forward pass of a copy of the network by the ranks of `axes`; None on a rank outside the mesh."""
     if axes.position is None:
         return None
-    network = copy.deepcopy(network)
+    network = copied(network)
     return start(SpatialNetwork(network, axes, fusion, overlap), network, x_BCHW, rows, cols)
 
 
