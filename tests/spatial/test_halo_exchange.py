@@ -29,7 +29,7 @@ mesh_shapes = pytest.mark.parametrize(
     "shape",
     [
         *(pytest.param(s, marks=pytest.mark.mpi(min_size=s[0] * s[1])) for s in SHAPES),
-        pytest.param((3, 3), marks=pytest.mark.mpi(min_size=9)),
+        pytest.param((3, 3), marks=[pytest.mark.mpi(min_size=9), pytest.mark.nine]),
     ],
     ids="{0[0]}x{0[1]}".format,
 )
