@@ -13,7 +13,7 @@ from typing import Any
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
-from tiledseg.pipeline.schedule import Pipeline, Route, chunk_ranks, chunk_skips, compute_orders, program
+from tiledseg.pipeline.schedule import Pipeline, Program, Route, chunk_ranks, chunk_skips, compute_orders, program
 from tiledseg.pipeline.simulation import Timeline, draw, in_flight, simulate
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
@@ -21,8 +21,8 @@ from tiledseg.planning.machine import Machine
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages_cost import StagePrices
 
-MOST_STAGES = 64
-MOST_MICRO_BATCHES = 512  # the simulation stays well under a second
+MOST_STAGES = 32  # with these the simulation takes a few seconds at most
+MOST_MICRO_BATCHES = 256
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
         "automatic": asked.balance is None,
         "by_stage": by_stage,
         "cap": round(sum(found.work) / max(found.rank_work(rank) for rank in range(asked.stages)), 4),
-        "step": _step(found, asked.schedule),
+        "step": _step(found, actions),
         "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
         "drawing": draw(actions, pipeline).splitlines(),
     }
@@ -200,12 +200,12 @@ def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
     return sum(found.route_bytes(route) for route in routes)
 
 
-def _step(found: _Plan, schedule: str) -> dict[str, float]:
+def _step(found: _Plan, actions: Program) -> dict[str, float]:
     """Where the time of a step goes: four parts that sum to it, then what follows from them."""
     ranks, machine = found.pipeline.size, found.machine
     alone = machine.compute_seconds(sum(found.work)) * found.micro_batches
     slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * found.micro_batches
-    free, real = _timeline(found, schedule, False), _timeline(found, schedule, True)
+    free, real = _timeline(found, actions, False), _timeline(found, actions, True)
     return {
         "work_milliseconds": _milliseconds(alone / ranks),
         "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
@@ -219,7 +219,7 @@ def _step(found: _Plan, schedule: str) -> dict[str, float]:
     }
 
 
-def _timeline(found: _Plan, schedule: str, transfers: bool) -> Timeline:
+def _timeline(found: _Plan, actions: Program, transfers: bool) -> Timeline:
     forward = [found.machine.compute_seconds(work, training=False) for work in found.work]
     both = [found.machine.compute_seconds(work) for work in found.work]
     backward = [b - f for b, f in zip(both, forward, strict=True)]
@@ -227,7 +227,6 @@ def _timeline(found: _Plan, schedule: str, transfers: bool) -> Timeline:
         route: found.machine.message_seconds(Sent(1, found.route_bytes(route))) if transfers else 0.0
         for route in found.pipeline.routes
     }
-    actions = program(schedule, found.pipeline, found.micro_batches)
     return simulate(actions, forward, backward, seconds.__getitem__)
 
 
