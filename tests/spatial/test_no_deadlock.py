@@ -134,7 +134,7 @@ def test_drawn_configurations_end_with_the_undivided_result(opened: OpenAxes) ->
     meshes += [(2, 1, size // 2), (2, size // 2, 1)] if size >= 4 else []
     for replicas, rows, cols in meshes:
         axes = opened.of(rows, cols, replicas)
-        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 5)
+        for_all(opened, flights((rows, cols)), lambda flight, a=axes: check(flight, opened, a), 4)
 
 
 @pytest.mark.parametrize("fusion", [1, 3, WHOLE])
