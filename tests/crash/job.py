@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledseg.comm.launch import detect
+from tiledseg.comm.session import leave
 
 
 def main() -> int:
@@ -93,4 +94,4 @@ MOMENTS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())  # as the commands do: the interpreter's own end can meet a transport's thread that needs it
