@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests.comm.messages import letter, swap_letters
-from tiledseg.comm.axes import open_axes, serial_axes
+from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.collectives import Communicator, SerialCommunicator
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
@@ -41,12 +42,8 @@ def check_messages(part: Communicator) -> None:
 
 def shapes(size: int) -> Iterator[MeshShape]:
     """Every mesh shape of at most `size` ranks, but at most seven."""
-    every = [
-        MeshShape(replicas, rows, cols)
-        for replicas in range(1, size + 1)
-        for rows in range(1, size // replicas + 1)
-        for cols in range(1, size // (replicas * rows) + 1)
-    ]
+    sides = itertools.product(range(1, size + 1), repeat=4)
+    every = [shape for four in sides if (shape := MeshShape(*four)).ranks <= size]
     return iter(every[:: -(-len(every) // 7)])
 
 
@@ -138,6 +135,26 @@ def test_a_part_cannot_be_split(mesh: Mesh) -> None:
     part.close()
 
 
+def check_stages(axes: Axes, mesh: Mesh) -> None:
+    """The stages of a block are a communicator in order of stages, and so are all that hold one stage's layers."""
+    shape, position = axes.shape, axes.position
+    assert position is not None
+    stages = [axes.rank_of_stage(stage) for stage in range(shape.stages)]
+    assert stages[position.stage] == mesh.rank
+    assert axes.pipeline.gather_objects(mesh.rank) == stages
+    if shape.stages > 1:  # without stages it is the job's own, of which ranks outside the mesh are too
+        holders = [rank for rank in range(mesh.size) if shape.position(rank) in places(axes)]
+        assert axes.weights.gather_objects(mesh.rank) == holders == shape.holders(position.stage)
+    with pytest.raises(CommunicationError, match=f"no rank of stage {shape.stages} of the mesh"):
+        axes.rank_of_stage(shape.stages)
+
+
+def places(axes: Axes) -> list[MeshPosition]:
+    """Where this rank's stage stands."""
+    sides = itertools.product(range(axes.shape.replicas), range(axes.shape.rows), range(axes.shape.cols))
+    return [MeshPosition(*side, axes.position.stage) for side in sides]
+
+
 @pytest.mark.mpi
 def test_axes_of_every_shape(mesh: Mesh) -> None:
     """Images are sums of their own; a message travels to each neighbour and back to the rank at its place."""
@@ -150,17 +167,21 @@ def test_axes_of_every_shape(mesh: Mesh) -> None:
             with pytest.raises(CommunicationError, match="outside the mesh"):
                 axes.rank_at(0, 0)
         else:
-            replica, row, col = axes.position
+            replica, row, col, stage = axes.position
             assert axes.rank_at(row, col) == mesh.rank
             assert (axes.image.size, axes.image.rank) == (shape.ranks_per_image, row * shape.cols + col)
             places = [(row, col) for row in range(shape.rows) for col in range(shape.cols)]
             assert axes.image.gather_objects(mesh.rank) == [axes.rank_at(*place) for place in places]
-            assert axes.image.gather_objects(axes.position) == [MeshPosition(replica, *place) for place in places]
+            found = axes.image.gather_objects(axes.position)
+            assert found == [MeshPosition(replica, *place, stage) for place in places]
+            check_stages(axes, mesh)
             for place in ((-1, 0), (0, -1), (shape.rows, 0), (0, shape.cols)):
                 with pytest.raises(CommunicationError, match=f"no rank at row {place[0]}, col {place[1]} of the mesh"):
                     axes.rank_at(*place)
             here = [axes.rank_at(*place) for place in places]
             pairs = [(a, b) for a in here for b in here if a != b]
+            between = [(a, b) for a in shape.pipeline(mesh.rank) for b in shape.pipeline(mesh.rank) if a != b]
+            swap_letters(axes.stage_messages, mesh.rank, between, lambda a, b: 3 + a + b)
             swap_letters(axes.point_to_point, mesh.rank, pairs, lambda a, b: 5 + a + b)
         axes.close()
     mesh.communicator.barrier()
@@ -178,7 +199,7 @@ def test_too_few_ranks_is_one_error_on_all(mesh: Mesh) -> None:
 
 def test_one_rank_alone() -> None:
     axes = serial_axes()
-    assert (axes.shape.ranks, axes.position, axes.rank_at(0, 0)) == (1, (0, 0, 0), 0)
+    assert (axes.shape.ranks, axes.position, axes.rank_at(0, 0)) == (1, (0, 0, 0, 0), 0)
     assert axes.image.gather_objects("a") == ["a"]
     axes.point_to_point.start([], []).wait()
     axes.close()

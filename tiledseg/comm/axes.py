@@ -1,4 +1,4 @@
-"""The axes replica x row x col of a job: which block of which image a rank owns, and how it talks to the others."""
+"""The axes replica x row x col x stage of a job: what a rank owns of image and network, and how it talks to others."""
 
 from __future__ import annotations
 
@@ -16,27 +16,47 @@ from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
 class Axes:
     """One rank's view of the axes.
 
-    `position` is None on a rank outside the mesh, which owns nothing. `image` joins the ranks of this replica, its rank
-    is row * cols + col; a SerialCommunicator outside the mesh. `point_to_point` joins all ranks of the job, and its
-    peers count as the job does.
+    `position` is None on a rank outside the mesh, which owns nothing. `image` joins the ranks of this replica and stage,
+    its rank is row * cols + col; a SerialCommunicator outside the mesh. `weights` joins all ranks that hold the layers of
+    this rank's stage (without stages: the whole job), `pipeline` the stages of this rank's block, whose rank is the
+    stage. `point_to_point` carries halos, `stage_messages` what travels between stages; both join all ranks of the job,
+    and their peers count as the job does.
     """
 
     shape: MeshShape
     position: MeshPosition | None
     image: Communicator
     point_to_point: PointToPoint
+    weights: Communicator
+    pipeline: Communicator
+    stage_messages: PointToPoint
 
     def rank_at(self, row: int, col: int) -> int:
-        """The rank of the job at (row, col) of this rank's replica; CommunicationError where there is none."""
-        if self.position is None:
-            raise CommunicationError(f"no rank at row {row}, col {col}: this rank stands outside the mesh {self.shape}")
+        """The rank of the job at (row, col) of this rank's replica and stage; CommunicationError where there is none."""
+        position = self._inside(f"at row {row}, col {col}")
         if not (0 <= row < self.shape.rows and 0 <= col < self.shape.cols):
             raise CommunicationError(f"no rank at row {row}, col {col} of the mesh {self.shape}: both count from 0")
-        return self.shape.rank_at(MeshPosition(self.position.replica, row, col))
+        return self.shape.rank_at(position._replace(row=row, col=col))
+
+    def rank_of_stage(self, stage: int) -> int:
+        """The rank of the job that holds `stage` for this rank's block; CommunicationError where there is none."""
+        position = self._inside(f"of stage {stage}")
+        if not 0 <= stage < self.shape.stages:
+            raise CommunicationError(f"no rank of stage {stage} of the mesh {self.shape}: stages count from 0")
+        return self.shape.rank_at(position._replace(stage=stage))
+
+    def _inside(self, whom: str) -> MeshPosition:
+        if self.position is None:
+            raise CommunicationError(f"no rank {whom}: this rank stands outside the mesh {self.shape}")
+        return self.position
 
     def close(self) -> None:
-        """Ends messages and the image's communicator; the mesh's own stays. Collective."""
+        """Ends messages and the parts of the mesh's communicator; the mesh's own stays. Collective."""
+        self.stage_messages.close()
         self.point_to_point.close()
+        if self.shape.stages > 1:  # without stages the weights' communicator is the mesh's own
+            self.pipeline.close()
+            self.weights.close()
         self.image.close()
 
 
@@ -53,13 +73,22 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
             )
         )
     position = shape.position(mesh.rank)
-    if shape.ranks_per_image == 1:  # nobody has anyone to talk to
-        return Axes(shape, position, SerialCommunicator(), SerialPointToPoint())
-    firsts = range(0, shape.ranks, shape.ranks_per_image)
-    image = mesh.communicator.split([range(first, first + shape.ranks_per_image) for first in firsts])
-    return Axes(shape, position, image, mesh.communicator.point_to_point())
+    image: Communicator = SerialCommunicator()
+    halos: PointToPoint = SerialPointToPoint()
+    if shape.ranks_per_image > 1:
+        image = mesh.communicator.split([shape.blocks(r, s) for r in range(shape.replicas) for s in range(shape.stages)])
+        halos = mesh.communicator.point_to_point()
+    if shape.stages == 1:
+        return Axes(shape, position, image, halos, mesh.communicator, SerialCommunicator(), SerialPointToPoint())
+    weights = mesh.communicator.split([shape.holders(stage) for stage in range(shape.stages)])
+    pipeline = mesh.communicator.split([shape.pipeline(first) for first in range(0, shape.ranks, shape.stages)])
+    return Axes(shape, position, image, halos, weights, pipeline, mesh.communicator.point_to_point())
 
 
-def serial_axes() -> Axes:
-    """One rank that owns one image whole."""
-    return Axes(MeshShape(1, 1, 1), MeshPosition(0, 0, 0), SerialCommunicator(), SerialPointToPoint())
+def serial_axes(communicator: Communicator | None = None) -> Axes:
+    """One rank that owns one image whole; `communicator` joins those that hold the same weights (None: nobody else)."""
+    alone = SerialCommunicator()
+    here = MeshPosition(0, 0, 0)
+    return Axes(
+        MeshShape(1, 1, 1), here, alone, SerialPointToPoint(), communicator or alone, alone, SerialPointToPoint()
+    )
