@@ -83,8 +83,8 @@ class SpatialNetwork:
     ) -> torch.Tensor:
         """This rank's block behind layer `stop` - 1 from its block before layer `first`, for an input so cut.
 
-        `skips` holds this rank's blocks of what earlier layers have stashed for these; it is given what these stash, and
-        loses what nobody pops any more. Collective over the ranks of the image.
+        `skips` holds this rank's blocks of what earlier layers have stashed for these; it is given what these stash,
+        and loses what nobody pops any more. Collective over the ranks of the image.
         """
         layers = zip(self._program(rows, cols), self._converted.layers, self._exchangers, strict=True)
         for action, layer, exchanger in islice(layers, first, stop):
