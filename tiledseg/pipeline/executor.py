@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Work
@@ -102,10 +103,13 @@ class PipelineExecutor:
         """Whether this rank makes the network's output."""
         return len(self._cut.runs) - 1 in self.chunks
 
-    def train(self, micro_batches: Sequence[MicroBatch], last_backward: Callable[[Chunk], None]) -> None:
+    def train(
+        self, micro_batches: Sequence[MicroBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
+    ) -> None:
         """Forward and backward passes of all micro-batches; gradients are added to those of the weights.
 
-        `last_backward` is called before the last backward pass of each chunk: behind it, its gradients are whole.
+        `last_backward` is called before the last backward pass of each chunk, with its parameters: behind it, their
+        gradients are whole.
         """
         if not micro_batches:
             return
@@ -114,7 +118,7 @@ class PipelineExecutor:
         run = _Run(self, micro_batches)
         for move in moves:
             if last.get(move.compute.chunk) == move.compute:
-                last_backward(self.chunks[move.compute.chunk])
+                last_backward(self.chunks[move.compute.chunk].parameters())
             run.do(move)
         run.finish()
 

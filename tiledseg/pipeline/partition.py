@@ -8,6 +8,7 @@ ranks, and checkpoints know nothing of the split.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +64,7 @@ def keep_layers(network: FlatNetwork, own: set[int], device: torch.device, dtype
 
 
 def output_dtypes(
-    network: FlatNetwork, autocast: torch.autocast | None, device: torch.device
+    network: FlatNetwork, autocast: AbstractContextManager[object] | None, device: torch.device
 ) -> tuple[torch.dtype, ...]:
     """The dtype of each layer's output: what a receiver allocates for a tensor that another rank makes.
 
