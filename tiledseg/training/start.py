@@ -7,10 +7,13 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, OutputError
-from tiledseg.models.unet import build_unet
+from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.pipeline.layer_times import measure_layer_times
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
@@ -26,6 +29,7 @@ from tiledseg.training.checkpoint import (
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.pipeline_plan import PipelinePlan, plan_pipeline
+from tiledseg.training.precision import PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import METRICS, write_whole
@@ -54,7 +58,16 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
 def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
     """The pipeline; for `balance: auto` with the times of the layers on this rank's device."""
     network, largest = preparation.network, preparation.micro_batch
-    return plan_pipeline(config.parallel, network.layers(), network.bands, largest, memory)
+    layers, seconds = network.layers(), None
+    if config.parallel.stages > 1 and config.parallel.balance == "auto":
+        precision = config.train.precision
+        with torch.device("meta"):
+            described = FlatNetwork(layers, network.bands)
+        cast = torch.bfloat16 if precision == "bf16" else None
+        dtype = PARAMETER_DTYPES[precision]
+        times = measure_layer_times(described, network.bands, largest.pixels, mesh.device, dtype, cast)
+        seconds = [time.forward + time.backward for time in times]
+    return plan_pipeline(config.parallel, layers, network.bands, largest, memory, seconds)
 
 
 def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
