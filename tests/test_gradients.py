@@ -133,11 +133,11 @@ def test_scaling_and_clipping_act_on_the_whole_gradient() -> None:
     before = [p.grad.clone() for p in network.parameters()]
     norm = torch.cat([g.reshape(-1) for g in before]).norm().item()
     scale_gradients(reducer, 0.5)
-    clip_gradients(reducer, norm)  # half the norm: nothing to clip
+    clip_gradients(reducer, norm, SerialCommunicator())  # half the norm: nothing to clip
     reducer.deliver()
     for parameter, expected in zip(network.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.grad, expected * 0.5)
-    clip_gradients(reducer, norm / 8)
+    clip_gradients(reducer, norm / 8, SerialCommunicator())
     reducer.deliver()
     clipped = torch.cat([p.grad.reshape(-1) for p in network.parameters()]).norm().item()
     assert clipped == pytest.approx(norm / 8)

@@ -29,6 +29,7 @@ class GradientReducer:
 
     Use, each step: `zero()`; backward for each tile of this rank, after `overlap()` for the last; `finish()`; scale or
     clip the buckets; `deliver()` puts them into `.grad`. `wide`: sum in float64, else in the parameters' own dtype.
+    Parameters that want no gradient (those of other stages) are left out.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], communicator: Communicator, wide: bool = True) -> None:
@@ -42,7 +43,7 @@ class GradientReducer:
         self._missing = [0] * len(self.buckets)
         self._next = 0
         self._works: list[Work] = []
-        self._overlapping = False
+        self._last: set[nn.Parameter] = set()
         self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._parameters]
 
     def _add_bucket(self, members: list[nn.Parameter], dtype: torch.dtype) -> None:
@@ -66,11 +67,11 @@ class GradientReducer:
             self._missing[index] += 1
         self._next = 0
         self._works = []
-        self._overlapping = False
+        self._last = set()
 
-    def overlap(self) -> None:
-        """The next backward is this rank's last of the step: start sums as soon as buckets are full."""
-        self._overlapping = True
+    def overlap(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """The next gradient of each of `parameters` (None: all) is its last of the step: start sums of full buckets."""
+        self._last.update(self._parameters if parameters is None else parameters)
 
     def finish(self) -> None:
         """Start what has not been started and wait until every bucket holds the sum over all ranks."""
@@ -78,7 +79,7 @@ class GradientReducer:
             self._start_next()
         for work in self._works:
             work.wait()
-        self._overlapping = False
+        self._last = set()
 
     def deliver(self) -> None:
         """Give every parameter its gradient: what its bucket holds now."""
@@ -94,7 +95,7 @@ class GradientReducer:
         assert parameter.grad is not None, "the hook runs once a gradient is there"
         self._sums[parameter].add_(parameter.grad)
         parameter.grad = None  # the next tile's is then assigned, not added in the narrow dtype
-        if not self._overlapping:
+        if parameter not in self._last:
             return
         self._missing[self._bucket_of[parameter]] -= 1
         # In order only, whichever bucket is full first: the order of collectives must be the same on every rank.
@@ -112,9 +113,15 @@ def scale_gradients(reducer: GradientReducer, factor: float) -> None:
         flat.mul_(factor)
 
 
-def clip_gradients(reducer: GradientReducer, largest_norm: float) -> None:
-    """Scale the whole gradient down to `largest_norm` where it is longer (L2 norm, taken in float64)."""
-    norm = float(sum(flat.double().square().sum() for flat in reducer.buckets)) ** 0.5
+def clip_gradients(reducer: GradientReducer, largest_norm: float, stages: Communicator) -> None:
+    """Scale the whole gradient down to `largest_norm` where it is longer (L2 norm, taken in float64).
+
+    `stages` joins the ranks that hold the parts of the network, one each; all of them call it.
+    """
+    squares = torch.zeros(1, dtype=torch.float64)
+    squares += sum(float(flat.double().square().sum()) for flat in reducer.buckets)
+    stages.all_reduce_sum(squares).wait()
+    norm = float(squares) ** 0.5
     if norm > largest_norm:
         scale_gradients(reducer, largest_norm / norm)
 

@@ -42,6 +42,15 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--parallel.overlap", dest="overlap", choices=("true", "false"), default="false", help="see train --help"
     )
+    parser.add_argument(
+        "--parallel.stages", dest="stages", type=int, default=1, help="ranks that share the layers (default 1)"
+    )
+    parser.add_argument(
+        "--parallel.balance", dest="balance", default="auto", help="layers a stage as [14,24,30], or auto (default)"
+    )
+    parser.add_argument(
+        "--parallel.schedule", dest="schedule", default="1f1b", help="1f1b (default), gpipe or folded: see train --help"
+    )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
@@ -85,10 +94,19 @@ def parse_parallel(options: argparse.Namespace) -> ParallelConfig:
         mesh=[int(pair[1]), int(pair[2])] if pair else options.mesh,
         fusion=int(options.fusion) if options.fusion.isdecimal() else options.fusion,
         overlap=options.overlap == "true",
+        stages=options.stages,
+        balance=_parse_balance(options.balance),
+        schedule=options.schedule,
         transport=options.transport,
     )
     parallel.check()
     return parallel
+
+
+def _parse_balance(text: str) -> list[int] | str:
+    """Counts of layers, or the word as it is, for `ParallelConfig` to judge."""
+    inner = re.fullmatch(r"\[?\s*(\d+(?:\s*,\s*\d+)+)\s*\]?", text)
+    return [int(count) for count in inner[1].split(",")] if inner else text
 
 
 def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:

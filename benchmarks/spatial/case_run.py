@@ -19,9 +19,10 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.models.unet import build_unet
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_modes import HaloModes, Part
+from tiledseg.training.halo_modes import Part
 from tiledseg.training.halo_plan import HaloPlan
 from tiledseg.training.memory import peak_memory
+from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.precision import make_deterministic
 from tiledseg.training.step import Stepper, StepResult
 
@@ -53,16 +54,14 @@ class CaseRun:
 
     def __init__(self, job: StepJob, case: StepCase, mesh: Mesh, image: Image) -> None:
         self.mesh = mesh
-        network = build_unet(job.network, seed=0).to(mesh.device)
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = build_unet(job.network, seed=0)
         plan = HaloPlan(case.halo, MeshShape(1, *job.mesh), case.fusion, case.overlap)
-        self.modes = HaloModes.open(plan, network, mesh, "fp32")
-        mode = self.modes.over([job.tiling])
-        self.parts = mode.share([TileReference(0, tile.index) for tile in job.tiling.tiles])
+        self.parallel = ParallelRun.open(plan, network, mesh, "fp32")
+        passes = self.parallel.over([job.tiling])
+        self.parts = passes.mode.share([TileReference(0, tile.index) for tile in job.tiling.tiles])
         self.samples = [image.sample(part) for part in self.parts]
         optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
-        traffic = self.modes.axes.point_to_point.traffic
-        self.stepper = Stepper(network, optimizer, mesh, mode, traffic, IGNORED, 0, 0.0)
+        self.stepper = Stepper(network, optimizer, mesh, passes, self.parallel.axes, IGNORED, 0, 0.0)
         self.results: list[StepResult] = []
         self.cpu_seconds: list[float] = []
 
@@ -88,7 +87,7 @@ class CaseRun:
 
     def close(self) -> None:
         self.stepper.close()
-        self.modes.close()
+        self.parallel.close()
 
 
 def run_cases(job: StepJob, mesh: Mesh) -> dict[str, Any]:

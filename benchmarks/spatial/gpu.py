@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 import torch
 from conversion import conversion_table, measure_conversions
 from launching import NOT_RUNNABLE, mpirun, run_job
-from scaling import ALONE, CASES
+from scaling import ALONE, CASES, JOB
 from spread import Spread, markdown
 from step_case import StepJob, check_losses, mesh_of
 
@@ -67,7 +68,7 @@ def shared_device(options: argparse.Namespace) -> dict[str, Any]:
     for ranks in sorted({1, *options.ranks}):
         cases = ALONE if ranks == 1 else CASES
         job = StepJob(mesh_of(ranks), cases, options.size, options.levels, options.base_channels, options.steps)
-        answer = run_job(mpirun(ranks, "step_job.py", job.to_json()), options.limit)
+        answer = run_job(mpirun(ranks, JOB, job.to_json()), options.limit)
         for case, figures in zip(cases, answer["cases"], strict=True):
             about = {key: answer[key] for key in ("device", "transport")}
             rows.append({"ranks": ranks, "mode": str(case), **about, **figures})

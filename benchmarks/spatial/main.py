@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 from conversion import conversion_table, measure_conversions
 from scaling import Effort, efficiency_table, measure_scaling, scaling_table

@@ -10,6 +10,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from launching import mpirun, run_job
@@ -18,6 +19,7 @@ from step_case import EXCHANGE, FUSED, LAYER, OVERLAPPED, READ, StepCase, StepJo
 
 from tiledseg.errors import ConfigError
 
+JOB = Path(__file__).resolve().with_name("step_job.py")
 CASES = (READ, EXCHANGE, LAYER, FUSED, OVERLAPPED)
 ALONE = (READ, EXCHANGE, LAYER)  # one rank has nothing to fuse or to overlap
 Key = tuple[int, StepCase]
@@ -45,7 +47,7 @@ def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[
     found: dict[Key, list[dict[str, Any]]] = {(n, case): [] for n, job in jobs.items() for case in job.cases}
     for _ in range(effort.passes):
         for n, job in jobs.items():
-            answer = run_job(mpirun(n, "step_job.py", job.to_json()), effort.limit)
+            answer = run_job(mpirun(n, JOB, job.to_json()), effort.limit)
             for case, figures in zip(job.cases, answer["cases"], strict=True):
                 found[n, case].append(figures)
     names = [f"{case} on {n} ranks" for n, case in found]
@@ -57,7 +59,7 @@ def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[
 
 def _memory(job: StepJob, case: StepCase, effort: Effort) -> tuple[int, int]:
     """(peak bytes of the largest rank, what it held before it had a network)."""
-    answer = run_job(mpirun(job.ranks, "step_job.py", replace(job, cases=(case,), steps=1).to_json()), effort.limit)
+    answer = run_job(mpirun(job.ranks, JOB, replace(job, cases=(case,), steps=1).to_json()), effort.limit)
     return answer["cases"][0]["memory_bytes"], answer["memory_before_bytes"]
 
 

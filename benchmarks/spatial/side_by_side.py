@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launching import NotRunnableError, mpirun, run_job, torchrun
@@ -13,6 +14,7 @@ from spread import Spread, markdown, ratios
 
 from tiledseg.errors import CommunicationError
 
+HERE = Path(__file__).resolve().parent
 MESHES = ((1, 2), (2, 2))
 
 
@@ -29,7 +31,7 @@ class Contestant:
     def command(self, mesh: tuple[int, int], flags: Sequence[str]) -> list[str]:
         start = mpirun if self.launcher == "mpirun" else torchrun
         words = (*flags, "--mesh", str(mesh[0]), str(mesh[1]), *self.arguments)
-        return start(mesh[0] * mesh[1], self.script, *words)
+        return start(mesh[0] * mesh[1], HERE / self.script, *words)
 
     def environment(self) -> dict[str, str]:
         if self.path is None:

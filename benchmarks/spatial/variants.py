@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from launching import mpirun, run_job
-from scaling import Effort, medians
+from scaling import JOB, Effort, medians
 from spread import Spread, markdown, ratios
 from step_case import FUSED, LAYER, OVERLAPPED, StepCase, StepJob, check_losses, mesh_of, planned
 
@@ -27,7 +27,7 @@ def measure_variants(size: int, levels: int, base_channels: int, ranks: int, eff
     found: dict[tuple[str, StepCase], list[dict[str, Any]]] = {(t, case): [] for t in jobs for case in VARIANTS}
     for _ in range(effort.passes):
         for transport, job in jobs.items():
-            answer = run_job(mpirun(ranks, "step_job.py", job.to_json()), effort.limit)
+            answer = run_job(mpirun(ranks, JOB, job.to_json()), effort.limit)
             for case, figures in zip(VARIANTS, answer["cases"], strict=True):
                 found[transport, case].append(figures)
     names = [f"{case} over {transport}" for transport, case in found]

@@ -26,10 +26,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Traffic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -41,6 +41,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.scene import main as scene
 from tiledseg.training.halo_modes import Part, ReadMode
+from tiledseg.training.passes import SerialPasses
 from tiledseg.training.precision import make_deterministic
 from tiledseg.training.step import Stepper
 
@@ -102,7 +103,7 @@ def our_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tiling)
     dataset = TileDataset([open_raster(image)], [open_raster(labels)], [tiling], label_map, normalization)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     mode = ReadMode(network, mesh, (tiling,), "fp32")
-    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, 0, 0.0)
+    stepper = Stepper(network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, 0, 0.0)
     parts = [Part(0, tile) for tile in tiling.tiles]
     samples = prefetch(parts, lambda part: dataset.load(part.image, part.tile), threads=2, depth=2)
     result = stepper.run(0, samples, parts, stop=False)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "spatial"))  # jobs and tables as in that benchmark
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "spatial"))  # cases as in that benchmark
 from launching import python_ranks, run_process
 from spread import Spread, markdown
 from step_case import check_losses, mesh_of

@@ -20,7 +20,8 @@ FOLDER = ROOT / "benchmarks/spatial"
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """The benchmark's modules, which import each other as scripts do."""
-    monkeypatch.syspath_prepend(str(FOLDER))
+    for folder in (FOLDER.parent, FOLDER):
+        monkeypatch.syspath_prepend(str(folder))
     import conversion
     import launching
     import step_case

@@ -7,11 +7,12 @@ import torch
 
 from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Traffic
 from tiledseg.training.halo_modes import Part, ReadMode
+from tiledseg.training.passes import SerialPasses
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.step import Stepper
 
@@ -38,7 +39,9 @@ def tiled_step(
     dataset = CASE.dataset(grid, dtype="float64" if precision == "fp64" else "float32")
     mode = ReadMode(network, mesh, dataset.tilings, precision)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, KEY.seed, 0.0)
+    stepper = Stepper(
+        network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, KEY.seed, 0.0
+    )
     parts = [Part(0, tile) for tile in dataset.tilings[0].tiles]
     result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in parts), parts, stop=False)
     stepper.close()

@@ -16,13 +16,12 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Traffic
 from tiledseg.config import ParallelConfig
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.agreement import agree_on_buffers
-from tiledseg.training.halo_modes import HaloModes
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
+from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.step import Stepper
 
 STEPS = 20
@@ -98,18 +97,17 @@ def steps(setting: Setting, plan: HaloPlan, mesh: Mesh, count: int, rate: float)
     network = case.network().train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
     dataset = case.dataset()
-    modes = HaloModes.open(plan, network, mesh, "fp64")
-    mode = modes.over(dataset.tilings)
-    traffic: Traffic = modes.axes.point_to_point.traffic
-    stepper = Stepper(network, optimizer, mesh, mode, traffic, IGNORED, KEY.seed, 0.0)
-    parts = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    parallel = ParallelRun.open(plan, network, mesh, "fp64")
+    passes = parallel.over(dataset.tilings)
+    stepper = Stepper(network, optimizer, mesh, passes, parallel.axes, IGNORED, KEY.seed, 0.0)
+    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(count):
         samples = (dataset.load(part.image, part.tile) for part in parts)
         losses.append(stepper.run(KEY.step + step, samples, parts, stop=False).loss)
-        agree_on_buffers(network, mesh.communicator, mode.speaks(parts))
+        agree_on_buffers(network, parallel.axes.weights, passes.mode.speaks(parts))
     stepper.close()
-    modes.close()
+    parallel.close()
     return Run(losses, gradients(network), {k: v.clone() for k, v in network.state_dict().items()})
 
 

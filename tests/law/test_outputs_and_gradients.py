@@ -14,12 +14,13 @@ import torch
 from tests.law.cases import GRIDS, IGNORED, KEY, Case, all_cases, gradients, relative, tiled_logits, undivided
 from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Traffic
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.halo_modes import ReadMode
+from tiledseg.training.passes import SerialPasses
 from tiledseg.training.step import Stepper
 
 CASES = all_cases()
@@ -52,7 +53,9 @@ def step_gradients(case: Case, mesh: Mesh) -> tuple[float | None, dict[str, torc
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     dataset = case.dataset()
     mode = ReadMode(network, mesh, dataset.tilings, "fp64")
-    stepper = Stepper(network, optimizer, mesh, mode, Traffic(), IGNORED, KEY.seed, 0.0)
+    stepper = Stepper(
+        network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, KEY.seed, 0.0
+    )
     mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
     return result.loss, gradients(network)

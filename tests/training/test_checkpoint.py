@@ -25,6 +25,7 @@ from tiledseg.errors import CheckpointError
 from tiledseg.training import checkpoint as module
 from tiledseg.training.checkpoint import (
     clean_leftovers,
+    contents_of,
     drop_later,
     find_checkpoint,
     load_network,
@@ -68,7 +69,7 @@ def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
     network = make_network(seed)
     optimizer = build_optimizer(network.parameters(), OptimizerConfig())
     train(network, optimizer, step)
-    return save_checkpoint(folder, step, network, optimizer, state_of(step), keep)
+    return save_checkpoint(folder, step, contents_of(network, optimizer), state_of(step), keep)
 
 
 # --- back bit for bit
@@ -91,7 +92,7 @@ def test_round_trip(tmp_path: Path, config: OptimizerConfig, dtype: torch.dtype)
         network = make_network(1)
         optimizer = build_optimizer(network.parameters(), config)
         train(network, optimizer, 3)
-        save_checkpoint(tmp_path, 3, network, optimizer, state_of(3), keep=1)
+        save_checkpoint(tmp_path, 3, contents_of(network, optimizer), state_of(3), keep=1)
         other = make_network(2)
         other_optimizer = build_optimizer(other.parameters(), config)
         found = find_checkpoint(tmp_path)
@@ -178,7 +179,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
         (tmp_path / name).mkdir()
     steps = (1, 2, 999999, 1000000, 1000001)
     for step in steps:
-        save_checkpoint(tmp_path, step, *network_and_optimizer(), state_of(step), keep)
+        save_checkpoint(tmp_path, step, contents_of(*network_and_optimizer()), state_of(step), keep)
     assert {path.name for path in tmp_path.iterdir()} == others | {f"step-{step:06d}" for step in steps[-keep:]}
     assert find_checkpoint(tmp_path).state["step"] == 1000001
 

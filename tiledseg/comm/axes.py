@@ -16,11 +16,11 @@ from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
 class Axes:
     """One rank's view of the axes.
 
-    `position` is None on a rank outside the mesh, which owns nothing. `image` joins the ranks of this replica and stage,
-    its rank is row * cols + col; a SerialCommunicator outside the mesh. `weights` joins all ranks that hold the layers of
-    this rank's stage (without stages: the whole job), `pipeline` the stages of this rank's block, whose rank is the
-    stage. `point_to_point` carries halos, `stage_messages` what travels between stages; both join all ranks of the job,
-    and their peers count as the job does.
+    `position` is None on a rank outside the mesh, which owns nothing. `image` joins the ranks of this replica and
+    stage, its rank is row * cols + col; a SerialCommunicator outside the mesh. `weights` joins all ranks that hold the
+    layers of this rank's stage (without stages: the whole job), `pipeline` the stages of this rank's block, whose rank
+    is the stage. `point_to_point` carries halos, `stage_messages` what travels between stages; both join all ranks of
+    the job, and their peers count as the job does.
     """
 
     shape: MeshShape
@@ -32,7 +32,7 @@ class Axes:
     stage_messages: PointToPoint
 
     def rank_at(self, row: int, col: int) -> int:
-        """The rank of the job at (row, col) of this rank's replica and stage; CommunicationError where there is none."""
+        """The rank of the job at (row, col) of this replica and stage; CommunicationError where there is none."""
         position = self._inside(f"at row {row}, col {col}")
         if not (0 <= row < self.shape.rows and 0 <= col < self.shape.cols):
             raise CommunicationError(f"no rank at row {row}, col {col} of the mesh {self.shape}: both count from 0")
@@ -76,7 +76,9 @@ def open_axes(mesh: Mesh, shape: MeshShape) -> Axes:
     image: Communicator = SerialCommunicator()
     halos: PointToPoint = SerialPointToPoint()
     if shape.ranks_per_image > 1:
-        image = mesh.communicator.split([shape.blocks(r, s) for r in range(shape.replicas) for s in range(shape.stages)])
+        image = mesh.communicator.split(
+            [shape.blocks(r, s) for r in range(shape.replicas) for s in range(shape.stages)]
+        )
         halos = mesh.communicator.point_to_point()
     if shape.stages == 1:
         return Axes(shape, position, image, halos, mesh.communicator, SerialCommunicator(), SerialPointToPoint())

@@ -85,6 +85,8 @@ class BytePointToPoint(ABC):
     tested without a GPU.
     """
 
+    in_order = False
+
     def __init__(self, rank: int, size: int, reads_gpu: bool, stage_all: bool = False) -> None:
         self.traffic = Traffic()
         self._rank = rank

@@ -50,9 +50,16 @@ class Traffic:
 
 
 class PointToPoint(Protocol):
-    """Messages among the ranks of a communicator, by the rule of this module."""
+    """Messages among the ranks of a communicator, by the rule of this module.
+
+    `in_order`: the messages of a rank are carried out one by one, in the order in which it started them, so that one
+    that waits for its peer holds up those behind it (NCCL).
+    """
 
     traffic: Traffic
+
+    @property
+    def in_order(self) -> bool: ...
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Posts all messages and returns; the tensors of `receives` are filled once `.wait()` returns.
@@ -68,6 +75,8 @@ class PointToPoint(Protocol):
 
 class SerialPointToPoint:
     """One rank alone, who has nobody to send to."""
+
+    in_order = False
 
     def __init__(self) -> None:
         self.traffic = Traffic()

@@ -210,6 +210,7 @@ class TorchPointToPoint(BytePointToPoint):
         super().__init__(dist.get_rank(host), dist.get_world_size(host), nccl is not None, stage_all)
         self._host = host
         self._nccl = nccl
+        self.in_order = nccl is not None
         self._channel = channel % _CHANNELS
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()

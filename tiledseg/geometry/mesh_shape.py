@@ -1,4 +1,4 @@
-"""The axes replica x row x col x stage of a mesh as integers: which rank holds which layers of which block and image."""
+"""The axes replica x row x col x stage of a mesh as integers: which rank holds which layers of which block."""
 
 from __future__ import annotations
 

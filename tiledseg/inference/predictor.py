@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.planning.search import choose_grid
-from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
@@ -33,9 +33,10 @@ from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
 from tiledseg.training.checkpoint import Checkpoint, load_network
-from tiledseg.training.halo_modes import HaloModes
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
+from tiledseg.training.parallel_run import ParallelRun
+from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
+from tiledseg.training.precision import INPUT_DTYPES, make_deterministic
 from tiledseg.training.preparation import BYTES_PER_VALUE
 from tiledseg.training.progress import StepProgress
 
@@ -57,12 +58,19 @@ class Request:
     verbosity: int = 1
 
 
+class Plans(NamedTuple):
+    """How the raster is cut, and how the work is spread."""
+
+    tiling: Tiling
+    halo: HaloPlan
+    pipeline: PipelinePlan | None
+
+
 @dataclass(frozen=True)
 class Mapping:
     """A request that can start: what one rank has checked and laid out for all."""
 
-    tiling: Tiling
-    halo: HaloPlan
+    plans: Plans
     classes: RasterLayout
     probabilities: RasterLayout | None
 
@@ -114,7 +122,8 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
         grid = (1, 1)
     value = BYTES_PER_VALUE[request.precision]
     if grid is None:
-        grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, ranks, bands=unet.bands)
+        pipelines = max(1, ranks // parallel.stages)
+        grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, pipelines, bands=unet.bands)
     tiling = make_tiling(info.shape, grid, footprint)
     check_cut(info, tiling)
     if whole and len(tiling) > 1 and parallel.exact:
@@ -123,26 +132,26 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
             "use --parallel.halo layer, or --tiling.grid 1, or accept it with --parallel.exact false"
         )
     halo = plan_halos(parallel, layers, [tiling], ranks, 1, unet.bands, value)
-    return _lay_out_files(request, info, tiling, halo, unet.classes, data["ignore_index"])
+    largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
+    pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
+    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data["ignore_index"])
 
 
-def _lay_out_files(
-    request: Request, info: RasterInfo, tiling: Tiling, halo: HaloPlan, classes: int, ignore_index: int
-) -> Mapping:
+def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int) -> Mapping:
     if request.probabilities is not None:
         if Path(request.probabilities).absolute() == Path(request.output).absolute():
             raise OutputError(f"output and probabilities are both {request.output}; give two names")
         check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
     if request.probabilities is None:
-        return Mapping(tiling, halo, layout, None)
+        return Mapping(plans, layout, None)
     try:
         names = [f"probability of class {k}" for k in range(classes)]
         second = lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names)
     except BaseException:
         discard(layout)
         raise
-    return Mapping(tiling, halo, layout, second)
+    return Mapping(plans, layout, second)
 
 
 def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
@@ -155,43 +164,48 @@ def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
 
 
 def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Mapping, mesh: Mesh) -> None:
-    network = load_trained(checkpoint, unet, request.precision, mesh.device)
-    modes = HaloModes.open(mapping.halo, network, mesh, request.precision)
-    mode = modes.over([mapping.tiling])
-    parts = mode.share([TileReference(0, tile.index) for tile in mapping.tiling.tiles])
+    network = load_trained(checkpoint, unet)
+    tiling, halo, pipeline = mapping.plans
+    parallel = ParallelRun.open(halo, network, mesh, request.precision, pipeline)
+    passes = parallel.over([tiling])
+    parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
     with ExitStack() as stack:
-        dataset = stack.enter_context(closing(_dataset(request, checkpoint, mapping.tiling)))
+        dataset = stack.enter_context(closing(_dataset(request, checkpoint, tiling)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in mapping.layouts]
         # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
         mesh.communicator.barrier()
-        progress = stack.enter_context(_progress(sum(mode.pieces(part) for part in parts), request, mesh))
+        progress = stack.enter_context(_progress(passes.pieces(parts) or len(parts), request, mesh))
         stack.enter_context(torch.inference_mode())
-        samples = prefetch(parts, lambda p: dataset.load(p.image, p.tile), request.threads, request.prefetch)
+        loaded, pixels = parts if passes.loads else (), passes.loads_pixels
+        samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, pixels), request.threads, request.prefetch)
+        if progress is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
+            samples = _shown(samples, progress)
         ignore_index = checkpoint.state["config"]["data"]["ignore_index"]
-        done = 0
-        for sample in samples:
-            for piece in mode.forward(sample):
-                scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
-                classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
-                classes_HW[~valid_HW] = ignore_index
-                writers[0].write(piece.core, classes_HW[None])
-                if len(writers) > 1:
-                    writers[1].write(piece.core, _probabilities(scores_KHW, valid_HW))
-                done += 1
-                if progress is not None:
-                    progress.advance(done, f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
-    modes.close()
+        for done, (sample, piece) in enumerate(passes.outputs(samples, parts), start=1):
+            scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
+            classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
+            classes_HW[~valid_HW] = ignore_index
+            writers[0].write(piece.core, classes_HW[None])
+            if len(writers) > 1:
+                writers[1].write(piece.core, _probabilities(scores_KHW, valid_HW))
+            if progress is not None:
+                progress.advance(done, f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
+    parallel.close()
 
 
-def load_trained(checkpoint: Checkpoint, unet: UNet, precision: str, device: torch.device) -> FlatNetwork:
-    """The checkpoint's network, ready to map."""
+def load_trained(checkpoint: Checkpoint, unet: UNet) -> FlatNetwork:
+    """The checkpoint's network, ready to map, on the CPU."""
     make_deterministic(True)
     network = build_unet(unet)
     load_network(checkpoint, network)
-    network.to(device, PARAMETER_DTYPES[precision])
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     network.eval()
     return network
+
+
+def _shown(samples: Iterator[Sample], progress: StepProgress) -> Iterator[Sample]:
+    for done, sample in enumerate(samples, start=1):
+        progress.advance(done, f"read rows {sample.tile.core.row.start} to {sample.tile.core.row.stop}")
+        yield sample
 
 
 def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -53,6 +53,20 @@ class PixelNorm(nn.LayerNorm):
         return super().forward(input.movedim(1, -1)).movedim(-1, 1)
 
 
+class InstanceNorm(nn.InstanceNorm2d):
+    """Instance norm whose backward pass is handed a contiguous gradient.
+
+    torch 2.13 on the CPU takes a channels-last one for contiguous where the batch is 1, and gives a wrong dx. Behind an
+    activation gradients are contiguous; behind the end of a pipeline's stage they need not be.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result = super().forward(input)
+        if result.requires_grad:
+            result.register_hook(torch.Tensor.contiguous)
+        return result
+
+
 def build_layer(layer: Layer, channels: int) -> nn.Module:
     """The module of one layer that takes `channels` channels."""
     match layer:
@@ -93,7 +107,7 @@ def _build_norm(layer: Norm, channels: int) -> nn.Module:
         case "pixel":
             return PixelNorm(channels)
         case "instance":
-            return nn.InstanceNorm2d(channels, affine=True)
+            return InstanceNorm(channels, affine=True)
         case "group":
             return nn.GroupNorm(layer.groups, channels)
         case "batch":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ class FlatNetwork(nn.Module):
         super().__init__()
         verify_skips(layers)
         self.descriptions = tuple(layers)
+        self.bands = bands
         self.layers = nn.ModuleDict()
         self._last_pops = set(last_pops(layers).values())
         channels = bands
@@ -32,8 +34,15 @@ class FlatNetwork(nn.Module):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """Logits of shape (B, classes, height, width) of the network's output."""
-        skips: dict[str, torch.Tensor] = {}
-        for layer, module in zip(self.descriptions, self.layers.values(), strict=True):
+        return self.run_layers(x_BCHW, {}, 0, len(self.descriptions))
+
+    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+        """The output of layer `stop` - 1 from the input of layer `first`.
+
+        `skips` holds what earlier layers have stashed for these; it is given what these stash, and loses what nobody
+        pops any more.
+        """
+        for layer, module in islice(zip(self.descriptions, self.layers.values(), strict=True), first, stop):
             if isinstance(module, PopSkip):
                 x_BCHW = module(x_BCHW, skips[module.skip])
                 if layer.name in self._last_pops:

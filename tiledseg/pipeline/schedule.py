@@ -129,7 +129,7 @@ def program(schedule: str, pipeline: Pipeline, micro_batches: int) -> Program:
             f"pipeline has them on {list(pipeline.ranks)}; give it that placement"
         )
     orders = compute_orders(schedule, pipeline.size, micro_batches)
-    return tuple(tuple(_with_messages(order, pipeline)) for order in orders)
+    return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
 def compute_orders(schedule: str, stages: int, micro_batches: int) -> list[list[Compute]]:
@@ -204,7 +204,7 @@ def _may_take(busy: set[int], start: int, length: int) -> bool:
     return not busy or all(run % 2 == 0 for run in runs)
 
 
-def _with_messages(order: Sequence[Compute], pipeline: Pipeline) -> Iterator[Action]:
+def with_messages(order: Sequence[Compute], pipeline: Pipeline) -> Iterator[Action]:
     """Each computation between its receives and its sends."""
     ranks = pipeline.ranks
     routes = [route for route in pipeline.routes if not pipeline.is_local(route)]

@@ -92,7 +92,7 @@ def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_fli
     found += _message_faults(program, pipeline, micro_batches)
     for rank, actions in enumerate(program):
         found += _order_faults(rank, actions, pipeline)
-    _, stuck = _replay(program)
+    _, stuck = replay(program)
     found += [f"rank {rank} waits for ever at: {_words(action)}" for rank, action in stuck]
     for chunk, most in enumerate(most_in_flight):
         held = in_flight(program, len(pipeline.ranks))[chunk]
@@ -124,7 +124,7 @@ def simulate(
 
     Raises ConfigError for a program that cannot end.
     """
-    order, stuck = _replay(program)
+    order, stuck = replay(program)
     if stuck:
         raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits for ever at: {_words(stuck[0][1])}")
     clock, link = [0.0] * len(program), [0.0] * len(program)
@@ -179,7 +179,7 @@ def draw(program: Program, pipeline: Pipeline, width: int = 116) -> str:
     )
 
 
-def _replay(program: Program) -> tuple[list[Placed], list[Placed]]:
+def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     """All actions in an order in which every receive follows its send, and the action at which each rank is stuck."""
     position = [0] * len(program)
     sent: set[tuple[type, int, Route]] = set()

@@ -29,6 +29,7 @@ from tiledseg.geometry.layer import (
     TransposedConvolution,
 )
 from tiledseg.geometry.receptive_field import output_size
+from tiledseg.geometry.shapes import layer_shapes
 
 INDEX_BYTES = 8  # indices of a max pooling, labels of a loss
 SINGLE_BYTES = 4  # float32: the least that parameters and statistics are kept in
@@ -74,16 +75,14 @@ def layer_costs(
 
 
 def _walk(layers: Sequence[Layer], bands: int, context: tuple[int, int], bytes_per_value: int) -> Iterator[LayerCost]:
-    channels, (height, width) = bands, context
-    tensor = Tensor(channels * height * width, value_bytes=bytes_per_value)
-    for layer in layers:
-        parameters, per_pixel = layer.parameters(channels), layer.multiply_adds(channels)
-        channels = layer.output_channels(channels)
-        height, width = layer.output_size(height), layer.output_size(width)
+    channels = bands
+    tensor = Tensor(bands * context[0] * context[1], value_bytes=bytes_per_value)
+    for layer, shape in zip(layers, layer_shapes(layers, bands, *context), strict=True):
+        parameters, work = layer.parameters(channels), layer.multiply_adds(channels) * shape[1] * shape[2]
+        channels = shape[0]
         before = tensor
-        kept, tensor = keep_for_backward(layer, tensor, (channels, height, width), bytes_per_value)
-        kind, shape = type(layer).__name__, (channels, height, width)
-        work = per_pixel * height * width
+        kept, tensor = keep_for_backward(layer, tensor, shape, bytes_per_value)
+        kind = type(layer).__name__
         yield LayerCost(layer.name, kind, shape, parameters, work, before.bytes, tensor.bytes, kept)
 
 

@@ -63,18 +63,23 @@ class Dataset:
     def tiles_per_image(self) -> tuple[int, ...]:
         return tuple(len(tiling) for tiling in self.tilings)
 
-    def load(self, image: int, tile: int | Tile) -> Sample:
-        """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError."""
+    def load(self, image: int, tile: int | Tile, pixels: bool = True) -> Sample:
+        """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
+
+        `pixels` False: for a rank that needs no more than labels and validity; its x is empty, and no halo is read.
+        """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
-        pixels_CHW, valid_HW = self._used(self.images[image]).read(place.context)
-        core_HW = valid_HW[place.core.relative_to(place.context).slices]
+        window = place.context if pixels else place.core
+        pixels_CHW, valid_HW = self._used(self.images[image]).read(window)
+        core_HW = valid_HW[place.core.relative_to(window).slices]
         y_HW = None
         if self.labels is not None:
             label_map = self._maps[image]
             y_HW = read_labels(self._used(self.labels[image]), label_map, place.core)
             if not core_HW.all():
                 y_HW[~core_HW] = label_map.ignore_index
-        return Sample(image, place, self._normalize(pixels_CHW, valid_HW), y_HW, core_HW)
+        x_CHW = self._normalize(pixels_CHW, valid_HW) if pixels else pixels_CHW[:, :0, :0]
+        return Sample(image, place, x_CHW, y_HW, core_HW)
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):

@@ -15,7 +15,7 @@ from torch import nn
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Activation, Layer, PopConcatenate, Stash
-from tiledseg.models.blocks import PixelNorm, PopSkip, StashSkip
+from tiledseg.models.blocks import InstanceNorm, PixelNorm, PopSkip, StashSkip
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.unet import FlatNetwork
@@ -153,7 +153,7 @@ def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
         return SpatialBatchNorm(name, module, axes)  # type: ignore[arg-type]
     if kind is nn.GroupNorm:
         return SpatialGroupNorm(name, module, axes)  # type: ignore[arg-type]
-    if kind is nn.InstanceNorm2d:
+    if kind in (nn.InstanceNorm2d, InstanceNorm):
         return SpatialInstanceNorm(name, module, axes)  # type: ignore[arg-type]
     if kind is StashSkip:
         return SkipMark(name, module)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ mesh, partition and fusion.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
@@ -69,8 +70,24 @@ class SpatialNetwork:
                 f"the rank at ({row}, {col}) of the mesh gives {tuple(x_BCHW.shape[2:])} pixels, but its block of the "
                 f"input is {expected}; cut the input by the same partitions"
             )
-        skips: dict[str, torch.Tensor] = {}
-        for action, layer, exchanger in zip(program, self._converted.layers, self._exchangers, strict=True):
+        return self.run_layers(x_BCHW, rows, cols, {}, 0, len(program))
+
+    def run_layers(
+        self,
+        x_BCHW: torch.Tensor,
+        rows: Partition,
+        cols: Partition,
+        skips: dict[str, torch.Tensor],
+        first: int,
+        stop: int,
+    ) -> torch.Tensor:
+        """This rank's block behind layer `stop` - 1 from its block before layer `first`, for an input so cut.
+
+        `skips` holds this rank's blocks of what earlier layers have stashed for these; it is given what these stash,
+        and loses what nobody pops any more. Collective over the ranks of the image.
+        """
+        layers = zip(self._program(rows, cols), self._converted.layers, self._exchangers, strict=True)
+        for action, layer, exchanger in islice(layers, first, stop):
             if isinstance(layer, SkipConcatenation):
                 x_BCHW = action.join(x_BCHW, skips, layer, exchanger)
             elif self.overlap and isinstance(layer, SpatialConvolution) and action.overlaps(layer):
@@ -81,6 +98,10 @@ class SpatialNetwork:
             if isinstance(layer, SkipMark):
                 skips[layer.skip] = x_BCHW
         return x_BCHW
+
+    def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
+        """This rank's block of each layer's output for an input so cut, in positions of the whole output."""
+        return tuple(action.given for action in self._program(rows, cols))
 
     def _windows(self, rows: Partition, cols: Partition) -> tuple[tuple[LayerWindows, ...], tuple[LayerWindows, ...]]:
         shape = self.axes.shape

@@ -18,7 +18,7 @@ def agree_on_buffers(network: nn.Module, communicator: Communicator, speaks: boo
     Where one rank speaks for all, which is the exact case, that is its own to the last bit. Several speak where the
     batch statistics are of tiles and not exact (parallel.exact false): there the ranks must not drift apart.
     """
-    buffers = list(network.buffers())
+    buffers = [buffer for buffer in network.buffers() if not buffer.is_meta]  # those of other stages are elsewhere
     if communicator.size == 1 or not buffers:
         return
     voices = torch.tensor(int(speaks))
@@ -35,19 +35,24 @@ def agree_on_buffers(network: nn.Module, communicator: Communicator, speaks: boo
             buffer.div_(int(voices), rounding_mode="floor")
 
 
-def check_agreement(network: nn.Module, mesh: Mesh) -> None:
-    """Raise TiledsegError on every rank unless all hold the same bits. Collective."""
-    digests = mesh.communicator.gather_objects(_digest(network))
-    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> None:
+    """Raise TiledsegError on every rank unless all `holders` of the same layers hold the same bits. Collective."""
+    digests = holders.gather_objects((mesh.rank, _digest(network)))
+    different = [rank for rank, digest in digests if digest != digests[0][1]]
     if different:
         raise TiledsegError(
-            f"the weights of rank {different[0]} differ from those of rank 0: the transport {mesh.transport} or the "
-            "hardware gave the ranks different sums; try another parallel.transport"
+            f"the weights of rank {different[0]} differ from those of rank {digests[0][0]}: the transport "
+            f"{mesh.transport} or the hardware gave the ranks different sums; try another parallel.transport"
         )
+
+
+def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights and buffers that this rank holds, by name; those of other stages have no values here."""
+    return {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}
 
 
 def _digest(network: nn.Module) -> str:
     digest = hashlib.sha256()
-    for tensor in network.state_dict().values():
+    for tensor in own_state(network).values():
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

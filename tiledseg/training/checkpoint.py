@@ -43,9 +43,30 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(
-    folder: Path, step: int, network: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep: int
-) -> Path:
+@dataclass(frozen=True)
+class Contents:
+    """The tensors of a checkpoint, on the CPU: weights and buffers by name, and of the optimizer `index.entry`, where
+    parameters count as in the whole network; `groups` are the optimizer's options. With stages, a rank's own part."""
+
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    groups: list[dict[str, Any]]
+
+
+def contents_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Contents:
+    """What this rank holds of a checkpoint; what is on the meta device is another stage's."""
+    whole = optimizer.state_dict()
+    entries = {
+        f"{index}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
+        for index, entries in whole["state"].items()
+        for name, value in entries.items()
+        if value is not None
+    }
+    weights = {k: v.detach().contiguous().cpu() for k, v in network.state_dict().items() if not v.is_meta}
+    return Contents(weights, entries, whole["param_groups"])
+
+
+def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int) -> Path:
     """Write `folder`/step-XXXXXX and point `latest` at it; then drop all but the newest `keep`. One rank calls it.
 
     The law: ended at any moment, it leaves every older checkpoint whole until the new one is. No checkpoint of a later
@@ -56,14 +77,13 @@ def save_checkpoint(
     partial = folder / f"{_PARTIAL}{final.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    save_file({k: v.detach().contiguous().cpu() for k, v in network.state_dict().items()}, partial / _MODEL)
-    tensors, groups = _flatten_optimizer(optimizer)
-    save_file(tensors, partial / _OPTIMIZER)
+    save_file(contents.weights, partial / _MODEL)
+    save_file(contents.optimizer, partial / _OPTIMIZER)
     manifest = {
         "format": FORMAT,
         "step": step,
         "checksums": {name: _sha256(partial / name) for name in (_MODEL, _OPTIMIZER)},
-        "optimizer_groups": groups,
+        "optimizer_groups": contents.groups,
         "state": dict(state),
     }
     manifest = json.loads(json.dumps(manifest))  # as it will be read: text for the keys of every map
@@ -153,7 +173,10 @@ def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
-    """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer."""
+    """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer.
+
+    The state of parameters on the meta device, which another stage holds, is left out.
+    """
     groups = json.loads((checkpoint.path / _MANIFEST).read_text())["optimizer_groups"]
     own = optimizer.state_dict()["param_groups"]
     there, here = (_describe_groups(g) for g in (groups, own))
@@ -162,27 +185,18 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
             f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
             "optimizer.name"
         )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in load_file(checkpoint.path / _OPTIMIZER).items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = tensor
+        if not parameters[int(index)].is_meta:
+            state.setdefault(int(index), {})[name] = tensor
     # Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint.
     optimizer.load_state_dict({"state": state, "param_groups": own})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if value.shape == parameter.shape:  # the parameter's strides: the fused update wants them alike
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    whole = optimizer.state_dict()
-    tensors = {
-        f"{index}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
-        for index, entries in whole["state"].items()
-        for name, value in entries.items()
-        if value is not None
-    }
-    return tensors, whole["param_groups"]
 
 
 def _describe_groups(groups: Sequence[Mapping[str, Any]]) -> str:

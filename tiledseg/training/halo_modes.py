@@ -5,7 +5,8 @@
   neighbours once; then it computes tile by tile as in `read`;
 - `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
 
-A mode says which parts of a step are a rank's, and turns each loaded part into pieces: outputs on the pixels that the
+A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that;
+`passes` does so, in one piece or in a pipeline, and turns each loaded part into pieces: outputs on the pixels that the
 rank owns. Training, validation and prediction do with the pieces what they must.
 """
 
@@ -16,20 +17,19 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import nn
 
-from tiledseg.comm.axes import Axes, open_axes, serial_axes
+from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.blocks import LayerBlocks, exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, decompose, plan_exchange
+from tiledseg.geometry.shapes import layer_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.halo_plan import HaloPlan
 from tiledseg.training.precision import autocast, to_network_input
 
 
@@ -38,6 +38,19 @@ class Part(NamedTuple):
 
     image: int
     tile: Tile
+
+
+class Unit(NamedTuple):
+    """What the network runs on at once, the micro-batch of a pipeline: a tile of a part, or all of it."""
+
+    image: int
+    tile: Tile
+    part: Tile
+
+    def piece(self, output_BKHW: torch.Tensor) -> Piece:
+        """What the unit owns of the network's output on it."""
+        rows, cols = self.tile.core_in_output.slices
+        return Piece(output_BKHW[:, :, rows, cols], self.tile.core, self.tile.core.relative_to(self.part.core))
 
 
 @dataclass(frozen=True)
@@ -52,103 +65,99 @@ class Piece:
 class HaloMode(Protocol):
     """One way to run a network on the images of one list of tilings."""
 
+    @property
+    def network(self) -> FlatNetwork:
+        """The network whose layers run, of which a stage holds its own."""
+
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        """This rank's parts of a step, the same for all calls with the same step. No communication."""
+        """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
+        pipeline share their parts."""
 
-    def pieces(self, part: Part) -> int:
-        """How many pieces `forward` makes of a part."""
+    def units(self, part: Part) -> tuple[Unit, ...]:
+        """What the network runs on, one after the other, for a part."""
 
-    def forward(self, sample: Sample) -> Iterator[Piece]:
-        """Runs the network on a loaded part. Collective over the ranks of its image but in mode `read`."""
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        """The network's input for each unit of a loaded part. Collective over the ranks of its image in mode
+        `exchange`: with stages, over those of the first one."""
+
+    def run_layers(
+        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+    ) -> torch.Tensor:
+        """Layers `first` to `stop` on a unit, as `FlatNetwork.run_layers`. Collective over the ranks of its image and
+        stage in mode `layer`."""
+
+    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
+        """(channels, height, width) of each layer's output on a unit, of this rank's block of it."""
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         """Whether this rank's buffers count, after a step in which it had `parts`, where ranks agree on theirs."""
 
 
 @dataclass(frozen=True)
-class HaloModes:
-    """Makes the modes of one run; they share the axes and the network. `close()` ends the axes. Collective."""
-
-    plan: HaloPlan
-    network: FlatNetwork
-    mesh: Mesh
-    axes: Axes
-    spatial: SpatialNetwork | None
-    precision: str
-
-    @staticmethod
-    def open(plan: HaloPlan, network: FlatNetwork, mesh: Mesh, precision: str) -> HaloModes:
-        """Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread."""
-        axes = serial_axes() if plan.halo == "read" else open_axes(mesh, plan.mesh)
-        spatial = SpatialNetwork(network, axes, plan.fusion, plan.overlap) if plan.halo == "layer" else None
-        return HaloModes(plan, network, mesh, axes, spatial, precision)
-
-    def over(self, tilings: Sequence[Tiling]) -> HaloMode:
-        """The mode on images that are cut by `tilings`."""
-        if self.plan.halo == "read":
-            return ReadMode(self.network, self.mesh, tuple(tilings), self.precision)
-        if self.spatial is None:
-            return ExchangeMode(self.network, self.mesh, self.axes, tuple(tilings), self.precision)
-        return LayerMode(self.spatial, self.network, self.mesh, tuple(tilings), self.precision)
-
-    def close(self) -> None:
-        """Collective."""
-        self.axes.close()
-
-
-@dataclass(frozen=True)
 class ReadMode:
-    """Tiles are dealt to ranks by their size, wherever they lie."""
+    """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines."""
 
-    network: nn.Module
+    network: FlatNetwork
     mesh: Mesh
     tilings: tuple[Tiling, ...]
     precision: str
+    axes: Axes | None = None  # of pipelines; without stages each rank is on its own
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         tiles = [Part(r.image, self.tilings[r.image].tiles[r.tile]) for r in step]
-        return deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
+        if self.axes is None:
+            return deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
+        at = self.axes.position
+        return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
 
-    def pieces(self, part: Part) -> int:
-        return 1
+    def units(self, part: Part) -> tuple[Unit, ...]:
+        return (Unit(part.image, part.tile, part.tile),)
 
-    def forward(self, sample: Sample) -> Iterator[Piece]:
-        x_BCHW = to_network_input(sample.x_CHW, self.mesh.device)
-        yield _piece(self.network, x_BCHW, sample.tile, sample.tile, self)
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        yield to_network_input(sample.x_CHW, self.mesh.device)
+
+    def run_layers(
+        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+    ) -> torch.Tensor:
+        with autocast(self.precision, self.mesh.device):
+            return self.network.run_layers(x_BCHW, skips, first, stop)
+
+    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
+        return layer_shapes(self.network.descriptions, self.network.bands, *unit.tile.context.shape)
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         return len(parts) > 0
 
 
-class ExchangeMode:
-    """The input's halo comes from the neighbours; behind that, tile by tile."""
+class ExchangeMode(ReadMode):
+    """The input's halo comes from the neighbours; behind that, tile by tile as in mode read."""
 
-    def __init__(self, network: nn.Module, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str) -> None:
-        self.network, self.mesh, self.axes, self.precision = network, mesh, axes, precision
+    def __init__(
+        self, network: FlatNetwork, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str
+    ) -> None:
+        super().__init__(network, mesh, tilings, precision)
+        self._axes = axes
         self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        at = self.axes.position
+        at = self._axes.position
         if at is None:
             return ()
-        return tuple(Part(i, exchange_block(self._images[i], at.row, at.col)) for i in _own_images(step, self.axes))
+        return tuple(Part(i, exchange_block(self._images[i], at.row, at.col)) for i in _own_images(step, self._axes))
 
-    def pieces(self, part: Part) -> int:
-        return len(self._images[part.image].tiles(*part.tile.position))
+    def units(self, part: Part) -> tuple[Unit, ...]:
+        tiles = self._images[part.image].tiles(*part.tile.position)
+        return tuple(Unit(part.image, tile, part.tile) for tile in tiles)
 
-    def forward(self, sample: Sample) -> Iterator[Piece]:
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         image, (row, col) = self._images[sample.image], sample.tile.position
         x_BCHW = to_network_input(sample.x_CHW, self.mesh.device)
         with torch.no_grad():
             window_BCHW, window = self._exchange(x_BCHW, image, row, col)
         for tile in image.tiles(row, col):
             rows, cols = tile.context.relative_to(window).slices
-            context_BCHW = window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
-            yield _piece(self.network, context_BCHW, tile, sample.tile, self)
-
-    def speaks(self, parts: Sequence[Part]) -> bool:
-        return len(parts) > 0
+            yield window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
 
     def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
         """The block with the halo of all its tiles, and where that lies in the raster."""
@@ -169,7 +178,7 @@ class LayerMode:
         tilings: tuple[Tiling, ...],
         precision: str,
     ) -> None:
-        self.spatial, self.mesh, self.precision = spatial, mesh, precision
+        self.spatial, self.network, self.mesh, self.precision = spatial, network, mesh, precision
         shape, layers = self.spatial.axes.shape, network.descriptions
         self._images: tuple[LayerBlocks, ...] = tuple(
             layer_blocks(tiling, layers, (shape.rows, shape.cols), spatial.fusion) for tiling in tilings
@@ -181,15 +190,25 @@ class LayerMode:
             return ()
         return tuple(Part(i, self._images[i].tile(at.row, at.col)) for i in _own_images(step, self.spatial.axes))
 
-    def pieces(self, part: Part) -> int:
-        return 1
+    def units(self, part: Part) -> tuple[Unit, ...]:
+        return (Unit(part.image, part.tile, part.tile),)
 
-    def forward(self, sample: Sample) -> Iterator[Piece]:
-        image = self._images[sample.image]
-        x_BCHW = to_network_input(sample.x_CHW, self.mesh.device)
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        yield to_network_input(sample.x_CHW, self.mesh.device)
+
+    def run_layers(
+        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+    ) -> torch.Tensor:
+        image = self._images[unit.image]
         with autocast(self.precision, self.mesh.device):
-            logits_BKHW = self.spatial(x_BCHW, image.rows, image.cols)
-        yield Piece(_crop(logits_BKHW, sample.tile), sample.tile.core, sample.tile.core.relative_to(sample.tile.core))
+            return self.spatial.run_layers(x_BCHW, image.rows, image.cols, skips, first, stop)
+
+    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
+        image = self._images[unit.image]
+        # Channels do not depend on pixels: those of any input will do.
+        channels = layer_shapes(self.network.descriptions, self.network.bands, 0, 0)
+        blocks = self.spatial.blocks(image.rows, image.cols)
+        return tuple((count, *block.shape) for (count, _, _), block in zip(channels, blocks, strict=True))
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         """The ranks of an image have taken the same statistics: one of them speaks for all."""
@@ -201,17 +220,3 @@ def _own_images(step: Sequence[TileReference], axes: Axes) -> list[int]:
     """The images of a step that this rank's replica takes: every replica-th."""
     assert axes.position is not None, "ranks outside the mesh take no image"
     return sorted({reference.image for reference in step})[axes.position.replica :: axes.shape.replicas]
-
-
-def _piece(
-    network: nn.Module, context_BCHW: torch.Tensor, tile: Tile, part: Tile, mode: ReadMode | ExchangeMode
-) -> Piece:
-    with autocast(mode.precision, mode.mesh.device):
-        logits_BKHW = network(context_BCHW)
-    return Piece(_crop(logits_BKHW, tile), tile.core, tile.core.relative_to(part.core))
-
-
-def _crop(logits_BKHW: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """The part of a network's output that the tile owns."""
-    rows, cols = tile.core_in_output.slices
-    return logits_BKHW[:, :, rows, cols]

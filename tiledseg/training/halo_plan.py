@@ -21,8 +21,8 @@ from tiledseg.planning.mode_cost import Task, layer_cost
 
 @dataclass(frozen=True)
 class HaloPlan:
-    """The mode, the axes of the ranks (in mode `read` each rank is on its own), the layers that an exchange serves, and
-    whether convolutions compute while halos travel."""
+    """The mode, the axes of the ranks (in mode `read` without stages each rank is on its own), the layers that an
+    exchange serves, and whether convolutions compute while halos travel."""
 
     halo: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
@@ -51,9 +51,15 @@ def plan_halos(
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
     that would own nothing of some layer's output.
     """
+    pipelines = ranks // parallel.stages
+    if pipelines == 0:
+        raise ConfigError(
+            f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
+            "multiple of them, or use fewer stages"
+        )
     if parallel.halo == "read":
-        return HaloPlan()
-    mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step)
+        return HaloPlan(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else HaloPlan()
+    mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step, parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
         if parallel.halo == "exchange":
@@ -92,7 +98,7 @@ def plan_notes(plan: HaloPlan, ranks: int, images_per_step: int, needed: int, me
             f"GiB, but {memory / 2**30:.1f} GiB are to be had; use more ranks an image, or mode exchange or read with "
             "a finer tiling.grid"
         )
-    if plan.halo != "read" and plan.mesh.ranks < ranks:
+    if (plan.halo != "read" or plan.mesh.stages > 1) and plan.mesh.ranks < ranks:
         notes.append(_idle(plan, ranks, images_per_step))
     return notes
 

@@ -23,6 +23,7 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.training.halo_plan import HaloPlan, layer_memory, plan_halos, plan_notes
+from tiledseg.training.pipeline_plan import MicroBatchSize, micro_batch_size
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
 
@@ -47,6 +48,7 @@ class Preparation:
     sampler: Sampler
     training: RasterSet
     validation: RasterSet | None
+    micro_batch: MicroBatchSize
     warnings: tuple[str, ...]
 
 
@@ -62,7 +64,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     infos = found.images
     network = build_network(config.model, infos[0].bands, label_map.count)
     footprint = network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
-    cutter = _Cutter(config, network, footprint, memory_bytes, ranks)
+    cutter = _Cutter(config, network, footprint, memory_bytes, max(1, ranks // config.parallel.stages))
     training = cutter.cut(found)
     validation = None
     if config.data.val_images:
@@ -81,7 +83,10 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         *plan_notes(halo, ranks, per_step, needed, memory_bytes),
         *_check_exact(config, network, tilings, halo),
     ]
-    return Preparation(network, footprint, halo, label_map, sampler, training, validation, tuple(warnings))
+    per_image = max(tiles)
+    in_step = config.train.tiles_per_step or per_image * per_step
+    largest = micro_batch_size(halo, network.layers(), tilings, in_step, per_step, value)
+    return Preparation(network, footprint, halo, label_map, sampler, training, validation, largest, tuple(warnings))
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ class _Cutter:
     network: UNet
     footprint: Footprint
     memory_bytes: int
-    ranks: int
+    pipelines: int  # without stages: ranks
 
     def cut(self, found: _Found) -> RasterSet:
         tilings = tuple(make_tiling(info.shape, self._grid(info), self.footprint) for info in found.images)
@@ -134,7 +139,7 @@ class _Cutter:
         value = BYTES_PER_VALUE[self.config.train.precision]
         layers = self.network.layers()
         return choose_grid(
-            info.shape, layers, self.footprint, self.memory_bytes, value, self.ranks, bands=self.network.bands
+            info.shape, layers, self.footprint, self.memory_bytes, value, self.pipelines, bands=self.network.bands
         )
 
 

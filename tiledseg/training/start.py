@@ -7,10 +7,13 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, OutputError
-from tiledseg.models.unet import build_unet
+from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.pipeline.layer_times import measure_layer_times
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
@@ -25,6 +28,8 @@ from tiledseg.training.checkpoint import (
 )
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.pipeline_plan import PipelinePlan, plan_pipeline
+from tiledseg.training.precision import PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import METRICS, write_whole
@@ -39,14 +44,30 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     """
     memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
+    pipeline: PipelinePlan | None = mesh.on_root(lambda: _plan_pipeline(config, preparation, memory, mesh))
     checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
     normalization = _normalization(config, preparation, checkpoint, mesh)
     mesh.on_root(lambda: _claim(folder, text, checkpoint))
     if mesh.is_root:
-        _announce(config, preparation, normalization, checkpoint)
-    return Trainer(config, mesh, preparation, normalization, checkpoint).run()
+        _announce(config, preparation, normalization, checkpoint, pipeline)
+    return Trainer(config, mesh, preparation, normalization, checkpoint, pipeline).run()
+
+
+def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
+    """The pipeline; for `balance: auto` with the times of the layers on this rank's device."""
+    network, largest = preparation.network, preparation.micro_batch
+    layers, seconds = network.layers(), None
+    if config.parallel.stages > 1 and config.parallel.balance == "auto":
+        precision = config.train.precision
+        with torch.device("meta"):
+            described = FlatNetwork(layers, network.bands)
+        cast = torch.bfloat16 if precision == "bf16" else None
+        dtype = PARAMETER_DTYPES[precision]
+        times = measure_layer_times(described, network.bands, largest.pixels, mesh.device, dtype, cast)
+        seconds = [time.forward + time.backward for time in times]
+    return plan_pipeline(config.parallel, layers, network.bands, largest, memory, seconds)
 
 
 def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
@@ -145,7 +166,11 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
 
 
 def _announce(
-    config: Config, preparation: Preparation, normalization: Normalization, checkpoint: Checkpoint | None
+    config: Config,
+    preparation: Preparation,
+    normalization: Normalization,
+    checkpoint: Checkpoint | None,
+    pipeline: PipelinePlan | None,
 ) -> None:
     progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
     for warning in (*preparation.warnings, *normalization.warnings()):
@@ -155,5 +180,7 @@ def _announce(
     progress.say(f"{len(preparation.training.images)} images, grid {rows} x {cols}, halo {halo} px")
     if preparation.halo.halo != "read":
         progress.say(f"halo mode {preparation.halo.in_words}")
+    if pipeline is not None:
+        progress.say(f"pipeline of {pipeline.in_words}, mesh {preparation.halo.mesh}")
     if checkpoint is not None:
         progress.say(f"resuming from {checkpoint.path}")

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Traffic
 from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
-from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.halo_modes import HaloMode, Part, Piece
+from tiledseg.training.halo_modes import Part, Piece
 from tiledseg.training.memory import peak_memory
 from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.passes import Passes
 
-_SHARED = 7  # sums over all ranks, before one value of each rank
+_SHARED = 9  # sums over all ranks, before some values of each rank
+_OF_EACH = 3
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class StepResult:
 
     `loss`: mean over the valid core pixels of all tiles (None where there was none); `pixels`: their number;
     `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
-    together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop.
+    together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop; `pipeline`: None without
+    stages.
     """
 
     loss: float | None
@@ -40,6 +43,18 @@ class StepResult:
     halo_messages: int
     memory_bytes: int
     stop: bool
+    pipeline: PipelineResult | None = None
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What the stages did in a step: seconds that each computed (mean over its ranks), the share of the ranks' time in
+    which they waited for each other, and what travelled between stages, from all ranks together."""
+
+    stage_seconds: tuple[float, ...]
+    bubble_share: float
+    bytes: int
+    messages: int
 
 
 class Stepper:
@@ -50,8 +65,8 @@ class Stepper:
         network: nn.Module,
         optimizer: torch.optim.Optimizer,
         mesh: Mesh,
-        mode: HaloMode,
-        traffic: Traffic,
+        passes: Passes,
+        axes: Axes,
         ignore_index: int,
         seed: int,
         clip_norm: float,
@@ -60,12 +75,14 @@ class Stepper:
         self._network = network
         self._optimizer = optimizer
         self._mesh = mesh
-        self._mode = mode
-        self._traffic = traffic
+        self._passes = passes
+        self._axes = axes
+        self._traffic = axes.point_to_point.traffic
         self._ignore_index = ignore_index
         self._seed = seed
         self._clip_norm = clip_norm
-        self._reducer = GradientReducer(network.parameters(), mesh.communicator, wide_sums)
+        self._reducer = GradientReducer(network.parameters(), axes.weights, wide_sums)
+        self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
 
     def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
         """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
@@ -77,23 +94,14 @@ class Stepper:
         begun = time.perf_counter()
         self._reducer.zero()
         self._traffic.reset()
-        sums = torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
-        waited = 0.0
-        left = sum(self._mode.pieces(part) for part in parts)
-        for _ in parts:
-            asked = time.perf_counter()
-            sample = next(samples)
-            waited += time.perf_counter() - asked
-            set_dropout_key(self._network, DropoutKey(self._seed, step, sample.image))
-            for piece in self._mode.forward(sample):
-                if left == 1:
-                    self._reducer.overlap()
-                sums += self._backward(piece, sample)
-                left -= 1
+        self._sums.zero_()
+        waited = self._passes.train(
+            samples, parts, lambda image: DropoutKey(self._seed, step, image), self._loss, self._reducer
+        )
         asked = time.perf_counter()
         self._reducer.finish()
         communicated = self._traffic.seconds + time.perf_counter() - asked
-        totals = self._sum_over_ranks(sums, stop, waited, communicated)
+        totals, each = self._over_ranks(stop, waited, communicated)
         loss_sum, pixels = totals[0], int(totals[1])
         if pixels:
             self._update(step, loss_sum / pixels, 1 / pixels)
@@ -105,34 +113,52 @@ class Stepper:
             communication_seconds=totals[4] / self._mesh.size,
             halo_bytes=int(totals[5]),
             halo_messages=int(totals[6]),
-            memory_bytes=int(max(totals[_SHARED:])),
+            memory_bytes=int(max(memory for memory, _, _ in each)),
             stop=totals[2] > 0,
+            pipeline=self._pipeline_result(totals, each),
         )
 
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
 
-    def _backward(self, piece: Piece, sample: Sample) -> torch.Tensor:
-        """Adds one piece's gradient; returns its (loss sum, weight sum)."""
+    def _loss(self, piece: Piece, sample: Sample) -> torch.Tensor:
+        """The loss of one piece, to differentiate; adds it and its weight to the step's sums."""
         assert sample.y_HW is not None, "a tile without labels cannot be trained on"
         y_HW = sample.y_HW[piece.in_part.slices]
         target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
         core_BKHW = piece.logits_BKHW
         loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._ignore_index)
-        loss.backward()
-        return torch.stack([loss.detach(), weight])
+        self._sums += torch.stack([loss.detach(), weight])
+        return loss
 
-    def _sum_over_ranks(self, sums: torch.Tensor, stop: bool, waited: float, communicated: float) -> list[float]:
-        """[loss, weight, stops, seconds waited, seconds communicated, halo bytes, halo messages, each rank's memory]"""
-        totals = torch.zeros(_SHARED + self._mesh.size, dtype=torch.float64)
-        totals[:2] = sums.cpu()
+    def _over_ranks(self, stop: bool, waited: float, communicated: float) -> tuple[list[float], list[list[float]]]:
+        """Sums over all ranks: [loss, weight, stops, seconds waited, seconds communicated, halo bytes, halo messages,
+        bytes and messages between stages]; and of each rank [peak memory, seconds computed, seconds of its passes]."""
+        figures = self._passes.figures()
+        totals = torch.zeros(_SHARED + _OF_EACH * self._mesh.size, dtype=torch.float64)
+        totals[:2] = self._sums.cpu()
         own = [float(stop), waited, communicated, float(self._traffic.bytes), float(self._traffic.messages)]
+        own += [float(figures.bytes), float(figures.messages)] if figures is not None else [0.0, 0.0]
         totals[2:_SHARED] = torch.tensor(own, dtype=torch.float64)
-        totals[_SHARED + self._mesh.rank] = float(peak_memory(self._mesh.device))
+        mine = [float(peak_memory(self._mesh.device))]
+        mine += [figures.busy_seconds, figures.seconds] if figures is not None else [0.0, 0.0]
+        first = _SHARED + _OF_EACH * self._mesh.rank
+        totals[first : first + _OF_EACH] = torch.tensor(mine, dtype=torch.float64)
         totals = totals.to(self._mesh.device)
         self._mesh.communicator.all_reduce_sum(totals).wait()
-        return totals.tolist()
+        return totals[:_SHARED].tolist(), totals[_SHARED:].view(-1, _OF_EACH).tolist()
+
+    def _pipeline_result(self, totals: list[float], each: list[list[float]]) -> PipelineResult | None:
+        shape = self._axes.shape
+        if shape.stages == 1:
+            return None
+        busy = [seconds for _, seconds, _ in each[: shape.ranks]]
+        longest = max(seconds for _, _, seconds in each)
+        holders = shape.ranks // shape.stages
+        stage_seconds = tuple(sum(busy[stage :: shape.stages]) / holders for stage in range(shape.stages))
+        bubble = 1 - sum(busy) / (shape.ranks * longest) if longest else 0.0
+        return PipelineResult(stage_seconds, bubble, int(totals[7]), int(totals[8]))
 
     def _update(self, step: int, loss: float, factor: float) -> None:
         if loss != loss or loss in (float("inf"), float("-inf")):
@@ -141,7 +167,7 @@ class Stepper:
             )
         scale_gradients(self._reducer, factor)
         if self._clip_norm:
-            clip_gradients(self._reducer, self._clip_norm)
+            clip_gradients(self._reducer, self._clip_norm, self._axes.pipeline)
         self._reducer.deliver()
         self._optimizer.step()
 

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.models.unet import build_unet
@@ -22,9 +20,12 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.agreement import agree_on_buffers, check_agreement
-from tiledseg.training.checkpoint import Checkpoint, load_network, load_optimizer, save_checkpoint
-from tiledseg.training.halo_modes import HaloModes, Part
+from tiledseg.training.checkpoint import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
+from tiledseg.training.collection import collect
+from tiledseg.training.halo_modes import Part
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from tiledseg.training.parallel_run import ParallelRun
+from tiledseg.training.pipeline_plan import PipelinePlan
 from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.progress import StepProgress
@@ -46,29 +47,30 @@ class Trainer:
         preparation: Preparation,
         normalization: Normalization,
         checkpoint: Checkpoint | None,
+        pipeline: PipelinePlan | None = None,
     ) -> None:
         self.config = config
         self.mesh = mesh
         self.preparation = preparation
         self.normalization = normalization
         make_deterministic(config.train.deterministic)
-        self.network = build_unet(preparation.network, config.train.seed)
-        self.network.to(mesh.device, PARAMETER_DTYPES[config.train.precision])
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        train = config.train
+        self.network = build_unet(preparation.network, train.seed).to(PARAMETER_DTYPES[train.precision])
+        if checkpoint is not None:
+            load_network(checkpoint, self.network)
+        self.parallel = ParallelRun.open(preparation.halo, self.network, mesh, train.precision, pipeline)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
         self.step = 0
         self.position = Position(0, 0)
         if checkpoint is not None:
             self._resume(checkpoint)
-        train = config.train
-        self.modes = HaloModes.open(preparation.halo, self.network, mesh, train.precision)
-        self.mode = self.modes.over(preparation.training.tilings)
+        self.passes = self.parallel.over(preparation.training.tilings)
         self.stepper = Stepper(
             self.network,
             self.optimizer,
             mesh,
-            self.mode,
-            self.modes.axes.point_to_point.traffic,
+            self.passes,
+            self.parallel.axes,
             preparation.label_map.ignore_index,
             train.seed,
             config.optimizer.clip_norm,
@@ -97,7 +99,7 @@ class Trainer:
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
             stopped = self._loop(training, held_out, flag, log, progress)
-        self.modes.close()
+        self.parallel.close()
         if self.mesh.is_root:
             self._draw()
             self._summarise(time.perf_counter() - begun, stopped)
@@ -114,11 +116,12 @@ class Trainer:
         """All steps from the position on; True where a signal ended them early."""
         data, train = self.config.data, self.config.train
         steps, ahead = itertools.tee(
-            (position, step, self.mode.share(step))
+            (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, train.epochs)
         )
-        mine = (part for _, _, parts in ahead for part in parts)
-        samples = prefetch(mine, lambda part: training.load(part.image, part.tile), data.workers, data.prefetch)
+        mine = (part for _, _, parts in ahead for part in parts) if self.passes.loads else iter(())
+        pixels = self.passes.loads_pixels
+        samples = prefetch(mine, lambda p: training.load(p.image, p.tile, pixels), data.workers, data.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
@@ -139,7 +142,7 @@ class Trainer:
         rate = learning_rate(self.config.optimizer, self.step, self.sampler.steps_per_epoch, self.total_steps)
         set_learning_rate(self.optimizer, rate)
         result = self.stepper.run(self.step, samples, parts, flag.is_set)
-        agree_on_buffers(self.network, self.mesh.communicator, self.mode.speaks(parts))
+        agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
         return result
 
@@ -174,6 +177,13 @@ class Trainer:
             "halo_messages": result.halo_messages,
             "memory_bytes": result.memory_bytes,
         }
+        if result.pipeline is not None:
+            line |= {
+                "pipeline_bytes": result.pipeline.bytes,
+                "pipeline_messages": result.pipeline.messages,
+                "stage_seconds": list(result.pipeline.stage_seconds),
+                "bubble_share": result.pipeline.bubble_share,
+            }
         log.write(line)
         progress.step(line)
 
@@ -183,7 +193,7 @@ class Trainer:
             self.network,
             held_out,
             self.mesh,
-            self.modes.over(held_out.tilings),
+            self.parallel.over(held_out.tilings),
             label_map.count,
             label_map.ignore_index,
             data.workers,
@@ -196,17 +206,15 @@ class Trainer:
             progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def _checkpoint(self) -> None:
-        check_agreement(self.network, self.mesh)
-        if not self.mesh.is_root:
+        axes = self.parallel.axes
+        check_agreement(self.network, self.mesh, axes.weights)
+        if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
-        save_checkpoint(
-            self.folder / "checkpoints",
-            self.step,
-            self.network,
-            self.optimizer,
-            self._state(),
-            self.config.train.keep_checkpoints,
-        )
+        contents = collect(contents_of(self.network, self.optimizer), axes)
+        if contents is None:
+            return
+        keep = self.config.train.keep_checkpoints
+        save_checkpoint(self.folder / "checkpoints", self.step, contents, self._state(), keep)
         if time.monotonic() - self._drawn > _DRAW_SECONDS:
             self._draw()
 
@@ -227,7 +235,6 @@ class Trainer:
         }
 
     def _resume(self, checkpoint: Checkpoint) -> None:
-        load_network(checkpoint, self.network)
         load_optimizer(checkpoint, self.optimizer)
         self.step = checkpoint.state["step"]
         self.position = Position(**checkpoint.state["position"])
@@ -245,10 +252,11 @@ class Trainer:
 
     def _title(self) -> str:
         network, train = self.preparation.network, self.config.train
+        stages = f", {self.config.parallel.stages} stages" if self.parallel.pipeline else ""
         return (
             f"{self.folder.name}: {self.config.model.name}, L={network.levels}, {network.base_channels} channels, "
             f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {train.precision}, "
-            f"halo: {self.preparation.halo.halo}"
+            f"halo: {self.preparation.halo.halo}{stages}"
         )
 
     def _summarise(self, seconds: float, stopped: bool) -> None:
@@ -263,6 +271,7 @@ class Trainer:
             "grids": [list(t.grid) for t in self.preparation.training.tilings],
             "halo": self.preparation.footprint.before,
             "parallel": asdict(self.preparation.halo),
+            "pipeline": asdict(self.parallel.pipeline) if self.parallel.pipeline else None,
             "val": self.last_validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -12,9 +12,10 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_modes import HaloMode, Piece
+from tiledseg.training.halo_modes import Piece
 from tiledseg.training.metrics import confusion_matrix, scores
 from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.passes import Passes
 from tiledseg.training.step import logits_dtype
 
 
@@ -22,7 +23,7 @@ def validate(
     network: nn.Module,
     dataset: Dataset,
     mesh: Mesh,
-    mode: HaloMode,
+    passes: Passes,
     classes: int,
     ignore_index: int,
     threads: int,
@@ -33,16 +34,17 @@ def validate(
     Does not depend on the tilings or the number of ranks. Values without meaning (no valid pixel) are None.
     """
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
-    parts = mode.share(references)
+    parts = passes.mode.share(references)
+    loaded = parts if passes.loads else ()
     totals = torch.zeros(2, dtype=torch.float64)
     matrix_KK = torch.zeros(classes, classes, dtype=torch.int64)
     network.eval()
     with torch.no_grad():
-        for sample in prefetch(parts, lambda part: dataset.load(part.image, part.tile), threads, depth):
-            for piece in mode.forward(sample):
-                sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
-                totals += sums
-                matrix_KK += counts_KK
+        samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, passes.loads_pixels), threads, depth)
+        for sample, piece in passes.outputs(samples, parts):
+            sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
+            totals += sums
+            matrix_KK += counts_KK
     network.train()
     totals, matrix_KK = totals.to(mesh.device), matrix_KK.to(mesh.device)
     works = [mesh.communicator.all_reduce_sum(totals), mesh.communicator.all_reduce_sum(matrix_KK)]

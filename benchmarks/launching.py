@@ -16,7 +16,6 @@ from typing import Any
 
 from tiledseg.errors import CommunicationError, ConfigError
 
-HERE = Path(__file__).resolve().parent
 NOT_RUNNABLE = 3
 
 
@@ -47,14 +46,14 @@ def python_ranks(ranks: int) -> list[str]:
     return [tool, *_placement(tool), "-n", str(ranks), sys.executable]
 
 
-def mpirun(ranks: int, script: str, *arguments: str) -> list[str]:
-    """The command `mpirun -n ranks python script arguments`; the script lies beside this file."""
-    return [*python_ranks(ranks), str(HERE / script), *arguments]
+def mpirun(ranks: int, script: Path, *arguments: str) -> list[str]:
+    """The command `mpirun -n ranks python script arguments`."""
+    return [*python_ranks(ranks), str(script), *arguments]
 
 
-def torchrun(ranks: int, script: str, *arguments: str) -> list[str]:
+def torchrun(ranks: int, script: Path, *arguments: str) -> list[str]:
     """The same under torchrun, with a free port."""
-    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(HERE / script), *arguments]
+    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
 
 
 def run_process(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Done:

@@ -1,0 +1,187 @@
+r"""torchgpipe (Kakao Brain's GPipe) against one process: equality, time and bytes, its partitions all on the CPU.
+
+    PYTHONPATH=<torchgpipe> python benchmarks/pipeline/peers/torchgpipe_pipeline.py --stages 2 --checkpoint never
+
+<torchgpipe> is a checkout of github.com/kakaobrain/torchgpipe. It is one process with a thread a device, made for GPUs
+that work on while Python goes on; long skips are its `skippable` stash and pop. What a CPU makes of it, as it is: all
+partitions share the CPU's one thread, and autograd runs their backward passes one after the other, so nothing runs in
+parallel. `--workers partition` gives each partition a thread of its own (from outside), so that forward passes overlap;
+`--threads` lets every operator use more cores instead. Between CPU devices nothing is copied: bytes are those that its
+Copy and its portals carry from partition to partition. Activations that a partition meets first do not write in place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the workload and the measurement stand one folder up
+from measurement import (
+    Request,
+    Traffic,
+    compare,
+    measure,
+    not_runnable,
+    parser_of,
+    report,
+    request_of,
+    serial_gradients,
+)
+from workload import (
+    Gradients,
+    count_valid,
+    gradients_of,
+    keep_stage_inputs,
+    loss_of,
+    make_input,
+    make_network,
+    make_target,
+)
+
+from tiledseg.errors import ConfigError
+from tiledseg.models.blocks import PopSkip, StashSkip
+
+try:
+    import torchgpipe
+    from torchgpipe import pipeline as their_pipeline
+    from torchgpipe.copy import Copy
+    from torchgpipe.skip import pop, skippable, stash
+    from torchgpipe.skip.portal import PortalCopy
+    from torchgpipe.worker import spawn_workers
+except ImportError as error:
+    not_runnable(error)
+
+CHECKPOINTS = ("never", "except_last", "always")
+WORKERS = ("device", "partition")
+
+
+def stashing(layer: StashSkip) -> nn.Module:
+    """The layer in torchgpipe's words."""
+
+    @skippable(stash=[layer.skip])
+    class Stash(nn.Module):
+        def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
+            yield stash(layer.skip, x_BCHW)
+            return x_BCHW
+
+    return Stash()
+
+
+def popping(layer: PopSkip) -> nn.Module:
+    """The layer in torchgpipe's words."""
+
+    @skippable(pop=[layer.skip])
+    class Pop(nn.Module):
+        def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
+            skip_BCHW = yield pop(layer.skip)
+            return layer(x_BCHW, skip_BCHW)
+
+    return Pop()
+
+
+def as_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
+    """The flat network as torchgpipe takes it: layer i stays layer i, so a balance means the same."""
+    kinds = {StashSkip: stashing, PopSkip: popping}
+    return nn.Sequential(*(kinds[type(layer)](layer) if type(layer) in kinds else layer for layer in layers))
+
+
+def thread_a_partition() -> None:
+    """Gives each partition a worker thread, also where all are on the CPU: workers are told of devices that differ."""
+
+    class Own:
+        """A device that is like no other."""
+
+        type, index = "cpu of a partition", None
+
+    @contextmanager
+    def spawn(devices: list[torch.device]) -> Iterator[Any]:
+        with spawn_workers([Own() for _ in devices]) as queues:
+            yield queues
+
+    their_pipeline.spawn_workers = spawn
+
+
+def count_copies(traffic: Traffic) -> None:
+    """Puts a counter in front of Copy: it carries activations by itself, skips where a portal calls it."""
+    in_portal = [False]
+
+    def counted(function: Callable[..., Any], skip: int, way: str) -> staticmethod:
+        """`function`, whose arguments after the first `skip` are the tensors that it carries."""
+
+        def copy(*given: Any) -> Any:
+            for tensor in given[skip:]:
+                traffic.count(f"{'skips' if in_portal[0] else 'activations'} {way}", tensor)
+            return function(*given)
+
+        return staticmethod(copy)
+
+    def flagged(function: Callable[..., Any]) -> staticmethod:
+        def carry(*given: Any) -> Any:
+            in_portal[0] = True
+            try:
+                return function(*given)
+            finally:
+                in_portal[0] = False
+
+        return staticmethod(carry)
+
+    Copy.forward, Copy.backward = counted(Copy.forward, 3, "forward"), counted(Copy.backward, 1, "backward")
+    PortalCopy.forward, PortalCopy.backward = flagged(PortalCopy.forward), flagged(PortalCopy.backward)
+
+
+def run(request: Request, checkpoint: str, workers: str, threads: int) -> None:
+    workload = request.workload
+    torch.set_num_threads(threads)
+    if workers == "partition":
+        thread_a_partition()
+    traffic = Traffic()
+    count_copies(traffic)
+    network = make_network(workload)
+    keep_stage_inputs(network, workload.first_layers)
+    module = torchgpipe.GPipe(
+        as_sequence(network.layers.values()),
+        list(workload.balance),
+        devices=["cpu"] * workload.stages,
+        chunks=workload.micro_batches,
+        checkpoint=checkpoint,
+    )
+    every = range(workload.micro_batches)
+    x_BCHW = torch.cat([make_input(workload, m) for m in every])
+    target_BHW, valid = torch.cat([make_target(workload, m) for m in every]), count_valid(workload)
+
+    def step() -> float:
+        network.zero_grad()
+        loss = loss_of(module(x_BCHW), target_BHW, valid)
+        loss.backward()
+        return loss.item()
+
+    found = Gradients(step(), gradients_of(network))
+    sent = traffic.to_dict()
+    equal = compare(found, serial_gradients(request))
+    seconds = measure(step, lambda: None, request)
+    ways = {"checkpoint": checkpoint, "workers": workers, "threads": threads}
+    report("torchgpipe", "gpipe", request, {"seconds": seconds, **sent, "loss": found.loss, **equal, **ways})
+
+
+def main() -> int:
+    parser = parser_of(__doc__ or "")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="never")
+    parser.add_argument("--workers", choices=WORKERS, default="device", help="a thread for each")
+    parser.add_argument("--threads", type=int, default=1, help="of an operator")
+    given = parser.parse_args()
+    try:
+        run(request_of(given), given.checkpoint, given.workers, given.threads)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

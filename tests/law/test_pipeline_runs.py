@@ -1,0 +1,152 @@
+"""Pipelines through the commands' own code: one configuration, one loss line, one map, whatever the split."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import rasterio
+import torch
+
+from tests.law.test_training_steps import alone, configuration, run, write_scene
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.inference.predictor import Request, predict
+from tiledseg.training.checkpoint import find_checkpoint
+
+STEPS = 10
+
+
+def split(ranks: int, kind: str) -> ParallelConfig | None:
+    """A way to spread a run over so many ranks; None where they are too few for it."""
+    if kind == "gpipe":
+        return ParallelConfig(stages=ranks, schedule="gpipe", recompute="except_last", balance="modelled")
+    if kind == "folded":
+        return ParallelConfig(stages=ranks, schedule="folded", balance="modelled")
+    if kind == "rounds":
+        return ParallelConfig(stages=ranks, micro_batches=2, recompute="always")
+    if kind == "replicas" and ranks >= 4:
+        return ParallelConfig(stages=2)
+    if kind == "exchange" and ranks >= 4:
+        return ParallelConfig(stages=2, halo="exchange", mesh=[2, 1], schedule="gpipe")
+    if kind == "layer" and ranks >= 4:
+        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], recompute=["always", "never"])
+    if kind == "folded layer" and ranks >= 4:
+        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], schedule="folded")
+    return ParallelConfig(stages=ranks) if kind == "1f1b" else None
+
+
+KINDS = ("1f1b", "gpipe", "folded", "rounds", "replicas", "exchange", "layer", "folded layer")
+
+
+def ten_steps(folder: Path, output: Path, optimizer: str) -> Config:
+    config = configuration(folder, output, "fp64", optimizer, None)
+    train = replace(config.train, epochs=STEPS, validate_every=5)
+    # A policy counts the steps of the whole run: at a constant rate two halves are one run.
+    return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
+
+
+def losses(lines: list[dict]) -> list[float]:
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all ranks with a scene in it."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("stages"))))
+    mesh.on_root(lambda: write_scene(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
+    """The metrics of the run on one rank."""
+    return meshes["gloo"].on_root(lambda: run(ten_steps(shared, shared / "one", "adamw"), alone()))
+
+
+@pytest.mark.mpi
+@pytest.mark.six
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_steps_and_validations_are_those_of_one_rank(
+    kind: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
+) -> None:
+    mesh = meshes["mpi" if kind in ("1f1b", "layer") else "gloo"]
+    parallel = split(mesh.size, kind)
+    if parallel is None or parallel.stages == 1:
+        pytest.skip(f"{kind} needs more than {mesh.size} ranks")
+    config = replace(
+        ten_steps(shared, Path("unused"), "adamw"),
+        parallel=parallel,
+        run=RunConfig(output=str(shared / kind), verbosity=0),
+    )
+    found = run(config, mesh)
+    assert losses(found) == pytest.approx(losses(reference), rel=1e-12)
+    checks = [[line["val"] for line in lines if "val" in line] for lines in (found, reference)]
+    for mine, theirs in zip(*checks, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
+        assert mine["iou"] == pytest.approx(theirs["iou"], rel=1e-12)
+    check_metrics(found, parallel)
+    check_checkpoint(shared / kind, shared / "one")
+
+
+def check_metrics(lines: list[dict], parallel: ParallelConfig) -> None:
+    for line in lines:
+        if "loss" in line:
+            assert len(line["stage_seconds"]) == parallel.stages
+            assert all(seconds > 0 for seconds in line["stage_seconds"])
+            assert 0 <= line["bubble_share"] < 1
+            assert line["pipeline_bytes"] > 0 < line["pipeline_messages"]
+
+
+def check_checkpoint(found: Path, expected: Path) -> None:
+    """The same tensors under the same names, as if one rank had written them."""
+    from safetensors.torch import load_file
+
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        mine, theirs = (load_file(find_checkpoint(folder).path / name) for folder in (found, expected))
+        assert mine.keys() == theirs.keys()
+        for key in theirs:
+            torch.testing.assert_close(mine[key], theirs[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.mpi
+@pytest.mark.six
+def test_a_run_goes_on_with_another_split(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
+    """Five steps on all ranks as stages; the other five on one rank, on two stages, and on three."""
+    mesh = meshes["gloo"]
+    if mesh.size == 1:
+        pytest.skip("one rank has no stages")
+    whole = ten_steps(shared, shared / "begun", "adamw")
+    first = replace(whole, parallel=ParallelConfig(stages=mesh.size), train=replace(whole.train, epochs=5))
+    assert run(first, mesh)[-1]["step"] == 5
+    for stages in {1, min(2, mesh.size), min(3, mesh.size)}:
+        folder = shared / f"on-{stages}"
+        mesh.on_root(lambda folder=folder: shutil.copytree(shared / "begun", folder))  # type: ignore[misc]
+        onward = replace(whole, parallel=ParallelConfig(stages=stages), run=RunConfig(str(folder), 0))
+        assert losses(run(onward, mesh)) == pytest.approx(losses(reference), rel=1e-12)
+
+
+@pytest.mark.mpi
+@pytest.mark.six
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_is_the_same(kind: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["gloo"]
+    parallel = split(mesh.size, kind)
+    if parallel is None or parallel.stages == 1 or parallel.recompute != "never":
+        pytest.skip(f"{kind} has no map of its own on {mesh.size} ranks")
+    checkpoint = find_checkpoint(shared / "one")
+
+    def mapped(name: str, spread: ParallelConfig, mesh: Mesh) -> bytes:
+        output = str(shared / f"{name}.tif")
+        request = Request(str(shared / "image.tif"), output, None, (4, 3), "fp64", spread, verbosity=0)
+        predict(request, checkpoint, 1 << 30, mesh)
+        mesh.communicator.barrier()
+        with rasterio.open(output) as file:
+            return file.read(1).tobytes()
+
+    expected = mesh.on_root(lambda: mapped(f"{kind}-alone", ParallelConfig(), alone()))
+    assert mapped(f"{kind}-split", parallel, mesh) == expected

@@ -1,0 +1,151 @@
+"""Layers are measured as the network runs them, one at a time, and nothing of the network changes."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.planning.allocations import AllocationMeter
+from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.layer import Stash
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.pipeline import layer_times
+from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
+from tiledseg.planning.cost import layer_costs
+
+CPU = torch.device("cpu")
+SIZES = {"same": (24, 32), "valid": (44, 52)}
+UNETS = [
+    *(UNet(3, 1, 3, 4, "same", norm, "transposed", 0.2, bands=3, classes=3) for norm in NORMS),
+    *(UNet(3, 2, 3, 4, padding, "none", up, bands=3, classes=3) for padding in SIZES for up in UPSAMPLINGS),
+    UNet(1, 1, 3, 4, bands=2),
+]
+
+
+def name(unet: UNet) -> str:
+    return f"L{unet.levels}-{unet.padding}-{unet.norm}-{unet.upsampling}"
+
+
+def network_of(unet: UNet) -> FlatNetwork:
+    return build_unet(unet, seed=1).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("unet", UNETS, ids=name)
+def test_every_layer_has_its_times(unet: UNet) -> None:
+    times = measure_layer_times(network_of(unet), unet.bands, SIZES[unet.padding], CPU, torch.float32, repeats=1)
+    assert len(times) == len(unet.layers())
+    found = dict(zip([layer.name for layer in unet.layers()], times, strict=True))
+    assert all(t.forward > 0 and t.backward > 0 for n, t in found.items() if "conv" in n or "act" in n or n == "head")
+    assert all(t.forward > 0 and t.backward > 0 for n, t in found.items() if "pop" in n or "up" in n)
+    assert all(t.forward == 0 < t.backward for n, t in found.items() if "stash" in n), "it adds the skip's gradient"
+    if unet.norm == "none":
+        assert all(t == LayerTime(0, 0) for n, t in found.items() if "norm" in n)
+    if unet.dropout == 0:
+        assert all(t == LayerTime(0, 0) for n, t in found.items() if "dropout" in n)
+
+
+def test_a_heavy_convolution_takes_longer_than_a_light_one() -> None:
+    """4700 times the multiply-adds."""
+    unet = UNet(2, 1, 3, 64, bands=2, classes=2)
+    times = measure_layer_times(network_of(unet), unet.bands, (64, 64), CPU, torch.float32)
+    names = [layer.name for layer in unet.layers()]
+    heavy, light = times[names.index("decoder0.conv0")], times[names.index("head")]
+    assert heavy.forward > light.forward
+    assert heavy.backward > light.backward
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_nothing_in_the_network_changes(norm: str) -> None:
+    unet = UNet(3, 1, 3, 4, norm=norm, dropout=0.3, bands=3)
+    network = network_of(unet)
+    set_dropout_key(network, DropoutKey(1, 2, 3))
+    for parameter in network.parameters():
+        parameter.grad = torch.full_like(parameter, 7)
+    before = copy.deepcopy(network.state_dict())
+    state = torch.get_rng_state()
+    network.eval()
+    measure_layer_times(network, unet.bands, (16, 24), CPU, torch.float32, repeats=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert all(bool((p.grad == 7).all()) for p in network.parameters())
+    assert not any(module.training for module in network.modules())
+    assert {m.key for m in network.modules() if hasattr(m, "key")} == {DropoutKey(1, 2, 3)}
+
+
+def test_layers_of_other_ranks_are_measured_too() -> None:
+    """They hold no values: only the descriptions are read."""
+    unet = UNet(3, 1, 3, 4, norm="instance", bands=3)
+    network = network_of(unet).to("meta")
+    times = measure_layer_times(network, unet.bands, (16, 24), CPU, torch.float64, repeats=1)
+    assert len(times) == len(unet.layers())
+    assert all(p.is_meta for p in network.parameters())
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("unet", UNETS, ids=name)
+def test_layers_are_given_what_the_network_gives_them(
+    unet: UNet, autocast: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strides, dtypes and views of all inputs, and strides and dtypes of all gradients, as in the network itself."""
+    network, size = network_of(unet), SIZES[unet.padding]
+    jobs: list[layer_times._Job] = []
+    monkeypatch.setattr(layer_times, "_is_free", lambda job: jobs.append(job) or False)
+    monkeypatch.setattr(layer_times, "_nameless", lambda layer: layer)
+    measure_layer_times(network, unet.bands, size, CPU, torch.float32, autocast, repeats=1)
+    found = {job.layer.name: job for job in jobs}
+
+    given: dict[str, tuple[layer_times._Spec, ...]] = {}
+    gradients: dict[str, layer_times._Spec] = {}
+    for layer, module in zip(network.descriptions, network.layers.values(), strict=True):
+
+        def before(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name: str = layer.name) -> None:
+            given[name] = tuple(layer_times._Spec.of(x, x._is_view()) for x in inputs)
+
+        def after(module: torch.nn.Module, inputs: object, output: torch.Tensor, name: str = layer.name) -> None:
+            output.register_hook(lambda gradient: gradients.__setitem__(name, layer_times._Spec.of(gradient)))
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    x_BCHW = torch.randn(1, unet.bands, *size).contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
+        output_BKHW = network(x_BCHW)
+    output_BKHW.backward(torch.ones_like(output_BKHW))
+
+    assert {n.split(".")[-1][:4] for n in found.keys() - gradients.keys()} <= {"norm"}
+    assert {n: job.inputs for n, job in found.items()} == given
+    for layer in network.descriptions:
+        # A stash is given several; the output of a norm that an activation writes over tells of none.
+        if layer.name in gradients and not isinstance(layer, Stash):
+            assert replace(found[layer.name].gradients[0], is_view=False) == gradients[layer.name], layer.name
+
+
+def test_like_layers_share_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    unet = UNet(3, 3, 3, 4, norm="instance", bands=4)
+    measured: list[object] = []
+    measure = layer_times._measure
+    monkeypatch.setattr(layer_times, "_measure", lambda job, bench: measured.append(job) or measure(job, bench))
+    times = measure_layer_times(network_of(unet), unet.bands, (16, 24), CPU, torch.float32, repeats=1)
+    assert len(measured) == len(set(measured)) < len(times) / 2
+    names = [layer.name for layer in unet.layers()]
+    assert times[names.index("encoder1.conv2")] == times[names.index("decoder1.conv1")]
+
+
+def test_at_most_one_layer_is_in_memory() -> None:
+    unet = UNet(4, 2, 3, 8, norm="instance", bands=4)
+    costs = layer_costs(unet.layers(), unet.bands, (64, 64))
+    largest = max(cost.input_bytes + cost.output_bytes + 4 * cost.parameters for cost in costs)
+    network = network_of(unet)
+    with AllocationMeter([]) as meter:
+        measure_layer_times(network, unet.bands, (64, 64), CPU, torch.float32, repeats=1)
+    assert meter.peak <= 3 * largest, "the tensors, their gradients and what the backward pass makes"
+
+
+def test_an_illegal_size_is_refused() -> None:
+    unet = UNet(3, 1, 3, 4)
+    with pytest.raises(GeometryError, match="30 is not legal"):
+        measure_layer_times(network_of(unet), unet.bands, (32, 30), CPU, torch.float32)

@@ -1,0 +1,266 @@
+"""Runs one rank's part of a pipeline over messages: one process a rank, tensors sent and received without waiting.
+
+A rank follows its itinerary: it posts receives ahead, waits for what the next computation needs, computes, and sends
+on. See `itinerary` for why nothing can deadlock and when a sent tensor is let go, and `chunk` for what is computed.
+
+The law: loss, gradients and buffers are those of the micro-batches run one after the other through the whole network,
+for every schedule, balance and recompute mode. Norms that take statistics take those of one micro-batch, and running
+statistics move micro-batch by micro-batch in their order, since every schedule goes forward in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Work
+from tiledseg.comm.point_to_point import Message
+from tiledseg.errors import ConfigError
+from tiledseg.models.unet import FlatNetwork
+from tiledseg.pipeline.chunk import ACTIVATION, Chunk, Held, MicroBatch, Tensors
+from tiledseg.pipeline.forward_only import forward_program
+from tiledseg.pipeline.itinerary import Move, Receive, Send, itinerary
+from tiledseg.pipeline.partition import Cut
+from tiledseg.pipeline.schedule import Forward, ReceiveActivation, Route, SendActivation, program
+from tiledseg.pipeline.simulation import verify
+
+RECOMPUTE = ("never", "except_last", "always")
+_VERIFIED = 32  # micro-batches: beyond them a schedule only repeats itself
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a pipeline runs: the schedule, and whether each stage recomputes (`never`, `except_last`, `always`).
+
+    `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
+    """
+
+    schedule: str
+    recompute: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for mode in self.recompute:
+            if mode not in RECOMPUTE:
+                raise ConfigError(f"a stage recomputes '{mode}'; give one of {', '.join(RECOMPUTE)}")
+
+    def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
+        mode = self.recompute[stage]
+        return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
+
+
+@dataclass
+class Measured:
+    """What a rank has seen of its runs: seconds that it computed, and the most micro-batches that a chunk held."""
+
+    busy_seconds: float = 0.0
+    most_held: dict[int, int] | None = None
+
+    def reset(self) -> None:
+        """Counts from zero again."""
+        self.busy_seconds, self.most_held = 0.0, None
+
+
+class PipelineExecutor:
+    """One rank's chunks, run with those of the other stages of its pipeline.
+
+    `dtypes`: of each layer's output (see `partition.output_dtypes`). Every method that runs something is collective
+    over the ranks of the pipeline, which pass the same number of micro-batches.
+    """
+
+    def __init__(
+        self,
+        network: FlatNetwork,
+        cut: Cut,
+        settings: Settings,
+        axes: Axes,
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+    ) -> None:
+        assert axes.position is not None, "a rank outside the mesh has no stage to run"
+        self.stage = axes.position.stage
+        self.chunks = {
+            index: Chunk(network, cut, index) for index, rank in enumerate(cut.pipeline.ranks) if rank == self.stage
+        }
+        self.measured = Measured()
+        self._network, self._cut, self._settings, self._axes = network, cut, settings, axes
+        self._dtypes, self._device = tuple(dtypes), device
+        self._in_order = axes.stage_messages.in_order
+
+    @property
+    def has_first(self) -> bool:
+        """Whether this rank takes the network's input."""
+        return 0 in self.chunks
+
+    @property
+    def has_last(self) -> bool:
+        """Whether this rank makes the network's output."""
+        return len(self._cut.runs) - 1 in self.chunks
+
+    def train(
+        self, micro_batches: Sequence[MicroBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
+    ) -> None:
+        """Forward and backward passes of all micro-batches; gradients are added to those of the weights.
+
+        `last_backward` is called before the last backward pass of each chunk, with its parameters: behind it, their
+        gradients are whole.
+        """
+        if not micro_batches:
+            return
+        moves = self._moves(len(micro_batches))
+        last = {move.compute.chunk: move.compute for move in moves if not isinstance(move.compute, Forward)}
+        run = _Run(self, micro_batches)
+        for move in moves:
+            if last.get(move.compute.chunk) == move.compute:
+                last_backward(self.chunks[move.compute.chunk].parameters())
+            run.do(move)
+        run.finish()
+
+    def outputs(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, torch.Tensor]]:
+        """The network's output of each micro-batch with its number, in order, on the rank of the last chunk; nothing on
+        the others, which have to run through it all the same. Without gradients."""
+        if not micro_batches:
+            return
+        moves = itinerary(forward_program(self._cut.pipeline, len(micro_batches)), self.stage, self._in_order)
+        run = _Run(self, micro_batches)
+        for move in moves:
+            output = run.pass_on(move)
+            if output is not None:
+                yield move.compute.micro_batch, output
+        run.finish()
+
+    @functools.cached_property
+    def _moves(self) -> Callable[[int], tuple[Move, ...]]:
+        return functools.lru_cache(maxsize=8)(self._plan)
+
+    def _plan(self, micro_batches: int) -> tuple[Move, ...]:
+        """The moves for so many micro-batches, whose schedule has been simulated without a fault."""
+        schedule, pipeline = self._settings.schedule, self._cut.pipeline
+        sample = min(micro_batches, _VERIFIED)
+        verify(program(schedule, pipeline, sample), pipeline, sample)
+        return itinerary(program(schedule, pipeline, micro_batches), self.stage, self._in_order)
+
+    def buffer(self, route: Route, micro_batch: MicroBatch) -> torch.Tensor:
+        """Room for what travels along a route, either way: channels last, in one piece."""
+        layer = self._cut.source_layer(route.source, route.target, route.skip, self._network.descriptions)
+        channels, height, width = micro_batch.shapes[layer]
+        return torch.empty(
+            (1, channels, height, width),
+            dtype=self._dtypes[layer],
+            device=self._device,
+            memory_format=torch.channels_last,
+        )
+
+
+class _Run:
+    """The micro-batches of one run, and what is under way of them."""
+
+    def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[MicroBatch]) -> None:
+        self._executor = executor
+        self._micro_batches = micro_batches
+        self._routes = executor._cut.pipeline.routes
+        self._coming: dict[Receive, tuple[Work, torch.Tensor]] = {}
+        self._leaving: dict[Send, Work] = {}
+        self._held: dict[tuple[int, int], Held] = {}
+        self._holding: Counter[int] = Counter()
+        # What has come for a computation, or is handed on by this rank itself.
+        self._activations: dict[tuple[int, Route], torch.Tensor] = {}
+        self._gradients: dict[tuple[int, Route], torch.Tensor] = {}
+
+    def do(self, move: Move) -> None:
+        """One move of a training step."""
+        self._receive(move)
+        begun = time.perf_counter()
+        if isinstance(move.compute, Forward):
+            self._forward(move.compute.micro_batch, self._executor.chunks[move.compute.chunk])
+        else:
+            self._backward(move.compute.micro_batch, self._executor.chunks[move.compute.chunk])
+        self._executor.measured.busy_seconds += time.perf_counter() - begun
+        self._send(move.sends)
+
+    def pass_on(self, move: Move) -> torch.Tensor | None:
+        """One move of a run that only goes forward; the network's output from the last chunk."""
+        self._receive(move)
+        m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
+        begun = time.perf_counter()
+        outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
+        self._executor.measured.busy_seconds += time.perf_counter() - begun
+        if chunk.is_last:
+            return outputs[ACTIVATION]
+        self._hand_on(m, chunk, outputs)
+        self._send(move.sends)
+        return None
+
+    def finish(self) -> None:
+        """Waits until all that was sent has left."""
+        for work in self._leaving.values():
+            work.wait()
+        self._leaving.clear()
+        left = [*self._coming, *self._held, *self._activations, *self._gradients]
+        assert not left, f"the run has left {left[0]}"
+
+    def _receive(self, move: Move) -> None:
+        messages = self._executor._axes.stage_messages
+        for receive in move.posts:
+            tensor = self._executor.buffer(receive.route, self._micro_batches[receive.micro_batch])
+            peer = self._executor._axes.rank_of_stage(receive.peer)
+            self._coming[receive] = messages.start([], [Message(peer, _flat(tensor))]), tensor
+        for receive in move.receives:
+            work, tensor = self._coming.pop(receive)
+            work.wait()
+            place = self._activations if isinstance(receive, ReceiveActivation) else self._gradients
+            place[receive.micro_batch, receive.route] = tensor
+        for send in move.released:
+            self._leaving.pop(send).wait()
+
+    def _send(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            place = self._activations if isinstance(send, SendActivation) else self._gradients
+            tensor = place.pop((send.micro_batch, send.route)).contiguous(memory_format=torch.channels_last)
+            peer = self._executor._axes.rank_of_stage(send.peer)
+            self._leaving[send] = self._executor._axes.stage_messages.start([Message(peer, _flat(tensor))], [])
+
+    def _forward(self, m: int, chunk: Chunk) -> None:
+        executor = self._executor
+        recompute = executor._settings.recomputes(executor.stage, m, len(self._micro_batches))
+        held, outputs = chunk.forward(self._micro_batches[m], self._inputs(m, chunk), recompute)
+        self._held[m, chunk.index] = held
+        self._holding[chunk.index] += 1
+        most = executor.measured.most_held = executor.measured.most_held or {}
+        most[chunk.index] = max(most.get(chunk.index, 0), self._holding[chunk.index])
+        if not chunk.is_last:
+            self._hand_on(m, chunk, outputs)
+
+    def _backward(self, m: int, chunk: Chunk) -> None:
+        gradients: Tensors = {}
+        for route in self._routes:
+            if route.source == chunk.index:
+                gradient = self._gradients.pop((m, route))
+                known = gradients.get(route.skip)
+                gradients[route.skip] = gradient if known is None else known + gradient
+        found = chunk.backward(self._micro_batches[m], self._held.pop((m, chunk.index)), gradients)
+        self._holding[chunk.index] -= 1
+        for route in self._routes:
+            if route.target == chunk.index:
+                self._gradients[m, route] = found[route.skip]
+
+    def _inputs(self, m: int, chunk: Chunk) -> Tensors:
+        """What has come for a chunk; the network's input for the first."""
+        inputs = {r.skip: self._activations.pop((m, r)) for r in self._routes if r.target == chunk.index}
+        return inputs if not chunk.is_first else {**inputs, ACTIVATION: self._micro_batches[m].source()}
+
+    def _hand_on(self, m: int, chunk: Chunk, outputs: Tensors) -> None:
+        for route in self._routes:
+            if route.source == chunk.index:
+                self._activations[m, route] = outputs[route.skip]
+
+
+def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:
+    """The values of a channels-last tensor in one piece, as they lie in memory."""
+    return tensor_BCHW.detach().permute(0, 2, 3, 1)

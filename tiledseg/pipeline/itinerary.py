@@ -1,0 +1,168 @@
+"""What one rank of a pipeline does, step by step: which receives to post when, and which sends are surely gone.
+
+A program says in which order a rank computes, sends and receives. To run it over real messages more is to be known, and
+all of it follows from the programs of all ranks, which every rank has:
+
+- Messages from one rank to another are matched in order, so a rank posts its receives from a peer in the order in which
+  that peer sends, whatever order it needs them in.
+- A receive is posted before it is needed, so that the message travels while the rank computes: by `AHEAD` computations.
+- A tensor that has been sent is kept until it has surely left: until something has come from its receiver that this one
+  sent later than it received. Nobody has to ask, and nobody waits.
+
+Why nothing can deadlock: sends and receives are posted without waiting; a rank waits for a message only right before
+the computation that needs it; and the program has been replayed beforehand (`simulation.faults`), so each message that
+is waited for is sent by a rank that waits for nothing behind it. A transport that carries out its messages one by one,
+in the order in which a rank starts them (NCCL), needs more: `in_order` posts every receive only when the replay has
+reached its send, so that all ranks start all messages in one common order, and the first that is not finished has both
+ends at the head of their queues.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tiledseg.pipeline.schedule import (
+    Action,
+    Compute,
+    Message,
+    Program,
+    ReceiveActivation,
+    ReceiveGradient,
+    SendActivation,
+    SendGradient,
+)
+from tiledseg.pipeline.simulation import replay
+
+AHEAD = 2  # computations: in 1f1b one forward and one backward pass
+
+Send = SendActivation | SendGradient
+Receive = ReceiveActivation | ReceiveGradient
+
+
+@dataclass(frozen=True)
+class Move:
+    """One computation of a rank and the messages around it.
+
+    In this order: `posts` are posted, `receives` waited for, `released` sends known to be gone, `compute` done, `sends`
+    posted.
+    """
+
+    posts: tuple[Receive, ...]
+    receives: tuple[Receive, ...]
+    released: tuple[Send, ...]
+    compute: Compute
+    sends: tuple[Send, ...]
+
+
+def itinerary(program: Program, rank: int, in_order: bool = False) -> tuple[Move, ...]:
+    """The moves of a rank. `in_order`: for a transport that carries out messages in the order of their start."""
+    groups = _groups(program[rank])
+    posts = _posts_in_order(program, rank, groups) if in_order else _posts_ahead(program, rank, groups)
+    releases = _releases(program, rank)
+    return tuple(
+        Move(posted, receives, tuple(send for r in receives for send in releases.get(r, ())), compute, sends)
+        for posted, (receives, compute, sends) in zip(posts, groups, strict=True)
+    )
+
+
+_Group = tuple[tuple[Receive, ...], Compute, tuple[Send, ...]]
+
+
+def _groups(actions: Sequence[Action]) -> list[_Group]:
+    """Each computation with the receives in front of it and the sends behind it."""
+    groups: list[_Group] = []
+    receives: list[Receive] = []
+    for action in actions:
+        if isinstance(action, ReceiveActivation | ReceiveGradient):
+            receives.append(action)
+        elif isinstance(action, SendActivation | SendGradient):
+            before, compute, sends = groups[-1]
+            groups[-1] = before, compute, (*sends, action)
+        elif not isinstance(action, Message):
+            groups.append((tuple(receives), action, ()))
+            receives = []
+    return groups
+
+
+def _posts_ahead(program: Program, rank: int, groups: Sequence[_Group]) -> list[tuple[Receive, ...]]:
+    """Before each computation, the receives of the next `AHEAD` ones, from each peer in the order of its sends."""
+    queues = {peer: _sent_to(program, peer, rank) for peer in range(len(program)) if peer != rank}
+    place = {receive: index for queue in queues.values() for index, receive in enumerate(queue)}
+    posted = dict.fromkeys(queues, 0)
+    found: list[tuple[Receive, ...]] = []
+    for index in range(len(groups)):
+        now: list[Receive] = []
+        for receives, _, _ in groups[index : index + 1 + AHEAD]:
+            for receive in receives:
+                stop = place[receive] + 1
+                now += queues[receive.peer][posted[receive.peer] : stop]
+                posted[receive.peer] = max(posted[receive.peer], stop)
+        found.append(tuple(now))
+    return found
+
+
+def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> list[tuple[Receive, ...]]:
+    """Before each computation, the receives whose sends the replay has reached before it."""
+    order, _ = replay(program)
+    place = {(at, action): number for number, (at, action) in enumerate(order)}
+    peers = [peer for peer in range(len(program)) if peer != rank]
+    queue = sorted(
+        (
+            (place[peer, _send_of(receive, rank)], receive)
+            for peer in peers
+            for receive in _sent_to(program, peer, rank)
+        ),
+        key=lambda entry: entry[0],
+    )
+    found: list[tuple[Receive, ...]] = []
+    at = 0
+    for _, compute, _ in groups:
+        stop = at
+        while stop < len(queue) and queue[stop][0] < place[rank, compute]:
+            stop += 1
+        found.append(tuple(receive for _, receive in queue[at:stop]))
+        at = stop
+    return found
+
+
+def _releases(program: Program, rank: int) -> dict[Receive, tuple[Send, ...]]:
+    """For a receive of this rank, the sends that have arrived for certain once it is complete.
+
+    A send is gone once something has come that its receiver sent behind its receive. Sends of which that never happens
+    are missing here: they are waited for at the end.
+    """
+    released: dict[int, tuple[Send, ...]] = {}
+    own = {action: index for index, action in enumerate(program[rank])}
+    for peer, actions in enumerate(program):
+        at_peer = {action: index for index, action in enumerate(actions)}
+        incoming = _sent_to(program, peer, rank)
+        sent_at = [at_peer[_send_of(receive, rank)] for receive in incoming]
+        # Of the messages that a peer sends from each one on, the place at which this rank takes up the first.
+        firsts = list(accumulate((own[receive] for receive in reversed(incoming)), min))[::-1]
+        for send in _sent_by(program, rank, peer):
+            later = bisect_right(sent_at, at_peer[_receive_of(send, rank)])
+            if later < len(firsts):
+                released[firsts[later]] = (*released.get(firsts[later], ()), send)
+    return {action: released[place] for action, place in own.items() if place in released}  # type: ignore[misc]
+
+
+def _sent_by(program: Program, rank: int, peer: int) -> list[Send]:
+    return [a for a in program[rank] if isinstance(a, SendActivation | SendGradient) and a.peer == peer]
+
+
+def _sent_to(program: Program, peer: int, rank: int) -> list[Receive]:
+    """What a peer sends to a rank, in its order, as the rank's receives."""
+    return [_receive_of(send, peer) for send in _sent_by(program, peer, rank)]
+
+
+def _receive_of(send: Send, sender: int) -> Receive:
+    kind = ReceiveActivation if isinstance(send, SendActivation) else ReceiveGradient
+    return kind(send.micro_batch, send.route, sender)
+
+
+def _send_of(receive: Receive, receiver: int) -> Send:
+    kind = SendActivation if isinstance(receive, ReceiveActivation) else SendGradient
+    return kind(receive.micro_batch, receive.route, receiver)

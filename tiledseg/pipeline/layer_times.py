@@ -1,0 +1,281 @@
+"""How long each layer of a network takes, forward and backward: what an automatic balance is chosen by.
+
+Each layer is measured by itself, as a twin with weights of its own: the network is only read, may be too large for the
+device and may live on the `meta` device. What surrounds the layer is imitated where it costs time, and found out by
+running the twins once: the strides and dtype of its input (an instance norm leaves channels last, say) and of the
+gradient that comes back (that of a concatenation is a part of a larger tensor), and whether its input is a view, which
+makes an activation that writes over it copy gradients.
+
+Layers that are given the same have one measurement together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiledseg.geometry.layer import Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.geometry.receptive_field import output_size
+from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.models.blocks import build_layer
+from tiledseg.models.unet import FlatNetwork
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of a layer for one micro-batch, as a training step takes them."""
+
+    forward: float
+    backward: float
+
+
+_NOTHING = LayerTime(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """A tensor of shape (1, channels, height, width) as a layer is given it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    is_view: bool = False
+
+    @staticmethod
+    def of(tensor: torch.Tensor, is_view: bool = False) -> _Spec:
+        return _Spec(tuple(tensor.shape), tensor.stride(), tensor.dtype, is_view)
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        return _filled(tensor)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A nameless layer and what it is given: its input (and the skip that it pops), and the gradients of its output.
+
+    `wanted`: which of the inputs want a gradient. No gradients: nothing in front of the layer, nor itself, has weights.
+    """
+
+    layer: Layer
+    inputs: tuple[_Spec, ...]
+    wanted: tuple[bool, ...]
+    gradients: tuple[_Spec, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where and how layers run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    autocast_dtype: torch.dtype | None
+    repeats: int
+
+    def autocast(self) -> AbstractContextManager[None]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)
+
+    def seconds(self, function: Callable[[], object]) -> float:
+        """Of one call, with all that it has started on the device."""
+        if self.device.type != "cuda":
+            begun = time.perf_counter()
+            function()
+            return time.perf_counter() - begun
+        with torch.cuda.device(self.device):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            function()
+            end.record()
+            torch.cuda.synchronize()
+            return begin.elapsed_time(end) / 1000
+
+
+def measure_layer_times(
+    network: FlatNetwork,
+    bands: int,
+    size: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    autocast_dtype: torch.dtype | None = None,
+    repeats: int = 3,
+) -> tuple[LayerTime, ...]:
+    """Seconds of every layer of the sequence for a micro-batch of `size` (height, width): the least of `repeats`.
+
+    In training mode, channels last, weights in `dtype`, gradients added to those that are there. A stash costs nothing
+    forward, and backward what adding the skips' gradients costs; a pop is its concatenation; a norm that is none and a
+    dropout that drops nothing cost nothing. The input of the network wants no gradient; the loss is not in it. At most
+    one layer's tensors and weights are on the device at a time. Nothing of the network changes, and no global state of
+    random numbers moves.
+
+    Raises GeometryError where `size` is no legal one for the network.
+    """
+    layers = network.descriptions
+    for side in size:
+        output_size(layers, side)
+    bench = _Bench(device, dtype, autocast_dtype, repeats)
+    outputs = _outputs(layers, bands, size, bench)
+    return _times(layers, outputs, bench)
+
+
+def _outputs(layers: Sequence[Layer], bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
+    """The network's input, then each layer's output."""
+    at_hand = torch.empty(1, bands, *size, dtype=bench.dtype, device="meta").to(memory_format=torch.channels_last)
+    specs = [_Spec.of(at_hand)]
+    known: dict[_Job, _Spec] = {}
+    shapes = layer_shapes(layers, bands, *size)
+    for index, layer in enumerate(layers):
+        given = _given(layers, specs, index)
+        job = _Job(_nameless(layer), given, (True,) * len(given))
+        if job not in known:
+            inputs, _ = _inputs(job, bench.device)
+            with bench.autocast():
+                result = _twin(job, bench)(*inputs)
+            known[job] = _Spec.of(result, result._is_view())
+            assert known[job].shape[1:] == shapes[index], f"{layer} does not do what its description says"
+            del inputs, result
+        specs.append(known[job])
+    return specs
+
+
+def _times(layers: Sequence[Layer], outputs: Sequence[_Spec], bench: _Bench) -> tuple[LayerTime, ...]:
+    """From the last layer to the first, as gradients come: what one hands back is what the one in front is given."""
+    # The first layer with weights; whatever stands in front of it wants no gradient.
+    trained = next((i for i, layer in enumerate(layers) if layer.parameters(outputs[i].shape[1])), len(layers))
+    measured: dict[_Job, tuple[LayerTime, list[_Spec]]] = {}
+    found: list[LayerTime] = []
+    skipped: dict[str, list[_Spec]] = {}
+    coming = replace(outputs[-1], is_view=False)  # the gradient of the output, as a loss gives it
+    for index in reversed(range(len(layers))):
+        layer, given = layers[index], _given(layers, outputs, index)
+        gradients = (*skipped.pop(layer.skip, ()), coming) if isinstance(layer, Stash) else (coming,)
+        wanted = [index > trained]
+        if isinstance(layer, PopConcatenate):
+            wanted.append(_stash(layers, layer.skip) > trained)
+        job = _Job(_nameless(layer), given, tuple(wanted), gradients if index >= trained else ())
+        if job not in measured:
+            measured[job] = (_NOTHING, [coming]) if _is_free(job) else _measure(job, bench)
+        seconds, handed_back = measured[job]
+        found.append(seconds)
+        if wanted[0]:
+            coming = handed_back[0]
+        if isinstance(layer, PopConcatenate) and wanted[1]:
+            skipped.setdefault(layer.skip, []).append(handed_back[1])
+    return tuple(reversed(found))
+
+
+def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
+    """The layer's times, the first run apart, and the gradients of its inputs, of those that want one."""
+    module = _twin(job, bench)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # micro-batches add to it, so does each run
+    runs = [_run(module, job, bench) for _ in range(1 + bench.repeats)][1:]
+    forward = 0.0 if _passes_on(job.layer) else min(run.forward for run, _ in runs)
+    return LayerTime(forward, min(run.backward for run, _ in runs)), runs[0][1]
+
+
+def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
+    """One run, forward and backward, on tensors of its own, which are let go behind it."""
+    inputs, boxes = _inputs(job, bench.device)
+    gradients = [spec.make(bench.device) for spec in job.gradients]
+    outputs: list[torch.Tensor] = []
+    with bench.autocast():
+        forward = bench.seconds(lambda: outputs.append(module(*inputs)))
+    if not gradients or not outputs[0].requires_grad:
+        return LayerTime(forward, 0.0), []
+    backward = bench.seconds(lambda: torch.autograd.backward(outputs * len(gradients), gradients))
+    return LayerTime(forward, backward), [_Spec.of(box[0]) for box in boxes if box]
+
+
+def _twin(job: _Job, bench: _Bench) -> nn.Module:
+    """A module of the description on the device, in training mode, with weights that come from no global generator."""
+    with torch.device("meta"):
+        module = build_layer(job.layer, job.inputs[0].shape[1])
+    module.to(bench.dtype).to_empty(device=bench.device).train()
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            _filled(tensor) if tensor.is_floating_point() else tensor.zero_()
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _inputs(job: _Job, device: torch.device) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """What the layer is given, and where the gradients of it will lie."""
+    inputs: list[torch.Tensor] = []
+    boxes: list[list[torch.Tensor]] = []
+    for spec, wanted in zip(job.inputs, job.wanted, strict=True):
+        tensor, box = spec.make(device), list[torch.Tensor]()
+        if wanted:
+            tensor = _Source.apply(torch.empty(0, requires_grad=True), tensor, box)
+        inputs.append(tensor.mT.mT if spec.is_view else tensor)  # a view of the same strides, at no cost either way
+        boxes.append(box)
+    return inputs, boxes
+
+
+class _Source(torch.autograd.Function):
+    """Makes a tensor the output of an operation, without a copy, so that a layer may write over it."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, tensor: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
+        ctx.box = box
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        ctx.box.append(gradient)
+        return None, None, None
+
+
+def _given(layers: Sequence[Layer], specs: Sequence[_Spec], index: int) -> tuple[_Spec, ...]:
+    """The input of a layer, and the skip that it pops; `specs` of the network's input and of each layer's output."""
+    layer = layers[index]
+    if isinstance(layer, PopConcatenate):
+        return specs[index], specs[_stash(layers, layer.skip) + 1]
+    return (specs[index],)
+
+
+def _stash(layers: Sequence[Layer], skip: str) -> int:
+    return next(i for i, layer in enumerate(layers) if isinstance(layer, Stash) and layer.skip == skip)
+
+
+def _is_free(job: _Job) -> bool:
+    """Whether a layer does nothing either way: it has no gradients to add up."""
+    return _passes_on(job.layer) and len(job.gradients) < 2
+
+
+def _passes_on(layer: Layer) -> bool:
+    """Whether a layer hands on the tensor that it is given."""
+    match layer:
+        case Stash() | Norm(kind="none"):
+            return True
+        case Dropout(probability=p):
+            return p == 0
+    return False
+
+
+def _nameless(layer: Layer) -> Layer:
+    """Layers are alike whatever their names."""
+    if isinstance(layer, Stash | PopConcatenate):
+        return replace(layer, name="", skip="")
+    return replace(layer, name="")
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with draws of a fixed seed that repeat along all dims but channels and columns: quick, and no zeros.
+
+    They are positive, as a running variance has to be.
+    """
+    shape = [1] * tensor.dim()
+    for dim in (min(1, tensor.dim() - 1), -1):
+        shape[dim] = tensor.shape[dim]
+    draws = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.01
+    return tensor.copy_(draws)

@@ -1,0 +1,162 @@
+"""Passes in a pipeline: each unit is a micro-batch, and this rank does its stage's part of all of them.
+
+The rank of the first chunk loads pixels, that of the last one labels; the others load nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import nn
+
+from tiledseg.comm.point_to_point import Traffic
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.raster.dataset import Sample
+from tiledseg.training.halo_modes import HaloMode, Part, Piece, Unit
+from tiledseg.training.passes import Key, Loss, StageFigures, Timed
+
+_FORWARD_ROUND = 256  # units of a run without gradients between two flushes: bounds the plan of a large map
+
+
+class PipelinePasses:
+    """One rank's part of a pipeline's passes; `executor` is None on a rank outside the mesh, which does nothing.
+
+    `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
+    """
+
+    def __init__(
+        self, mode: HaloMode, executor: PipelineExecutor | None, traffic: Traffic, round_size: int | None
+    ) -> None:
+        self.mode = mode
+        self._executor = executor
+        self._traffic = traffic
+        self._round_size = round_size
+        self._seconds = 0.0
+
+    @property
+    def loads(self) -> bool:
+        """As the protocol says: the ranks at the two ends."""
+        return self._executor is not None and (self._executor.has_first or self._executor.has_last)
+
+    @property
+    def loads_pixels(self) -> bool:
+        """As the protocol says: the rank of the first chunk."""
+        return self._executor is not None and self._executor.has_first
+
+    def train(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
+    ) -> float:
+        """As the protocol says."""
+        self._traffic.reset()
+        begun = time.perf_counter()
+        timed = Timed(samples)
+        if self._executor is not None:
+            self._executor.measured.reset()
+            feed = _Feed(timed, self.mode, self.loads_pixels)
+            units = self._units(parts)
+            size = self._round_size or max(1, len(units))
+            for first in range(0, len(units), size):
+                last_round = first + size >= len(units)
+                micro_batches = [
+                    _UnitBatch(self.mode, unit, number, feed, key, loss)
+                    for number, unit in enumerate(units[first : first + size], first)
+                ]
+                self._executor.train(micro_batches, reducer.overlap if last_round else _not_yet)
+        self._seconds = time.perf_counter() - begun
+        return timed.seconds
+
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
+        """As the protocol says: on the rank of the last chunk."""
+        if self._executor is None:
+            return
+        feed = _Feed(samples, self.mode, self.loads_pixels)
+        numbered = enumerate(self._units(parts))
+        while batch := list(islice(numbered, _FORWARD_ROUND)):
+            micro_batches = [_UnitBatch(self.mode, unit, number, feed, None, None) for number, unit in batch]
+            for number, output_BKHW in self._executor.outputs(micro_batches):
+                done = micro_batches[number]
+                yield done.sample, done.unit.piece(output_BKHW)
+
+    def pieces(self, parts: Sequence[Part]) -> int:
+        """As the protocol says."""
+        last = self._executor is not None and self._executor.has_last
+        return len(self._units(parts)) if last else 0
+
+    def figures(self) -> StageFigures:
+        """As the protocol says."""
+        busy = 0.0 if self._executor is None else self._executor.measured.busy_seconds
+        return StageFigures(busy, self._seconds, self._traffic.bytes, self._traffic.messages)
+
+    def _units(self, parts: Sequence[Part]) -> list[Unit]:
+        return [unit for part in parts for unit in self.mode.units(part)]
+
+
+def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
+    """More rounds follow: no gradient is whole."""
+
+
+class _Feed:
+    """The samples of a rank's units by their numbers, each taken once; with the network's input where it is wanted."""
+
+    def __init__(self, samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> None:
+        self._entries = self._each_unit(samples, mode, pixels)
+        self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
+        self._next = 0
+
+    def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
+        """The sample and input of unit `number`; those before it wait for their turn."""
+        while self._next <= number:
+            self._waiting[self._next] = next(self._entries)
+            self._next += 1
+        return self._waiting.pop(number)
+
+    @staticmethod
+    def _each_unit(
+        samples: Iterator[Sample], mode: HaloMode, pixels: bool
+    ) -> Iterator[tuple[Sample, torch.Tensor | None]]:
+        for sample in samples:
+            units = mode.units(Part(sample.image, sample.tile))
+            inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(units))
+            for x_BCHW in inputs:
+                yield sample, x_BCHW
+
+
+class _UnitBatch:
+    """One unit as a micro-batch (see `pipeline.chunk.MicroBatch`). Without `key` and `loss` it only goes forward."""
+
+    def __init__(
+        self, mode: HaloMode, unit: Unit, number: int, feed: _Feed, key: Key | None, loss: Loss | None
+    ) -> None:
+        self.unit = unit
+        self.shapes = mode.shapes(unit)
+        self._mode, self._number, self._feed = mode, number, feed
+        self._key, self._loss = key, loss
+        self._sample: Sample | None = None
+
+    @property
+    def sample(self) -> Sample:
+        """The unit's sample, on a rank that loads."""
+        if self._sample is None:
+            self._sample, _ = self._feed.take(self._number)
+        return self._sample
+
+    def source(self) -> torch.Tensor:
+        self._sample, x_BCHW = self._feed.take(self._number)
+        assert x_BCHW is not None, "only the rank of the first chunk asks for the input"
+        return x_BCHW
+
+    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+        if self._key is not None:
+            set_dropout_key(self._mode.network, self._key(self.unit.image))
+        return self._mode.run_layers(self.unit, x_BCHW, skips, first, stop)
+
+    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+        assert self._loss is not None, "a pass without gradients takes no loss"
+        result = self._loss(self.unit.piece(output_BKHW), self.sample)
+        self._sample = None  # its labels are not needed again
+        return result

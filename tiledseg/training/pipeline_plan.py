@@ -1,0 +1,148 @@
+"""The pipeline of a run, decided and checked before any rank starts: balance, schedule, recomputation, memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.blocks import layer_blocks
+from tiledseg.geometry.decomposition import decompose
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.executor import Settings
+from tiledseg.pipeline.partition import Cut, cut_network
+from tiledseg.pipeline.schedule import chunk_ranks, compute_orders
+from tiledseg.pipeline.simulation import in_flight
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.training.halo_plan import HaloPlan
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """Layers a chunk, how the pipeline runs, and the micro-batches between two flushes (None: all of a step)."""
+
+    balance: tuple[int, ...]
+    settings: Settings
+    micro_batches: int | None
+
+    @property
+    def in_words(self) -> str:
+        """For the user, who may have left the choice to the program."""
+        recompute = sorted(set(self.settings.recompute))
+        again = "" if recompute == ["never"] else f", recompute {'/'.join(self.settings.recompute)}"
+        stages = len(self.settings.recompute)
+        return f"{stages} stages, balance [{','.join(map(str, self.balance))}], {self.settings.schedule}{again}"
+
+
+@dataclass(frozen=True)
+class MicroBatchSize:
+    """What goes through a pipeline at once at most: its pixels, the most of them in a step of one pipeline, and what a
+    value takes."""
+
+    pixels: tuple[int, int]
+    count: int
+    value_bytes: int
+
+
+def micro_batch_size(
+    halo: HaloPlan,
+    layers: tuple[Layer, ...],
+    tilings: Sequence[Tiling],
+    tiles_per_step: int,
+    images_per_step: int,
+    value_bytes: int,
+) -> MicroBatchSize:
+    """The largest micro-batch of rasters cut by `tilings`, and the most of them that a pipeline has in a step."""
+    images = -(-images_per_step // halo.mesh.replicas)
+    if halo.halo == "layer":
+        return MicroBatchSize(_largest_block(halo, layers, tilings), images, value_bytes)
+    pixels = max((tiling.context_max for tiling in tilings), key=lambda size: size[0] * size[1])
+    if halo.halo == "read":
+        return MicroBatchSize(pixels, -(-tiles_per_step // halo.mesh.replicas), value_bytes)
+    shape = halo.mesh.rows, halo.mesh.cols
+    places = itertools.product(range(shape[0]), range(shape[1]))
+    blocks = (decompose(tiling, shape) for tiling in tilings)
+    tiles = max(len(block.tiles(*place)) for block, place in itertools.product(blocks, places))
+    return MicroBatchSize(pixels, images * tiles, value_bytes)
+
+
+def _largest_block(halo: HaloPlan, layers: tuple[Layer, ...], tilings: Sequence[Tiling]) -> tuple[int, int]:
+    found = []
+    for tiling in tilings:
+        blocks = layer_blocks(tiling, layers, (halo.mesh.rows, halo.mesh.cols), halo.fusion)
+        sides = (max(dim.owned(index).size for index in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
+        found.append((next(sides), next(sides)))
+    return max(found, key=lambda size: size[0] * size[1])
+
+
+def plan_pipeline(
+    parallel: ParallelConfig,
+    layers: tuple[Layer, ...],
+    bands: int,
+    largest: MicroBatchSize,
+    memory_bytes: int | None,
+    seconds: Sequence[float] | None = None,
+) -> PipelinePlan | None:
+    """The pipeline that `parallel` asks for; None for one stage.
+
+    `seconds`: measured times of each layer, forward and backward together, for `balance: auto` (None: multiply-adds).
+    `memory_bytes`: what a rank may use for a training step (None: nothing is trained).
+    Raises ConfigError where the balance does not fit the network or the schedule, or a stage needs more than that.
+    """
+    if parallel.stages == 1:
+        return None
+    stages, schedule = parallel.stages, parallel.schedule
+    settings = Settings(schedule, parallel.recompute_modes())
+    costs = layer_costs(layers, bands, largest.pixels, largest.value_bytes)
+    prices = StagePrices(layers, costs, largest.value_bytes)
+    count = min(parallel.micro_batches or largest.count, largest.count)
+    orders = compute_orders(schedule, stages, max(1, count))
+    held = in_flight(tuple(map(tuple, orders)), len(chunk_ranks(schedule, stages)))
+
+    def memory(first: int, stop: int, chunk: int) -> int:
+        return prices.memory(first, stop).total(held[chunk])
+
+    given = parallel.layer_counts()
+    if given is None:
+        times = list(seconds) if seconds is not None else [float(cost.multiply_adds) for cost in costs]
+        if schedule == "folded":
+            ends = [(stash, pop) for _, stash, pop in prices.skips]
+            balance = choose_folded(times, ends, memory, stages, memory_bytes, prices.received)
+        else:
+            balance = choose_balance(times, memory, stages, memory_bytes, prices.received)
+        return PipelinePlan(balance, settings, parallel.micro_batches)
+    balance = parse_balance(given, len(layers))
+    check_skips(cut_network(layers, balance, schedule, stages), balance)
+    for rank in range(stages):
+        chunks = [c for c, place in enumerate(chunk_ranks(schedule, stages)) if place == rank]
+        needed = sum(memory(*cuts(balance)[c], c) for c in chunks)
+        if memory_bytes is not None and needed > memory_bytes:
+            raise ConfigError(_too_large(rank, needed, memory_bytes, balance))
+    return PipelinePlan(balance, settings, parallel.micro_batches)
+
+
+def check_skips(cut: Cut, balance: Sequence[int]) -> None:
+    """Raise ConfigError, naming all, where a folded pipeline's skips would leave their rank."""
+    ranks = cut.pipeline.ranks
+    if len(ranks) == cut.pipeline.size:
+        return  # not folded: skips travel
+    torn = [s for s in cut.pipeline.skips if ranks[s.source] != ranks[s.target]]
+    if torn:
+        named = ", ".join(f"{s.skip} from stage {ranks[s.source]} to {ranks[s.target]}" for s in torn)
+        raise ConfigError(
+            f"parallel.schedule folded keeps skips on their rank, but parallel.balance [{','.join(map(str, balance))}] "
+            f"sends {named}; move the cuts, or use auto"
+        )
+
+
+def _too_large(rank: int, needed: int, memory: int, balance: Sequence[int]) -> str:
+    return (
+        f"stage {rank} of parallel.balance [{','.join(map(str, balance))}] needs about {needed / 2**30:.2f} GiB, but "
+        f"{memory / 2**30:.2f} GiB are to be had; move layers to other stages, use more stages, a finer tiling.grid, "
+        "parallel.recompute always, or balance auto"
+    )
