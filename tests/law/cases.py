@@ -66,8 +66,9 @@ class Case:
     def tiling(self, grid: tuple[int, int] | None = None) -> Tiling:
         return make_tiling(self.raster, grid or self.grid, self.footprint)
 
-    def network(self) -> FlatNetwork:
-        return build_unet(self.unet, seed=1).double().to(memory_format=torch.channels_last)
+    def network(self, dtype: torch.dtype = torch.float64) -> FlatNetwork:
+        network = build_unet(self.unet, seed=1).to(dtype)
+        return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def dataset(self, grid: tuple[int, int] | None = None, dtype: str = "float64") -> Dataset:
         draw = np.random.default_rng(5)
@@ -140,12 +141,18 @@ def as_batch(x_CHW: NDArray) -> torch.Tensor:
     return torch.from_numpy(x_CHW)[None].contiguous(memory_format=torch.channels_last)
 
 
-def tiled_logits(case: Case, rank: int = 0, size: int = 1) -> torch.Tensor:
-    """The raster's logits from this rank's tiles, every `size`-th; zero elsewhere."""
-    network = case.network().train()
+def tiled_logits(
+    case: Case,
+    rank: int = 0,
+    size: int = 1,
+    dtype: torch.dtype = torch.float64,
+    grid: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """The raster's logits from this rank's tiles, every `size`-th; zero elsewhere. Of the case's grid unless given."""
+    network = case.network(dtype).train()
     set_dropout_key(network, KEY)
-    dataset = case.dataset()
-    logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=torch.float64)
+    dataset = case.dataset(grid, str(dtype).removeprefix("torch."))
+    logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=dtype)
     with torch.no_grad():
         for tile in dataset.tilings[0].tiles[rank::size]:
             output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW))

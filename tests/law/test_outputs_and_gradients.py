@@ -1,6 +1,7 @@
 """The law: tiles and ranks change no output and no gradient. Every network of the range, float64, one thread.
 
 Serially every case is run; under mpirun the tiles of every ninth case are shared by the ranks, over each transport.
+Outputs are equal to the last bit wherever this processor's convolutions are steady (`kernels.py`); in float32 too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tests.law.cases import GRIDS, IGNORED, KEY, Case, all_cases, gradients, relative, tiled_logits, undivided
+from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
@@ -81,7 +83,12 @@ exact: list[bool] = []
 def test_tiles_change_no_output_and_no_gradient(case: Case) -> None:
     difference = check(case, alone())
     exact.append(difference == 0.0)
-    assert difference <= OUTPUT_BOUND
+    assert difference <= bound(case)
+
+
+def bound(case: Case) -> float:
+    """What the outputs of tiles may differ by: nothing, where a pixel's bits do not depend on where it stands."""
+    return 0.0 if has_steady_kernels(case.network()) else OUTPUT_BOUND
 
 
 def test_most_outputs_are_equal_to_the_last_bit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,11 +99,29 @@ def test_most_outputs_are_equal_to_the_last_bit(capsys: pytest.CaptureFixture[st
     assert sum(exact) >= 0.9 * len(exact)
 
 
+# Wide layers and narrow ones, one band and several: below and above what torch gives to its BLAS.
+SINGLE = [
+    *CASES[::5],
+    *(
+        Case(UNet(3, 2, 3, channels, padding, upsampling=upsampling, bands=bands, classes=4), (3, 2))
+        for channels, bands in ((8, 1), (16, 3), (32, 4))
+        for padding, upsampling in (("same", "transposed"), ("valid", "nearest"), ("same", "bilinear"))
+    ),
+]
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=name)
+def test_outputs_in_float32_are_equal_to_the_last_bit(case: Case) -> None:
+    whole_KHW = tiled_logits(case, dtype=torch.float32, grid=(1, 1))
+    assert has_steady_kernels(case.network(torch.float32))
+    assert torch.equal(tiled_logits(case, dtype=torch.float32), whole_KHW)
+
+
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_every_grid(grid: tuple[int, int], padding: str) -> None:
     case = Case(UNet(3, 2, 3, 2, padding, dropout=0.3, bands=3, classes=4), grid)
-    assert check(case, alone()) == 0.0
+    assert check(case, alone()) <= bound(case)
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (4, 4)], ids=str)

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
+from tests.planning.flops import flop_counter
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.config import ModelConfig
@@ -90,7 +90,7 @@ def test_parameters_and_shapes_are_those_of_the_network(padding: str, norm: str)
 def test_multiply_adds_are_half_of_torchs_flops(padding: str, upsampling: str) -> None:
     unet = UNet(3, 2, 3, 4, padding, upsampling=upsampling)
     network = build_unet(unet, seed=0)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         network(torch.zeros(1, 4, 52, 60))
     costs = layer_costs(unet.layers(), 4, (52, 60))
     assert 2 * sum(c.multiply_adds for c in costs) == counter.get_total_flops()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
+from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Work
@@ -68,7 +68,7 @@ def test_layer_mode_does_what_is_predicted(
     for _ in range(2):
         traffic.reset()
         reductions.clear()
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             y_BCHW = run()
         assert Sent(traffic.messages, traffic.bytes) == expected.forward
         assert Sent(len(reductions), sum(reductions)) == sums

@@ -17,6 +17,7 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.blocks import PixelNorm
+from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.unet import build_unet
 from tiledseg.spatial.convert import POINTWISE, convert_layers
@@ -103,6 +104,7 @@ EVERY = [
     *drawn.shrinking(),
     *drawn.growing(),
     nn.Conv2d(CHANNELS, 6, (2, 5), (2, 1), (3, 0), (1, 2), groups=2),
+    SteadyConvolution(CHANNELS, 6, (2, 5), (2, 1), (3, 0), (1, 2)),
     nn.ConvTranspose2d(CHANNELS, 6, (2, 5), (3, 2), (0, 2), (2, 1), groups=2, dilation=(1, 2)),
     nn.MaxPool2d((3, 2), 1, 1, dilation=2),
     nn.AvgPool2d(3, 2, 1, count_include_pad=False),

@@ -17,6 +17,7 @@ from tiledseg.geometry.layer import (
     TransposedConvolution,
     Upsample,
 )
+from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 
 
@@ -70,7 +71,7 @@ def build_layer(layer: Layer, channels: int) -> nn.Module:
     """The module of one layer that takes `channels` channels."""
     match layer:
         case Convolution():
-            return nn.Conv2d(
+            return SteadyConvolution(
                 channels,
                 layer.out_channels,
                 layer.kernel,

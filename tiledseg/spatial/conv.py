@@ -13,6 +13,7 @@ from torch.nn import functional
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.layer import Convolution, Layer, TransposedConvolution
+from tiledseg.models.convolution import SteadyConvolution, convolve
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import Place
@@ -29,6 +30,8 @@ class SpatialConvolution:
                 f"layer '{name}' pads with '{module.padding_mode}', not zeros: it cannot be tiled exactly"
             )
         self._module = module
+        # The kernel of the module: on one rank its twin is itself, to the last bit.
+        self._convolve = convolve if isinstance(module, SteadyConvolution) else functional.conv2d
         self._row, self._col = _describe(name, module, 0), _describe(name, module, 1)
         self.descriptions: tuple[Layer, Layer] = self._row, self._col
 
@@ -51,7 +54,9 @@ class SpatialConvolution:
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
         bias = None if m.bias is None else m.bias.to(dtype)
         padding = (self._row.padding if place.row.whole else 0, self._col.padding if place.col.whole else 0)
-        options = ConvolutionOptions((m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups)
+        options = ConvolutionOptions(
+            (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups, self._convolve
+        )
         job = OverlapJob(exchanger, rows, cols, options, (self._row, self._col), place)
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
@@ -64,7 +69,7 @@ class SpatialConvolution:
         if any(extra):
             x_BCHW = functional.pad(x_BCHW, (0, extra[0], 0, extra[1]))
         padding = (row.padding if place.row.whole else 0, col.padding if place.col.whole else 0)
-        return functional.conv2d(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
+        return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
 
 def _describe(name: str, module: nn.Conv2d, dim: int) -> Convolution:

@@ -16,6 +16,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Activation, Layer, PopConcatenate, Stash
 from tiledseg.models.blocks import InstanceNorm, PixelNorm, PopSkip, StashSkip
+from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
@@ -138,7 +139,7 @@ def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
     Exact types only: a subclass may compute anything.
     """
     kind = type(module)
-    if kind is nn.Conv2d:
+    if kind in (nn.Conv2d, SteadyConvolution):
         return SpatialConvolution(name, module)  # type: ignore[arg-type]
     if kind is nn.ConvTranspose2d:
         return SpatialTransposedConvolution(name, module)  # type: ignore[arg-type]

@@ -9,13 +9,12 @@ benchmarks/spatial.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from tiledseg.geometry.box import Box
@@ -30,12 +29,14 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class ConvolutionOptions:
-    """As `functional.conv2d` takes them; `padding` along dims that are not cut only."""
+    """As `convolve`, which is `functional.conv2d` or computes the same, takes them; `padding` along dims that are not
+    cut only."""
 
     stride: Pair
     padding: Pair
     dilation: Pair
     groups: int
+    convolve: Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def _convolve(
     """The outputs that read `read` of a tensor that covers `at`."""
     rows, cols = read.relative_to(at).slices
     part_BCHW = x_BCHW[:, :, rows, cols]
-    return functional.conv2d(part_BCHW, weight, bias, o.stride, o.padding, o.dilation, o.groups)
+    return o.convolve(part_BCHW, weight, bias, o.stride, o.padding, o.dilation, o.groups)
 
 
 def _output(like_BCHW: torch.Tensor, given: Box) -> torch.Tensor:

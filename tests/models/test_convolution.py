@@ -1,0 +1,69 @@
+"""The convolution whose bits do not depend on the tile: it is torch's, but for the order of sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.law.kernels import is_steady
+from tiledseg.models.convolution import SteadyConvolution
+
+SHAPES = {
+    "one band": (1, 8, 3, 1, 1, 1),
+    "three bands": (3, 16, 3, 1, 1, 1),
+    "head": (8, 3, 1, 1, 0, 1),
+    "deep": (64, 96, 3, 1, 1, 1),
+    "stride, dilation": (4, 6, 3, 2, 2, 2),
+}
+
+
+def pair(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[nn.Conv2d, SteadyConvolution]:
+    """torch's own and ours, with the same weights."""
+    theirs, ours = nn.Conv2d(*shape), SteadyConvolution(*shape)
+    ours.load_state_dict(theirs.state_dict())
+    layout = torch.channels_last
+    return theirs.to(dtype).to(memory_format=layout), ours.to(dtype).to(memory_format=layout)
+
+
+def image(channels: int, size: int = 17, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(2)
+    x_BCHW = torch.randn(2, channels, size, size + 3, generator=draw).to(dtype)
+    return x_BCHW.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_outputs_and_gradients_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    results = []
+    for module in pair(shape):
+        x_BCHW = image(shape[0]).requires_grad_()
+        y_BCHW = module(x_BCHW)
+        y_BCHW.square().sum().backward()
+        results.append((y_BCHW, x_BCHW.grad, module.weight.grad, module.bias.grad))
+    for theirs, ours in zip(*results, strict=True):
+        scale = theirs.abs().max().item()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_pixel_has_the_same_bits_in_every_window(shape: tuple[int, ...]) -> None:
+    channels, out, kernel = shape[:3]
+    assert is_steady(SteadyConvolution(channels, out, kernel))
+
+
+@pytest.mark.parametrize("size", [9, 90])
+def test_the_layout_stays_channels_last(size: int) -> None:
+    y_BCHW = pair(SHAPES["three bands"])[1](image(3, size))
+    assert y_BCHW.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_the_kernel_does_not_know_goes_to_torch() -> None:
+    """float64, groups, padding by name, lower precision: the bits of torch's own."""
+    theirs, ours = pair(SHAPES["three bands"], torch.float64)
+    assert torch.equal(ours(image(3, dtype=torch.float64)), theirs(image(3, dtype=torch.float64)))
+    x_BCHW = image(4)
+    grouped = SteadyConvolution(4, 6, 3, padding="same", groups=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(grouped(x_BCHW), functional.conv2d(x_BCHW, grouped.weight, grouped.bias, 1, "same", 1, 2))
+        assert ours.float()(image(3)).dtype == torch.bfloat16

@@ -1,0 +1,51 @@
+"""A convolution that gives a pixel the same bits whatever the size of the tile around it.
+
+torch takes one of two kernels for a float32 convolution on a CPU: for tensors of up to 20480 values a matrix product of
+its BLAS, for larger ones oneDNN's. They add in different orders, and some BLAS do so even from one pixel to the next:
+MKL's, on processors that are not Intel's, by where in memory a pixel's values begin. oneDNN's adds in one order for all
+pixels, so it is taken for every size (decision 0002).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Pair = tuple[int, ...]
+
+
+def convolve(
+    x_BCHW: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Pair,
+    padding: Pair | str,
+    dilation: Pair,
+    groups: int,
+) -> torch.Tensor:
+    """As `functional.conv2d`, by the kernel that does not look at the tensor's size where there is one."""
+    if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
+        return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
+    if x_BCHW.shape[1] == 1:
+        # One channel lies alike in both layouts and is taken for the other one: it is seen twice, at half its weight.
+        x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), _seen_twice(weight)
+    return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
+
+
+def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether oneDNN computes these as they are: it has no float64, and lower precision it gets from torch anyway."""
+    on = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    single = x_BCHW.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return on and single and x_BCHW.device.type == "cpu"
+
+
+def _seen_twice(weight: torch.Tensor) -> torch.Tensor:
+    return (weight / 2).repeat(1, 2, 1, 1).contiguous(memory_format=torch.channels_last)
+
+
+class SteadyConvolution(nn.Conv2d):
+    """nn.Conv2d by `convolve`."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return convolve(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
