@@ -19,7 +19,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
 _PERIOD = 2 * (FORWARD_SLOTS + BACKWARD_SLOTS)  # what a rank does for each micro-batch where all chunks are equal
@@ -32,17 +34,53 @@ _PATIENCE = (0.0, 0.05, 0.1, 0.2)
 _SAMPLE = 48  # micro-batches on which they are chosen
 
 
-def fastest(ranks: Sequence[int], micro_batches: int, forward: Sequence[float], backward: Sequence[float]) -> Passes:
-    """The order of the least makespan that is known for these times of the chunks, in any unit; sends cost nothing."""
-    times = pass_times(forward, backward)
-    equal = periodic(ranks, micro_batches)
-    best = urgent_first(ranks, micro_batches, times, *_choose_rule(ranks, min(micro_batches, _SAMPLE), times))
-    return min(equal, best, key=lambda order: makespan(order, ranks, times))
+class ChunkTimes(NamedTuple):
+    """Times of each chunk, in any unit; `sending`: of what each but the last sends to the next (none: no time)."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    sending: Sequence[float] = ()
 
 
-def pass_times(forward: Sequence[float], backward: Sequence[float]) -> tuple[float, ...]:
-    """The time of each pass."""
-    return (*forward, *reversed(backward))
+@dataclass(frozen=True)
+class Course:
+    """What each micro-batch does: the rank and the time of each pass, and what it waits for the message before it."""
+
+    ranks: tuple[int, ...]
+    times: tuple[float, ...]
+    waits: tuple[float, ...]
+
+    @property
+    def chunks(self) -> int:
+        return len(self.times) // 2
+
+    @property
+    def slowest(self) -> float:
+        """The time that the busiest rank works on a micro-batch."""
+        work = [0.0] * (max(self.ranks) + 1)
+        for rank, time in zip(self.ranks, self.times, strict=True):
+            work[rank] += time
+        return max(work)
+
+
+def course(ranks: Sequence[int], times: ChunkTimes) -> Course:
+    """Of a pipeline whose chunks are on `ranks`."""
+    sending = times.sending or (0.0,) * (len(ranks) - 1)
+    return Course(
+        (*ranks, *reversed(ranks)),
+        (*times.forward, *reversed(times.backward)),
+        (0.0, *sending, 0.0, *reversed(sending)),
+    )
+
+
+def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes) -> Passes:
+    """The order of the least makespan that is known for these times."""
+    given = course(ranks, times)
+    sample = min(micro_batches, _SAMPLE)
+    rules = [(rate, patience) for rate in _RATES for patience in _PATIENCE]
+    rule = min(rules, key=lambda rule: makespan(urgent_first(given, sample, *rule), given))
+    orders = periodic(ranks, micro_batches), urgent_first(given, micro_batches, *rule)
+    return min(orders, key=lambda order: makespan(order, given))
 
 
 def chunk_of(number: int, chunks: int) -> int:
@@ -50,23 +88,15 @@ def chunk_of(number: int, chunks: int) -> int:
     return min(number, 2 * chunks - 1 - number)
 
 
-def _choose_rule(ranks: Sequence[int], micro_batches: int, times: Sequence[float]) -> tuple[float, float]:
-    rules = [(rate, patience) for rate in _RATES for patience in _PATIENCE]
-    return min(rules, key=lambda rule: makespan(urgent_first(ranks, micro_batches, times, *rule), ranks, times))
-
-
-def urgent_first(
-    ranks: Sequence[int], micro_batches: int, times: Sequence[float], rate: float, patience: float
-) -> Passes:
+def urgent_first(given: Course, micro_batches: int, rate: float, patience: float) -> Passes:
     """Each rank takes its most urgent pass, for a rate and a patience that are shares of the slowest rank's time."""
-    chunks, passes = len(ranks), len(times)
-    rank_of = [ranks[chunk_of(number, chunks)] for number in range(passes)]
-    own = [[number for number in range(passes) if rank_of[number] == rank] for rank in range(max(ranks) + 1)]
-    left = list(accumulate(reversed(times)))[::-1]  # time from the start of each pass to the end of the last
-    slowest = max(sum(times[number] for number in numbers) for numbers in own)
-    every, soon = rate * slowest, patience * slowest
-    ends: list[list[float]] = [[] for _ in times]  # of the micro-batches that each pass has started
-    free = [0.0] * len(own)
+    passes, chunks = len(given.times), given.chunks
+    own: list[list[int]] = [[] for _ in range(max(given.ranks) + 1)]
+    for number, rank in enumerate(given.ranks):
+        own[rank].append(number)
+    every, soon = rate * given.slowest, patience * given.slowest
+    left = _time_left(given)
+    ends: list[list[float]] = [[] for _ in given.times]  # of the micro-batches that each pass has started
     order: Passes = [[] for _ in own]
 
     def candidate(number: int, now: float) -> tuple[float, int, float] | None:
@@ -74,10 +104,12 @@ def urgent_first(
         m = len(ends[number])
         if m == micro_batches or (number and len(ends[number - 1]) <= m):
             return None
-        ready = ends[number - 1][m] if number else 0.0
-        held = m - len(ends[-1 - number]) if number < chunks else 0
-        return None if ready > now + soon or held >= chunks - number > 0 else (every * m - left[number], number, ready)
+        ready = ends[number - 1][m] + given.waits[number] if number else 0.0
+        if ready > now + soon or (number < chunks and m - len(ends[-1 - number]) >= chunks - number):
+            return None
+        return every * m - left[number], number, ready
 
+    free = [0.0] * len(own)
     events = [(0.0, rank) for rank in range(len(own))]  # when a rank may have something new to do
     while events:
         now, rank = heapq.heappop(events)
@@ -85,19 +117,24 @@ def urgent_first(
         _, number, ready = min((one for one in found if one), default=(0.0, 0, math.inf))
         if ready > now:
             continue  # it is called again when there is something
-        free[rank] = now + times[number]
+        free[rank] = now + given.times[number]
         order[rank].append((number, len(ends[number])))
         ends[number].append(free[rank])
         heapq.heappush(events, (free[rank], rank))
         if number + 1 < passes:
-            heapq.heappush(events, (free[rank], rank_of[number + 1]))
+            heapq.heappush(events, (free[rank] + given.waits[number + 1], given.ranks[number + 1]))
     return order
 
 
-def makespan(order: Passes, ranks: Sequence[int], times: Sequence[float]) -> float:
-    """When the last pass ends, each starting as soon as its rank and the micro-batch's pass before it are done."""
-    chunks = len(ranks)
-    ends: list[list[float]] = [[] for _ in times]
+def _time_left(given: Course) -> list[float]:
+    """From the start of each pass to the end of a micro-batch's last."""
+    steps = [time + wait for time, wait in zip(given.times, (*given.waits[1:], 0.0), strict=True)]
+    return list(accumulate(reversed(steps)))[::-1]
+
+
+def makespan(order: Passes, given: Course) -> float:
+    """When the last pass ends, each starting as soon as its rank is free and its micro-batch has come."""
+    ends: list[list[float]] = [[] for _ in given.times]
     position, clock = [0] * len(order), [0.0] * len(order)
     waiting = list(range(len(order)))
     while waiting:
@@ -105,11 +142,12 @@ def makespan(order: Passes, ranks: Sequence[int], times: Sequence[float]) -> flo
         for number, m in order[rank][position[rank] :]:
             if number and len(ends[number - 1]) <= m:
                 break
-            clock[rank] = max(clock[rank], ends[number - 1][m] if number else 0.0) + times[number]
+            ready = ends[number - 1][m] + given.waits[number] if number else 0.0
+            clock[rank] = max(clock[rank], ready) + given.times[number]
             ends[number].append(clock[rank])
             position[rank] += 1
-            if number + 1 < len(times):
-                waiting.append(ranks[chunk_of(number + 1, chunks)])
+            if number + 1 < len(given.times):
+                waiting.append(given.ranks[number + 1])
     return max(clock)
 
 

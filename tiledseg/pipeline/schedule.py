@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline import folding
+from tiledseg.pipeline.folding import ChunkTimes
 
 SCHEDULES = ("1f1b", "gpipe", "folded")
 
@@ -97,7 +98,6 @@ class ReceiveGradient(Message):
 Compute = Forward | Backward
 Action = Forward | Backward | Message
 Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
-ChunkTimes = tuple[Sequence[float], Sequence[float]]  # of each chunk, forward and backward
 
 
 def chunk_ranks(schedule: str, stages: int) -> tuple[int, ...]:
@@ -148,8 +148,8 @@ def compute_orders(
 ) -> list[list[Compute]]:
     """What each rank computes, in order; it depends on no skips.
 
-    `times`: of the chunks, forward and backward, in any unit, the same on all ranks. Folded orders are made for them;
-    without them, for ranks of equal work. The other schedules have one order for all times.
+    `times`: the same on all ranks. Folded orders are made for them; without them, for ranks of equal work. The other
+    schedules have one order for all times.
     """
     if schedule == "gpipe":
         return [list(_fill_drain(stage, micro_batches)) for stage in range(stages)]
@@ -178,7 +178,7 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> It
 def _folded(stages: int, micro_batches: int, times: ChunkTimes | None) -> list[list[Compute]]:
     ranks = chunk_ranks("folded", stages)
     chunks = len(ranks)
-    passes = folding.periodic(ranks, micro_batches) if times is None else folding.fastest(ranks, micro_batches, *times)
+    passes = folding.periodic(ranks, micro_batches) if times is None else folding.fastest(ranks, micro_batches, times)
     return [
         [(Forward if number < chunks else Backward)(m, folding.chunk_of(number, chunks)) for number, m in rank]
         for rank in passes
