@@ -65,13 +65,13 @@ class Images:
         self.x_BCHW = make_input(workload, number)
         self.target_BHW = make_target(workload, number)
 
-    def source(self):  # noqa: ANN201  (torch comes after MPI)
+    def source(self):
         return self.x_BCHW
 
-    def run_layers(self, x_BCHW, skips, first, stop):  # noqa: ANN001, ANN201
+    def run_layers(self, x_BCHW, skips, first, stop):
         return self.network.run_layers(x_BCHW, skips, first, stop)
 
-    def loss(self, output_BKHW):  # noqa: ANN001, ANN201
+    def loss(self, output_BKHW):
         from workload import loss_of
 
         loss = loss_of(output_BKHW, self.target_BHW, self.valid)
@@ -148,7 +148,7 @@ def main() -> int:
     return run_on_mesh(body, transport)
 
 
-def parse():  # noqa: ANN201
+def parse():
     from measurement import parser_of
 
     parser = parser_of(__doc__ or "")
