@@ -43,8 +43,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
         network = make_network(workload)
         seconds = None
         if measured:
-            times = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
-            seconds = [time.forward + time.backward for time in times]
+            seconds = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
         found = plan_pipeline(parallel, layers, workload.bands, largest, None, seconds)
         assert found is not None, "a pipeline has two stages at least"
         return found
@@ -108,9 +107,9 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
         for parameter in network.parameters():
             parameter.grad = None
         losses.clear()
-        executor.measured.reset()
+        executor.busy.reset()
         executor.train(images, lambda parameters: None)
-        busy.append(executor.measured.busy_seconds)
+        busy.append(executor.busy.seconds())
 
     traffic = axes.stage_messages.traffic
     traffic.reset()
