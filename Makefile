@@ -35,7 +35,7 @@ test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
-# A few of the halo exchange on nine, for a mesh with a middle.
+# A few of the halo exchange on nine, for a mesh with a middle; pipelines of the paper's length on six.
 test-mpi: setup
 	for ranks in 1 2 3 4; do \
 		if [ $$ranks = 3 ]; then left_out=; else left_out="--ignore tests/bad_input"; fi; \
@@ -43,6 +43,7 @@ test-mpi: setup
 			$(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q --color=no $$left_out || exit 1; \
 	done
 	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 9 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m nine -q --color=no tests/law tests/spatial
+	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 6 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m six -q --color=no tests/law tests/pipeline
 
 lint: setup
 	$(BIN)/ruff check .
