@@ -17,6 +17,8 @@ class Case:
     words: tuple[str, ...]
     by_one_rank: bool = False
     """Only the rank that reads the damaged place can know of it; a launcher then ends the others."""
+    least_ranks: int = 1
+    """A job of fewer is refused for that already."""
 
     def arguments(self, root: Path) -> list[str]:
         return [word.replace("ROOT", str(root)) for word in shlex.split(self.typed)]
@@ -89,6 +91,66 @@ HALO_MODES = (
     _predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
     _predict("fusion-word", "--parallel.halo layer --parallel.fusion all", "parallel.fusion", "all", "auto"),
     _predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+)
+
+_PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
+
+PIPELINES = (
+    _train("no-stages", "--parallel.stages 0", "parallel.stages", "0", "at least 1"),
+    _train("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
+    _train(
+        "schedule", f"{_PIPELINES} --parallel.schedule zigzag", "parallel.schedule", "zigzag", "1f1b, gpipe, folded"
+    ),
+    _train(
+        "schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"
+    ),
+    _train("balance-without-stages", "--parallel.balance [6,7]", "parallel.balance", "[6, 7]", "parallel.stages is 1"),
+    _train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),
+    _train("micro-batches-without-stages", "--parallel.micro_batches 2", "parallel.micro_batches", "2", "stages is 1"),
+    _train("balance-word", f"{_PIPELINES} --parallel.balance even", "parallel.balance", "even", "auto", "[14,24,30"),
+    _train("balance-of-none", f"{_PIPELINES} --parallel.balance [0,6,7]", "parallel.balance", "[0, 6, 7]", "auto"),
+    _train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
+    _train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
+    _train("recompute-word", f"{_PIPELINES} --parallel.recompute often", "parallel.recompute", "often", "except_last"),
+    _train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
+    _train("no-micro-batches", f"{_PIPELINES} --parallel.micro_batches 0", "parallel.micro_batches", "0", "at least 1"),
+    _train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),
+    replace(
+        _train("balance-that-does-not-sum", f"{_PIPELINES} --parallel.balance [4,4,4]", "[4,4,4]", "12", "17"),
+        least_ranks=3,
+    ),
+    replace(
+        _train(
+            "skip-torn-from-its-rank",
+            f"{_PIPELINES} --parallel.schedule folded --parallel.balance [5,2,3,3,4]",
+            "folded",
+            "skip0 from stage",
+            "move the cuts",
+        ),
+        least_ranks=3,
+    ),
+    replace(
+        _train(
+            "stage-too-large",
+            f"{_PIPELINES} --parallel.balance modelled --model.base_channels 120000",
+            "stage",
+            "bytes",
+            "more stages",
+        ),
+        least_ranks=3,
+    ),
+    replace(
+        _train(
+            "given-stage-too-large",
+            f"{_PIPELINES} --parallel.balance [6,6,5] --model.base_channels 120000",
+            "stage 1 of parallel.balance",
+            "GiB",
+            "move layers",
+        ),
+        least_ranks=3,
+    ),
+    _predict("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
+    _predict("balance-word", "--parallel.stages 2 --parallel.balance even", "parallel.balance", "even", "auto"),
 )
 
 VALUES = (
@@ -397,6 +459,7 @@ DOCTORS = (
 CASES = (
     *FLAGS,
     *HALO_MODES,
+    *PIPELINES,
     *VALUES,
     *RASTERS,
     *OUTPUTS,

@@ -11,7 +11,6 @@ statistics move micro-batch by micro-batch in their order, since every schedule 
 from __future__ import annotations
 
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +24,13 @@ from tiledseg.comm.point_to_point import Message
 from tiledseg.errors import ConfigError
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.chunk import ACTIVATION, Chunk, Held, MicroBatch, Tensors
+from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.forward_only import forward_program
 from tiledseg.pipeline.itinerary import Move, Receive, Send, itinerary
 from tiledseg.pipeline.partition import Cut
-from tiledseg.pipeline.schedule import Forward, ReceiveActivation, Route, SendActivation, program
+from tiledseg.pipeline.schedule import Forward, ReceiveActivation, Route, SendActivation, most_in_flight, program
 from tiledseg.pipeline.simulation import verify
+from tiledseg.pipeline.stopwatch import Stopwatch
 
 RECOMPUTE = ("never", "except_last", "always")
 _VERIFIED = 32  # micro-batches: beyond them a schedule only repeats itself
@@ -40,10 +41,12 @@ class Settings:
     """How a pipeline runs: the schedule, and whether each stage recomputes (`never`, `except_last`, `always`).
 
     `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
+    `times` of the chunks make the order of `folded` (see `schedule.compute_orders`); the same on all ranks.
     """
 
     schedule: str
     recompute: tuple[str, ...]
+    times: ChunkTimes | None = None
 
     def __post_init__(self) -> None:
         for mode in self.recompute:
@@ -53,18 +56,6 @@ class Settings:
     def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
         mode = self.recompute[stage]
         return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
-
-
-@dataclass
-class Measured:
-    """What a rank has seen of its runs: seconds that it computed, and the most micro-batches that a chunk held."""
-
-    busy_seconds: float = 0.0
-    most_held: dict[int, int] | None = None
-
-    def reset(self) -> None:
-        """Counts from zero again."""
-        self.busy_seconds, self.most_held = 0.0, None
 
 
 class PipelineExecutor:
@@ -88,7 +79,8 @@ class PipelineExecutor:
         self.chunks = {
             index: Chunk(network, cut, index) for index, rank in enumerate(cut.pipeline.ranks) if rank == self.stage
         }
-        self.measured = Measured()
+        self.busy = Stopwatch(device)
+        self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
         self._network, self._cut, self._settings, self._axes = network, cut, settings, axes
         self._dtypes, self._device = tuple(dtypes), device
         self._in_order = axes.stage_messages.in_order
@@ -113,6 +105,7 @@ class PipelineExecutor:
         """
         if not micro_batches:
             return
+        self.most_held = {}
         moves = self._moves(len(micro_batches))
         last = {move.compute.chunk: move.compute for move in moves if not isinstance(move.compute, Forward)}
         run = _Run(self, micro_batches)
@@ -141,10 +134,11 @@ class PipelineExecutor:
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
         """The moves for so many micro-batches, whose schedule has been simulated without a fault."""
-        schedule, pipeline = self._settings.schedule, self._cut.pipeline
+        schedule, pipeline, times = self._settings.schedule, self._cut.pipeline, self._settings.times
         sample = min(micro_batches, _VERIFIED)
-        verify(program(schedule, pipeline, sample), pipeline, sample)
-        return itinerary(program(schedule, pipeline, micro_batches), self.stage, self._in_order)
+        bounds = most_in_flight(schedule, pipeline.size, sample)
+        verify(program(schedule, pipeline, sample, times), pipeline, sample, bounds)
+        return itinerary(program(schedule, pipeline, micro_batches, times), self.stage, self._in_order)
 
     def buffer(self, route: Route, micro_batch: MicroBatch) -> torch.Tensor:
         """Room for what travels along a route, either way: channels last, in one piece."""
@@ -176,21 +170,20 @@ class _Run:
     def do(self, move: Move) -> None:
         """One move of a training step."""
         self._receive(move)
-        begun = time.perf_counter()
-        if isinstance(move.compute, Forward):
-            self._forward(move.compute.micro_batch, self._executor.chunks[move.compute.chunk])
-        else:
-            self._backward(move.compute.micro_batch, self._executor.chunks[move.compute.chunk])
-        self._executor.measured.busy_seconds += time.perf_counter() - begun
+        m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
+        with self._executor.busy.running():
+            if isinstance(move.compute, Forward):
+                self._forward(m, chunk)
+            else:
+                self._backward(m, chunk)
         self._send(move.sends)
 
     def pass_on(self, move: Move) -> torch.Tensor | None:
         """One move of a run that only goes forward; the network's output from the last chunk."""
         self._receive(move)
         m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
-        begun = time.perf_counter()
-        outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
-        self._executor.measured.busy_seconds += time.perf_counter() - begun
+        with self._executor.busy.running():
+            outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
         if chunk.is_last:
             return outputs[ACTIVATION]
         self._hand_on(m, chunk, outputs)
@@ -232,7 +225,7 @@ class _Run:
         held, outputs = chunk.forward(self._micro_batches[m], self._inputs(m, chunk), recompute)
         self._held[m, chunk.index] = held
         self._holding[chunk.index] += 1
-        most = executor.measured.most_held = executor.measured.most_held or {}
+        most = executor.most_held
         most[chunk.index] = max(most.get(chunk.index, 0), self._holding[chunk.index])
         if not chunk.is_last:
             self._hand_on(m, chunk, outputs)

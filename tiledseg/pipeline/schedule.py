@@ -5,7 +5,7 @@ on rank i, `folded` puts chunks r and 2n - 2 - r on rank r, the encoder's part a
 
     gpipe   all forwards, then all backwards, last one first (Huang et al., 2019): M micro-batches in flight
     1f1b    n - 1 - i forwards, then a forward and a backward in turn (Narayanan et al., 2019): at most n - i in flight
-    folded  every micro-batch does the same, a period after the one before: at most 2n - 1 - c in flight at chunk c
+    folded  in an order made for the chunks' times (see `folding`): at most 2n - 1 - c in flight at chunk c
 
 Sends are meant as non-blocking and receives as waiting: a receive stands right in front of what needs it, a send right
 behind what made it. A skip goes straight from the chunk that stashes it to the chunk that pops it, its gradient
@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
+from tiledseg.pipeline import folding
+from tiledseg.pipeline.folding import ChunkTimes
 
 SCHEDULES = ("1f1b", "gpipe", "folded")
-FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
-_PERIOD = 2 * (FORWARD_SLOTS + BACKWARD_SLOTS)  # what a rank of a folded pipeline does for each micro-batch
 
 
 @dataclass(frozen=True, order=True)
@@ -110,6 +110,14 @@ def chunk_ranks(schedule: str, stages: int) -> tuple[int, ...]:
     return down + down[-2::-1] if schedule == "folded" else down
 
 
+def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches that each chunk may hold at once, whatever the chunks' times."""
+    chunks = len(chunk_ranks(schedule, stages))
+    if schedule == "gpipe":
+        return (micro_batches,) * chunks
+    return tuple(min(chunks - chunk, micro_batches) for chunk in range(chunks))
+
+
 def chunk_skips(skips: Sequence[tuple[str, int, int]], cuts: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
     """Routes of skips (name, stashing layer, popping layer) between chunks of layers (first, stop)."""
 
@@ -119,8 +127,11 @@ def chunk_skips(skips: Sequence[tuple[str, int, int]], cuts: Sequence[tuple[int,
     return tuple(sorted({Route(chunk(stash), chunk(pop), name) for name, stash, pop in skips}))
 
 
-def program(schedule: str, pipeline: Pipeline, micro_batches: int) -> Program:
-    """The actions of every rank for one step. Raises ConfigError for an unknown schedule, or no micro-batch."""
+def program(schedule: str, pipeline: Pipeline, micro_batches: int, times: ChunkTimes | None = None) -> Program:
+    """The actions of every rank for one step; `times` as for `compute_orders`.
+
+    Raises ConfigError for an unknown schedule, or no micro-batch.
+    """
     if micro_batches < 1:
         raise ConfigError(f"there are {micro_batches} micro-batches; give at least 1")
     if pipeline.ranks != chunk_ranks(schedule, pipeline.size):
@@ -128,17 +139,23 @@ def program(schedule: str, pipeline: Pipeline, micro_batches: int) -> Program:
             f"the schedule {schedule} puts chunks on ranks {list(chunk_ranks(schedule, pipeline.size))}, but the "
             f"pipeline has them on {list(pipeline.ranks)}; give it that placement"
         )
-    orders = compute_orders(schedule, pipeline.size, micro_batches)
+    orders = compute_orders(schedule, pipeline.size, micro_batches, times)
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
-def compute_orders(schedule: str, stages: int, micro_batches: int) -> list[list[Compute]]:
-    """What each rank computes, in order; it depends on no balance and no skips."""
+def compute_orders(
+    schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
+) -> list[list[Compute]]:
+    """What each rank computes, in order; it depends on no skips.
+
+    `times`: the same on all ranks. Folded orders are made for them; without them, for ranks of equal work. The other
+    schedules have one order for all times.
+    """
     if schedule == "gpipe":
         return [list(_fill_drain(stage, micro_batches)) for stage in range(stages)]
     if schedule == "1f1b":
         return [list(_one_forward_one_backward(stage, stages, micro_batches)) for stage in range(stages)]
-    return _folded(stages, micro_batches)
+    return _folded(stages, micro_batches, times)
 
 
 def _fill_drain(stage: int, micro_batches: int) -> Iterator[Compute]:
@@ -158,50 +175,14 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> It
         yield Backward(m, stage)
 
 
-def _folded(stages: int, micro_batches: int) -> list[list[Compute]]:
-    """Every micro-batch does the same, a period after the one before; each rank's order is that of the starts."""
+def _folded(stages: int, micro_batches: int, times: ChunkTimes | None) -> list[list[Compute]]:
     ranks = chunk_ranks("folded", stages)
-    starts: list[list[tuple[int, Compute]]] = [[] for _ in range(stages)]
-    for kind, chunk, offset in _fold_offsets(ranks):
-        starts[ranks[chunk]] += [(offset + _PERIOD * m, kind(m, chunk)) for m in range(micro_batches)]
-    return [[action for _, action in sorted(rank, key=lambda start: start[0])] for rank in starts]
-
-
-def _fold_offsets(ranks: Sequence[int]) -> list[tuple[type[Forward] | type[Backward], int, int]]:
-    """When a micro-batch starts each pass: kind, chunk, slot. No rank does two passes at once, modulo the period.
-
-    A pass starts as soon as the one before it has ended and the rank's slots are free; it never leaves free slots in
-    runs of odd length once both forward passes of a rank are placed, since backward passes need two in a row.
-    """
     chunks = len(ranks)
-    taken: list[set[int]] = [set() for _ in range(max(ranks) + 1)]
-    offsets: list[tuple[type[Forward] | type[Backward], int, int]] = []
-    now = 0
-    for kind in (Forward, Backward):
-        for chunk in range(chunks) if kind is Forward else reversed(range(chunks)):
-            busy = taken[ranks[chunk]]
-            length = FORWARD_SLOTS if kind is Forward else BACKWARD_SLOTS
-            if ranks.count(ranks[chunk]) == 1:
-                length *= 2  # as much work as the two chunks of another rank
-            while not _may_take(busy, now, length):
-                now += 1
-            busy |= {(now + slot) % _PERIOD for slot in range(length)}
-            offsets.append((kind, chunk, now))
-            now += length
-    return offsets
-
-
-def _may_take(busy: set[int], start: int, length: int) -> bool:
-    slots = {(start + slot) % _PERIOD for slot in range(length)}
-    free = set(range(_PERIOD)) - busy - slots
-    if busy & slots:
-        return False
-    runs = [
-        next(n for n in range(1, _PERIOD + 1) if (slot + n) % _PERIOD not in free)
-        for slot in free
-        if (slot - 1) % _PERIOD not in free
+    passes = folding.periodic(ranks, micro_batches) if times is None else folding.fastest(ranks, micro_batches, times)
+    return [
+        [(Forward if number < chunks else Backward)(m, folding.chunk_of(number, chunks)) for number, m in rank]
+        for rank in passes
     ]
-    return not busy or all(run % 2 == 0 for run in runs)
 
 
 def with_messages(order: Sequence[Compute], pipeline: Pipeline) -> Iterator[Action]:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
+from tiledseg.pipeline.folding import BACKWARD_SLOTS, FORWARD_SLOTS
 from tiledseg.pipeline.schedule import (
-    BACKWARD_SLOTS,
-    FORWARD_SLOTS,
     Action,
     Backward,
     Forward,

@@ -13,7 +13,16 @@ from typing import Any
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
-from tiledseg.pipeline.schedule import Pipeline, Program, Route, chunk_ranks, chunk_skips, compute_orders, program
+from tiledseg.pipeline.schedule import (
+    ChunkTimes,
+    Pipeline,
+    Program,
+    Route,
+    chunk_ranks,
+    chunk_skips,
+    most_in_flight,
+    program,
+)
 from tiledseg.pipeline.simulation import Timeline, draw, in_flight, simulate
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
@@ -70,6 +79,7 @@ class _Plan:
     machine: Machine
     balance: tuple[int, ...]
     pipeline: Pipeline
+    times: ChunkTimes  # seconds
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
     micro_batches: int
 
@@ -104,14 +114,14 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
     micro_batches = asked.micro_batches or min(4 * asked.stages, len(tiling))
     prices = StagePrices(layers, costs, question.bytes_per_value)
-    ranks = chunk_ranks(asked.schedule, asked.stages)
-    orders = compute_orders(asked.schedule, asked.stages, micro_batches)
-    held = in_flight(tuple(map(tuple, orders)), len(ranks))
-    balance = _balance(asked, prices, held, question.gpu_memory)
-    pipeline = Pipeline(ranks, chunk_skips(prices.skips, cuts(balance)))
-    found = _Plan(prices, question.machine, balance, pipeline, held, micro_batches)
+    bound = most_in_flight(asked.schedule, asked.stages, micro_batches)
+    balance = _balance(asked, prices, bound, question.gpu_memory)
+    pipeline = Pipeline(chunk_ranks(asked.schedule, asked.stages), chunk_skips(prices.skips, cuts(balance)))
+    times = _chunk_times(prices, balance, question.machine)
+    actions = program(asked.schedule, pipeline, micro_batches, times)
+    held = in_flight(actions, len(pipeline.ranks))
+    found = _Plan(prices, question.machine, balance, pipeline, times, held, micro_batches)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
-    actions = program(asked.schedule, pipeline, micro_batches)
     return {
         "stages": asked.stages,
         "schedule": asked.schedule,
@@ -127,8 +137,18 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     }
 
 
+def _chunk_times(prices: StagePrices, balance: Sequence[int], machine: Machine) -> ChunkTimes:
+    """Seconds of each chunk, and of the activation that it sends to the next."""
+    runs = cuts(balance)
+    work = [sum(cost.multiply_adds for cost in prices.costs[a:b]) for a, b in runs]
+    forward = [machine.compute_seconds(chunk, training=False) for chunk in work]
+    backward = [machine.compute_seconds(chunk) - f for chunk, f in zip(work, forward, strict=True)]
+    sent = [Sent(1, prices.activation_bytes(first)) for first, _ in runs[1:]]
+    return ChunkTimes(forward, backward, list(map(machine.message_seconds, sent)))
+
+
 def _balance(asked: StagesQuestion, prices: StagePrices, held: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """The balance given, checked, or the best one."""
+    """The balance given, checked, or the best one. `held`: micro-batches that each chunk may keep at once."""
     if asked.balance is not None:
         balance = parse_balance(asked.balance, len(prices.layers))
         if asked.schedule == "folded":
@@ -220,14 +240,11 @@ def _step(found: _Plan, actions: Program) -> dict[str, float]:
 
 
 def _timeline(found: _Plan, actions: Program, transfers: bool) -> Timeline:
-    forward = [found.machine.compute_seconds(work, training=False) for work in found.work]
-    both = [found.machine.compute_seconds(work) for work in found.work]
-    backward = [b - f for b, f in zip(both, forward, strict=True)]
     seconds = {
         route: found.machine.message_seconds(Sent(1, found.route_bytes(route))) if transfers else 0.0
         for route in found.pipeline.routes
     }
-    return simulate(actions, forward, backward, seconds.__getitem__)
+    return simulate(actions, found.times.forward, found.times.backward, seconds.__getitem__)
 
 
 def _milliseconds(seconds: float) -> float:

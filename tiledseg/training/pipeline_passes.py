@@ -56,7 +56,7 @@ class PipelinePasses:
         begun = time.perf_counter()
         timed = Timed(samples)
         if self._executor is not None:
-            self._executor.measured.reset()
+            self._executor.busy.reset()
             feed = _Feed(timed, self.mode, self.loads_pixels)
             units = self._units(parts)
             size = self._round_size or max(1, len(units))
@@ -89,7 +89,7 @@ class PipelinePasses:
 
     def figures(self) -> StageFigures:
         """As the protocol says."""
-        busy = 0.0 if self._executor is None else self._executor.measured.busy_seconds
+        busy = 0.0 if self._executor is None else self._executor.busy.seconds()
         return StageFigures(busy, self._seconds, self._traffic.bytes, self._traffic.messages)
 
     def _units(self, parts: Sequence[Part]) -> list[Unit]:

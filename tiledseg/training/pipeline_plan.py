@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledseg.config import ParallelConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.balance import Memory, choose_balance, choose_folded, cuts, parse_balance
 from tiledseg.pipeline.executor import Settings
+from tiledseg.pipeline.folding import ChunkTimes
+from tiledseg.pipeline.layer_times import LayerTime
 from tiledseg.pipeline.partition import Cut, cut_network
-from tiledseg.pipeline.schedule import chunk_ranks, compute_orders
-from tiledseg.pipeline.simulation import in_flight
+from tiledseg.pipeline.schedule import chunk_ranks, most_in_flight
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.training.halo_plan import HaloPlan
@@ -75,9 +77,20 @@ def _largest_block(halo: HaloPlan, layers: tuple[Layer, ...], tilings: Sequence[
     found = []
     for tiling in tilings:
         blocks = layer_blocks(tiling, layers, (halo.mesh.rows, halo.mesh.cols), halo.fusion)
-        sides = (max(dim.owned(index).size for index in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
-        found.append((next(sides), next(sides)))
+        rows, cols = (max(dim.owned(i).size for i in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
+        found.append((_legal(layers, rows), _legal(layers, cols)))
     return max(found, key=lambda size: size[0] * size[1])
+
+
+def _legal(layers: tuple[Layer, ...], side: int) -> int:
+    """The first side from `side` on that the network takes by itself: a block of an unpadded one may be none."""
+    while True:
+        try:
+            output_size(layers, side)
+        except GeometryError:
+            side += 1
+        else:
+            return side
 
 
 def plan_pipeline(
@@ -86,44 +99,58 @@ def plan_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    seconds: Sequence[float] | None = None,
+    seconds: Sequence[LayerTime] | None = None,
 ) -> PipelinePlan | None:
     """The pipeline that `parallel` asks for; None for one stage.
 
-    `seconds`: measured times of each layer, forward and backward together, for `balance: auto` (None: multiply-adds).
+    `seconds`: measured times of each layer, for `balance: auto` (None: multiply-adds, a backward pass for two forward).
     `memory_bytes`: what a rank may use for a training step (None: nothing is trained).
     Raises ConfigError where the balance does not fit the network or the schedule, or a stage needs more than that.
     """
     if parallel.stages == 1:
         return None
     stages, schedule = parallel.stages, parallel.schedule
-    settings = Settings(schedule, parallel.recompute_modes())
     costs = layer_costs(layers, bands, largest.pixels, largest.value_bytes)
     prices = StagePrices(layers, costs, largest.value_bytes)
     count = min(parallel.micro_batches or largest.count, largest.count)
-    orders = compute_orders(schedule, stages, max(1, count))
-    held = in_flight(tuple(map(tuple, orders)), len(chunk_ranks(schedule, stages)))
+    held = most_in_flight(schedule, stages, max(1, count))
 
     def memory(first: int, stop: int, chunk: int) -> int:
         return prices.memory(first, stop).total(held[chunk])
 
+    times = seconds or [LayerTime(cost.multiply_adds, 2 * cost.multiply_adds) for cost in costs]
     given = parallel.layer_counts()
     if given is None:
-        times = list(seconds) if seconds is not None else [float(cost.multiply_adds) for cost in costs]
+        both = [time.forward + time.backward for time in times]
         if schedule == "folded":
             ends = [(stash, pop) for _, stash, pop in prices.skips]
-            balance = choose_folded(times, ends, memory, stages, memory_bytes, prices.received)
+            balance = choose_folded(both, ends, memory, stages, memory_bytes, prices.received)
         else:
-            balance = choose_balance(times, memory, stages, memory_bytes, prices.received)
-        return PipelinePlan(balance, settings, parallel.micro_batches)
-    balance = parse_balance(given, len(layers))
-    check_skips(cut_network(layers, balance, schedule, stages), balance)
+            balance = choose_balance(both, memory, stages, memory_bytes, prices.received)
+    else:
+        balance = parse_balance(given, len(layers))
+        check_skips(cut_network(layers, balance, schedule, stages), balance)
+        check_memory(balance, schedule, stages, memory, memory_bytes)
+    settings = Settings(schedule, parallel.recompute_modes(), chunk_times(times, balance))
+    return PipelinePlan(balance, settings, parallel.micro_batches)
+
+
+def chunk_times(times: Sequence[LayerTime], balance: Sequence[int]) -> ChunkTimes:
+    """The times of each chunk, forward and backward."""
+    runs = [times[first:stop] for first, stop in cuts(balance)]
+    return ChunkTimes(
+        tuple(sum(time.forward for time in run) for run in runs),
+        tuple(sum(time.backward for time in run) for run in runs),
+    )
+
+
+def check_memory(balance: Sequence[int], schedule: str, stages: int, memory: Memory, memory_bytes: int | None) -> None:
+    """Raise ConfigError for the first stage whose layers need more than `memory_bytes`, where that is given."""
     for rank in range(stages):
         chunks = [c for c, place in enumerate(chunk_ranks(schedule, stages)) if place == rank]
         needed = sum(memory(*cuts(balance)[c], c) for c in chunks)
         if memory_bytes is not None and needed > memory_bytes:
             raise ConfigError(_too_large(rank, needed, memory_bytes, balance))
-    return PipelinePlan(balance, settings, parallel.micro_batches)
 
 
 def check_skips(cut: Cut, balance: Sequence[int]) -> None:

@@ -65,8 +65,7 @@ def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: 
             described = FlatNetwork(layers, network.bands)
         cast = torch.bfloat16 if precision == "bf16" else None
         dtype = PARAMETER_DTYPES[precision]
-        times = measure_layer_times(described, network.bands, largest.pixels, mesh.device, dtype, cast)
-        seconds = [time.forward + time.backward for time in times]
+        seconds = measure_layer_times(described, network.bands, largest.pixels, mesh.device, dtype, cast)
     return plan_pipeline(config.parallel, layers, network.bands, largest, memory, seconds)
 
 

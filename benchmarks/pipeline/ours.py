@@ -1,0 +1,162 @@
+r"""This project's pipeline on the workload: equality, time and bytes, one rank a stage.
+
+    mpirun -n 2 python benchmarks/pipeline/ours.py --stages 2 --schedule 1f1b --layout channels_last
+
+`--measured` balances by the times of the layers on this machine, as `parallel.balance: auto` does, where no balance is
+given. Gradients are those of the weights, as the peers' are: nothing is summed over replicas.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+
+if TYPE_CHECKING:
+    from measurement import Request
+    from workload import Workload
+
+    from tiledseg.comm.mesh import Mesh
+    from tiledseg.training.pipeline_plan import PipelinePlan
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh: Mesh) -> PipelinePlan:
+    """The pipeline's balance and settings; the measured one by the times on rank 0."""
+    from tiledseg.pipeline.layer_times import measure_layer_times
+    from tiledseg.training.pipeline_plan import MicroBatchSize, plan_pipeline
+
+    layers, size = workload.unet.layers(), (workload.size, workload.size)
+    largest = MicroBatchSize(size, workload.micro_batches, 4)
+    given = "auto" if measured or schedule == "folded" else list(workload.balance)
+    parallel = ParallelConfig(stages=workload.stages, balance=given, schedule=schedule, recompute=recompute)
+
+    def decide() -> PipelinePlan:
+        from workload import make_network
+
+        network = make_network(workload)
+        seconds = None
+        if measured:
+            seconds = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
+        found = plan_pipeline(parallel, layers, workload.bands, largest, None, seconds)
+        assert found is not None, "a pipeline has two stages at least"
+        return found
+
+    return mesh.on_root(decide)
+
+
+class Images:
+    """The workload's micro-batches as the executor takes them."""
+
+    def __init__(self, workload: Workload, network: object, number: int, valid: int, losses: list[float]) -> None:
+        from workload import make_input, make_target
+
+        from tiledseg.geometry.shapes import layer_shapes
+
+        self.network, self.valid, self.losses = network, valid, losses
+        self.shapes = layer_shapes(workload.unet.layers(), workload.bands, workload.size, workload.size)
+        self.x_BCHW = make_input(workload, number)
+        self.target_BHW = make_target(workload, number)
+
+    def source(self):
+        return self.x_BCHW
+
+    def run_layers(self, x_BCHW, skips, first, stop):
+        return self.network.run_layers(x_BCHW, skips, first, stop)
+
+    def loss(self, output_BKHW):
+        from workload import loss_of
+
+        loss = loss_of(output_BKHW, self.target_BHW, self.valid)
+        self.losses.append(loss.item())
+        return loss
+
+
+def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: bool) -> None:
+    import torch
+    from measurement import compare, measure, report, serial_gradients
+    from workload import Gradients, count_valid, gradients_of, make_network
+
+    from tiledseg.comm.axes import open_axes
+    from tiledseg.geometry.mesh_shape import MeshShape
+    from tiledseg.pipeline.executor import PipelineExecutor
+    from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+
+    torch.set_num_threads(1)
+    workload = request.workload
+    found_plan = plan(workload, schedule, recompute, measured, mesh)
+    workload = replace(workload, balance=found_plan.balance if schedule != "folded" else workload.balance)
+    axes = open_axes(mesh, MeshShape(1, 1, 1, workload.stages))
+    network = make_network(workload)
+    cut = cut_network(network.descriptions, found_plan.balance, schedule, workload.stages)
+    dtypes = output_dtypes(network, None, mesh.device)
+    keep_layers(network, cut.layers_of(mesh.rank), mesh.device, workload.torch_dtype)
+    executor = PipelineExecutor(network, cut, found_plan.settings, axes, dtypes, mesh.device)
+    losses: list[float] = []
+    valid = count_valid(workload)
+    images = [Images(workload, network, m, valid, losses) for m in range(workload.micro_batches)]
+    busy: list[float] = []
+
+    def step() -> None:
+        for parameter in network.parameters():
+            parameter.grad = None
+        losses.clear()
+        executor.busy.reset()
+        executor.train(images, lambda parameters: None)
+        busy.append(executor.busy.seconds())
+
+    traffic = axes.stage_messages.traffic
+    traffic.reset()
+    step()
+    sent = mesh.communicator.gather_objects((traffic.bytes, traffic.messages))
+    parts = mesh.communicator.gather_objects((gradients_of(network), sum(losses)))
+    equal = {}
+    if mesh.is_root:
+        whole = {name: tensor for gradients, _ in parts for name, tensor in gradients.items()}
+        loss = sum(part for _, part in parts)
+        equal = {"loss": loss, **compare(Gradients(loss, whole), serial_gradients(replace(request, workload=workload)))}
+    busy.clear()
+    seconds = measure(step, mesh.communicator.barrier, request)
+    by_stage = mesh.communicator.gather_objects(busy[request.warm_up :])
+    if mesh.is_root:
+        figures = {"seconds": seconds, "bytes_sent": sum(b for b, _ in sent), "messages": sum(m for _, m in sent)}
+        figures |= {"busy_seconds": by_stage, "transport": mesh.transport, "chunks": list(found_plan.balance)}
+        figures |= {"recompute": recompute}
+        report("tiledseg", schedule, replace(request, workload=workload), {**figures, **equal})
+    axes.close()
+
+
+def main() -> int:
+    def body(mesh: Mesh) -> None:
+        given = parse()
+        from measurement import request_of
+
+        request = request_of(given)
+        if request.workload.stages != mesh.size:
+            need = request.workload.stages
+            raise ConfigError(f"{need} stages need {need} ranks, not {mesh.size}; start {need}")
+        run(mesh, request, given.schedule, given.recompute, given.measured)
+
+    transport = "mpi" if "--over-mpi" in sys.argv else "gloo"
+    return run_on_mesh(body, transport)
+
+
+def parse():
+    from measurement import parser_of
+
+    parser = parser_of(__doc__ or "")
+    parser.add_argument("--schedule", choices=("1f1b", "gpipe", "folded"), default="1f1b")
+    parser.add_argument("--recompute", choices=("never", "except_last", "always"), default="never")
+    parser.add_argument("--measured", action="store_true", help="balance by measured times")
+    parser.add_argument("--over-mpi", action="store_true", help="messages over MPI, not Gloo")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    leave(main())
