@@ -9,7 +9,7 @@ MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS
 OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version 2>/dev/null | grep -q "Open MPI" || echo --oversubscribe)
 RUN := runs/demo
 
-.PHONY: demo test test-serial test-mpi lint setup clean
+.PHONY: demo test test-serial test-mpi test-ranks lint setup clean
 
 setup: $(VENV)/ready
 
@@ -35,7 +35,8 @@ test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
-# A few of the halo exchange on nine, for a mesh with a middle; pipelines of the paper's length on six.
+# A few of the halo exchange on nine, for a mesh with a middle, and the acceptance case of 4 x 4 on sixteen; pipelines of
+# the paper's length on six.
 test-mpi: setup
 	for ranks in 1 2 3 4; do \
 		if [ $$ranks = 3 ]; then left_out=; else left_out="--ignore tests/bad_input"; fi; \
@@ -44,6 +45,14 @@ test-mpi: setup
 	done
 	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 9 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m nine -q --color=no tests/law tests/spatial
 	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 6 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m six -q --color=no tests/law tests/pipeline
+	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 16 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m sixteen -q --color=no tests/spatial
+
+# What runs on nine, on the numbers of ranks in between; not part of `make test`.
+test-ranks: setup
+	for ranks in 5 6 7 8; do \
+		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks \
+			$(CURDIR)/$(BIN)/python -m pytest --only-mpi -m nine -q --color=no tests/law tests/spatial || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

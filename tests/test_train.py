@@ -184,6 +184,18 @@ def test_images_from_a_tile_store_train_alike(material: Material, finished: dict
     assert lines(folder) == lines(finished["adamw-fp64"])
 
 
+@pytest.mark.parametrize("halo", ["exchange", "layer"])
+def test_a_block_of_tiles_comes_from_a_tile_store_alike(material: Material, halo: str) -> None:
+    """In these modes a rank reads many tiles' cores at once, which no single context of the store holds."""
+    store = material.root / f"blocks-{halo}.h5"
+    assert tile(["--config", str(material.root / "run.yaml"), "--output", str(store)]) == 0
+    mode = ("--train.tiles_per_step", "null", "--parallel.halo", halo, "--train.epochs", "2")
+    folders = {name: material.root / f"{name}-{halo}" for name in ("image", "blocks")}
+    assert train(material, folders["image"], *mode) == 0
+    assert train(material, folders["blocks"], *mode, "--data.images", str(store), "--data.labels", "[]") == 0
+    assert lines(folders["blocks"]) == lines(folders["image"])
+
+
 def test_classes_as_a_map(material: Material, finished: dict[str, Path]) -> None:
     """Of numbers, in no order, one of them null; it survives checkpoint and resume."""
     folder = material.root / "mapped"

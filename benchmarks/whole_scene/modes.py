@@ -1,7 +1,9 @@
 """One scene trained in the three halo modes: the same losses, and time, bytes, messages and memory beside the plan's.
 
     python benchmarks/whole_scene/modes.py [--size 4096] [--ranks 2 4] [--steps 4] [--folder DIR] [--json FILE]
+    python benchmarks/whole_scene/modes.py --image FILE --labels FILE --classes K [--bands 1 2 3 4] ...
 
+The scene is a synthetic one of `--size` pixels a side, or the given one.
 Each run is the command that a user would type. What `plan` predicts rests on three figures of the machine, taken in the
 same run: operations a second from mode read on as many ranks, bandwidth and latency from `doctor`. Exits 1 where losses
 differ, or where bytes or messages are not those planned.
@@ -28,10 +30,31 @@ from spread import Spread, markdown
 from step_case import check_losses, mesh_of
 
 from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
+from tiledseg.raster.reader import open_raster
 
+BANDS = 4
 MODES = ("read", "exchange", "layer")
 CLASSES = 5
 TINY = 128  # pixels a side of a scene whose tensors weigh nothing beside the interpreter and its libraries
+
+
+@dataclass(frozen=True)
+class Scene:
+    """An image with labels, and how it is tiled. `bands` None: all of them."""
+
+    image: Path
+    labels: Path
+    shape: tuple[int, int]
+    classes: int
+    grid: int
+    bands: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.image.name}, {self.shape[0]} x {self.shape[1]} px, {self.classes} classes, grid {self.grid}"
+
+    @property
+    def channels(self) -> int:
+        return len(self.bands) if self.bands else BANDS
 
 
 @dataclass(frozen=True)
@@ -67,7 +90,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(
-        f"Scene {options.size} px, grid {options.grid}, U-Net L = {options.levels}, {options.base_channels} base "
+        f"Scene {found['scene']}, U-Net L = {options.levels}, {options.base_channels} base "
         f"channels, fp32, {options.steps} steps, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n"
     )
     print(modes_table(found["rows"]))
@@ -87,39 +110,49 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         given = f"--steps {options.steps} and --ranks {' '.join(map(str, options.ranks))}"
         raise ConfigError(f"{given}; give at least 2 of each: the first step is not timed, one rank sends nothing")
     options.folder.mkdir(parents=True, exist_ok=True)
-    scene, tiny = write_scene(options, options.size), write_scene(options, TINY)
+    scene, tiny = the_scene(options), write_scene(options, TINY, 2)
     runs = [train(options, scene, ranks, mode, options.steps) for ranks in options.ranks for mode in MODES]
     worst = check_losses([run.losses for run in runs], [str(run) for run in runs])
     rows = []
     for ranks in options.ranks:
         alike = [run for run in runs if run.ranks == ranks]
         fixed = train(options, tiny, ranks, "read", 1).memory
-        machine = measured_machine(options, alike[0], ranks)
-        costs = plan(options, ranks, machine)
+        machine = measured_machine(options, scene, alike[0], ranks)
+        costs = plan(options, scene, ranks, machine)
         rows += [_row(run, costs[run.mode], fixed) | {"machine": machine} for run in alike]
-    return {"largest_difference_of_losses": worst, "load": os.getloadavg()[0], "rows": rows}
+    return {"scene": str(scene), "largest_difference_of_losses": worst, "load": os.getloadavg()[0], "rows": rows}
 
 
-def write_scene(options: argparse.Namespace, size: int) -> tuple[Path, Path]:
-    """Image and labels, written where they are not there yet."""
+def the_scene(options: argparse.Namespace) -> Scene:
+    """The given one, or one made up."""
+    if options.image is None:
+        return write_scene(options, options.size, options.grid)
+    if options.labels is None or options.classes is None:
+        raise ConfigError("--image is given; give --labels and --classes too")
+    bands = tuple(options.bands) if options.bands else None
+    with open_raster(str(options.image), list(bands) if bands else None, None) as reader:
+        shape = reader.info.shape
+    return Scene(options.image, options.labels, shape, options.classes, options.grid, bands)
+
+
+def write_scene(options: argparse.Namespace, size: int, grid: int) -> Scene:
+    """A synthetic scene, written where it is not there yet."""
     image, labels = (options.folder / f"{word}-{size}.tif" for word in ("image", "labels"))
     if not (image.exists() and labels.exists()):
         flags = ["--size", str(size), str(size), "--seed", "1", "--image", str(image), "--labels", str(labels)]
         command(["scene", *flags], options.limit)
-    return image, labels
+    return Scene(image, labels, (size, size), CLASSES, grid)
 
 
-def train(options: argparse.Namespace, scene: tuple[Path, Path], ranks: int, mode: str, steps: int) -> Run:
+def train(options: argparse.Namespace, scene: Scene, ranks: int, mode: str, steps: int) -> Run:
     """A run of `steps` optimizer steps, each on the whole scene."""
-    image, labels = scene
-    output = options.folder / f"run-{image.stem}-{mode}-{ranks}"
+    output = options.folder / f"run-{scene.image.stem}-{mode}-{ranks}"
     shutil.rmtree(output, ignore_errors=True)  # of an earlier call: it would be resumed
-    grid = options.grid if image.stem == f"image-{options.size}" else 2
     keys = {
-        "data.images": image,
-        "data.labels": labels,
-        "data.classes": CLASSES,
-        "tiling.grid": grid,
+        "data.images": scene.image,
+        "data.labels": scene.labels,
+        "data.classes": scene.classes,
+        "tiling.grid": scene.grid,
         "model.levels": options.levels,
         "model.base_channels": options.base_channels,
         "parallel.halo": mode,
@@ -127,6 +160,8 @@ def train(options: argparse.Namespace, scene: tuple[Path, Path], ranks: int, mod
         "run.output": output,
         "run.verbosity": 0,
     }
+    if scene.bands:
+        keys["data.bands"] = list(scene.bands)
     if mode != "read":
         keys["parallel.mesh"] = "[{},{}]".format(*mesh_of(ranks))
     words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
@@ -134,9 +169,9 @@ def train(options: argparse.Namespace, scene: tuple[Path, Path], ranks: int, mod
     return Run(ranks, mode, [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()])
 
 
-def measured_machine(options: argparse.Namespace, read: Run, ranks: int) -> dict[str, float]:
+def measured_machine(options: argparse.Namespace, scene: Scene, read: Run, ranks: int) -> dict[str, float]:
     """flops of a rank, bandwidth and latency, as `plan` takes them."""
-    work = plan(options, ranks, {})["read"]["multiply_adds_rank"]
+    work = plan(options, scene, ranks, {})["read"]["multiply_adds_rank"]
     answer = json.loads(command(["doctor", "--format", "json"], options.limit, ranks))
     transfers = sorted(answer["transfers"], key=lambda transfer: transfer["bytes"])
     rounds = 2 * math.ceil(math.log2(ranks))  # of an all-reduce: the planner counts them so
@@ -147,19 +182,20 @@ def measured_machine(options: argparse.Namespace, read: Run, ranks: int) -> dict
     }
 
 
-def plan(options: argparse.Namespace, ranks: int, machine: dict[str, float]) -> dict[str, dict[str, Any]]:
+def plan(options: argparse.Namespace, scene: Scene, ranks: int, machine: dict[str, float]) -> dict[str, dict[str, Any]]:
     """The planner's row of each mode (layer: with a thin halo at each layer)."""
     flags = {
-        "size": options.size,
-        "grid": options.grid,
+        "grid": scene.grid,
+        "bands": scene.channels,
         "levels": options.levels,
         "base-channels": options.base_channels,
-        "classes": CLASSES,
+        "classes": scene.classes,
         "format": "json",
         **{key: f"{value:.6g}" for key, value in machine.items()},
     }
     words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    answer = json.loads(command(["plan", *words, "--mesh", *map(str, mesh_of(ranks))], options.limit))
+    words += ["--size", *map(str, scene.shape), "--mesh", *map(str, mesh_of(ranks))]
+    answer = json.loads(command(["plan", *words], options.limit))
     return {row["mode"]: row for row in answer["modes"]["costs"] if row["fusion"] in (None, 1)}
 
 
@@ -244,6 +280,10 @@ def _deviation(planned: float, measured: float) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", type=int, default=4096, help="pixels a side of the scene")
+    parser.add_argument("--image", type=Path, help="a scene of your own, in place of a synthetic one")
+    parser.add_argument("--labels", type=Path, help="its labels")
+    parser.add_argument("--classes", type=int, help="its classes")
+    parser.add_argument("--bands", type=int, nargs="+", help="its bands that are data; all unless given")
     parser.add_argument("--grid", type=int, default=8)
     parser.add_argument("--levels", type=int, default=5)
     parser.add_argument("--base-channels", type=int, default=4)

@@ -18,6 +18,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.models.dropout import set_dropout_key
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.agreement import agree_on_buffers
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
@@ -113,9 +114,33 @@ def steps(setting: Setting, plan: HaloPlan, mesh: Mesh, count: int, rate: float)
 
 def alone(setting: Setting, count: int, rate: float) -> Run:
     """The same on the undivided raster: one rank, one tile."""
-    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    whole = Setting(replace(setting.case, grid=(1, 1)), ParallelConfig())
-    return steps(whole, HaloPlan(), mesh, count, rate)
+    return steps(undivided_setting(setting), HaloPlan(), one_rank(), count, rate)
+
+
+def undivided_setting(setting: Setting) -> Setting:
+    return Setting(replace(setting.case, grid=(1, 1)), ParallelConfig())
+
+
+def one_rank() -> Mesh:
+    return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+
+
+def outputs(setting: Setting, plan: HaloPlan, mesh: Mesh) -> torch.Tensor:
+    """The logits of the whole raster as a training step computes them, put together from all ranks. Collective."""
+    case = setting.case
+    network = case.network().train()
+    set_dropout_key(network, KEY)
+    dataset = case.dataset()
+    parallel = ParallelRun.open(plan, network, mesh, "fp64")
+    passes = parallel.over(dataset.tilings)
+    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=torch.float64)
+    with torch.no_grad():
+        for _, piece in passes.outputs((dataset.load(part.image, part.tile) for part in parts), parts):
+            logits_KHW[(slice(None), *piece.core.slices)] = piece.logits_BKHW[0]
+    parallel.close()
+    mesh.communicator.all_reduce_sum(logits_KHW).wait()
+    return logits_KHW
 
 
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -148,7 +173,26 @@ def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", [EXACT[2], LAYER[1], LAYER[5], LAYER[9], LAYER[12]], ids=name)
+@pytest.mark.parametrize("setting", ONE_STEP)
+def test_outputs_are_those_of_the_undivided_network(setting: Setting, meshes: dict[str, Mesh]) -> None:
+    """With dropout on, and norms over the image as in training."""
+    torch.set_num_threads(1)
+    mesh = meshes["mpi"]
+    found_KHW = outputs(setting, setting.plan(mesh.size), mesh)
+    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), HaloPlan(), one_rank()))
+    assert relative(found_KHW, expected_KHW) < 1e-12
+    if setting.case.unet.norm == "none" and mesh.is_root:
+        assert relative(expected_KHW, undivided(setting.case).logits_KHW) < 1e-12
+
+
+TWENTY = [
+    pytest.param(setting, id=name(setting), marks=[pytest.mark.nine] if setting in (EXACT[3], LAYER[1]) else [])
+    for setting in (EXACT[2], EXACT[3], LAYER[1], LAYER[5], LAYER[9], LAYER[10], LAYER[12])
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("setting", TWENTY)
 def test_twenty_steps(setting: Setting, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     mesh = meshes["gloo" if setting.case.unet.padding == "same" else "mpi"]

@@ -157,20 +157,23 @@ def test_windows_gradients_and_the_adjoint_identity(opened: OpenAxes, shape: tup
     for_all(opened, cases(shape), lambda case: check_exchange(case, opened, HaloExchanger(axes), axes), 12)
 
 
-def thin(rows: int, cols: int, before: int, after: int) -> Case:
+def thin(rows: int, cols: int, before: int, after: int, dtype: torch.dtype = torch.float64) -> Case:
     """Uneven blocks with the same halo everywhere, cut at the image's ends."""
     edges = (0, 3, 4, 9, 11)
     parts = [Partition((*edges[:n], 12)) for n in (rows, cols)]
     wanted = [tuple(b.expand(before, after) for b in p.blocks) for p in parts]
-    return Case(*parts, *wanted)
+    return Case(*parts, *wanted, dtype=dtype)
 
 
 @pytest.mark.mpi
+@pytest.mark.nine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 0), (0, 3), (7, 5)])
-def test_thin_halos_and_those_of_several_hops(opened: OpenAxes, before: int, after: int) -> None:
+def test_thin_halos_and_those_of_several_hops(opened: OpenAxes, before: int, after: int, dtype: torch.dtype) -> None:
+    """7 and 5 pixels reach over whole blocks of 1, 2 and 3."""
     for shape in opened.shapes():
         axes = opened.of(*shape)
-        check_exchange(thin(*shape, before, after), opened, HaloExchanger(axes), axes)
+        check_exchange(thin(*shape, before, after, dtype), opened, HaloExchanger(axes), axes)
 
 
 @every_shape

@@ -1,6 +1,7 @@
 """Each layer over the ranks of an image against torch's on the whole image: y, dx, dW, db and buffers.
 
-float64, to 1e-12 relative. Over MPI alone: what carries the halos is shown not to matter by the tests of the exchange.
+float64, to 1e-12 relative; each once in float32, to rounding. Over MPI alone: what carries the halos is shown not to
+matter by the tests of the exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.together import for_all
-from tests.spatial.twins import OpenAxes, check_twins, difference, forward, loss_weights, undivided
+from tests.spatial.twins import OpenAxes, Pass, check_twins, difference, forward, loss_weights, undivided
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
@@ -31,10 +32,16 @@ def check(case: Case, opened: OpenAxes, axes: Axes) -> bool:
 
 
 def check_everywhere(
-    opened: OpenAxes, module: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1, overlap: bool = False
+    opened: OpenAxes,
+    module: nn.Module,
+    x_BCHW: torch.Tensor,
+    fusion: int = 1,
+    overlap: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> None:
     """On the meshes of the job, by even blocks, which must be computed, and by uneven ones."""
-    network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3)
+    network = with_weights(module if isinstance(module, nn.Sequential) else nn.Sequential(module), 3).to(dtype)
+    x_BCHW = x_BCHW.to(dtype)
     height, width = x_BCHW.shape[2:]
     for rows, cols in opened.shapes():
         if rows > height or cols > width:
@@ -81,7 +88,10 @@ def test_acceptance_cases(
         assert computed or rows * cols > 4 or max(rows, cols) > 2
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), pytest.param((4, 4), marks=pytest.mark.mpi(min_size=16))])
+SIXTEEN = pytest.param((4, 4), marks=[pytest.mark.mpi(min_size=16), pytest.mark.sixteen])
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), SIXTEEN])
 def test_the_acceptance_case_of_4_x_4_ranks(opened_mpi: OpenAxes, shape: tuple[int, int]) -> None:
     if opened_mpi.mesh.size < shape[0] * shape[1]:
         pytest.skip(f"{shape[0]} x {shape[1]} ranks are needed")
@@ -120,6 +130,12 @@ def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
         check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
 
 
+@pytest.mark.nine
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_in_float32(opened_mpi: OpenAxes, name: str) -> None:
+    check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 14, 13), 5), dtype=torch.float32)
+
+
 @pytest.mark.parametrize("name", ["max pool 2", "max pool 3, overlapping, padded", "max pool, dilated"])
 @pytest.mark.parametrize("kind", ["ties", "negative"])
 def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(
@@ -129,15 +145,17 @@ def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(
 
 
 def unlike_its_blocks(mean: float) -> torch.Tensor:
-    x_BCHW = image((2, CHANNELS, 9, 8), 5) + mean
+    x_BCHW = image((2, CHANNELS, 11, 13), 5) + mean  # uneven blocks for 4 ranks a side too
     x_BCHW[:, :, :4, :3] += 3
     return x_BCHW
 
 
+@pytest.mark.nine
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("number", range(len(drawn.norms())))
-def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int) -> None:
+def test_norms_on_every_mesh(opened_mpi: OpenAxes, number: int, dtype: torch.dtype) -> None:
     """Statistics over the whole image, which are not those of a block."""
-    check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(0.0))
+    check_everywhere(opened_mpi, drawn.norms()[number], unlike_its_blocks(0.0), dtype=dtype)
 
 
 @pytest.mark.parametrize("module", [nn.BatchNorm2d(CHANNELS), nn.GroupNorm(2, CHANNELS)], ids=["batch", "group"])
@@ -222,6 +240,7 @@ def test_drawn_networks(opened_mpi: OpenAxes, kind: str) -> None:
         for_all(opened_mpi, cases, lambda case, a=axes: check(case, opened_mpi, a), 6)
 
 
+@pytest.mark.nine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "module",
@@ -240,21 +259,25 @@ def test_the_adjoint_identity_of_linear_layers(opened_mpi: OpenAxes, module: nn.
     with torch.no_grad():
         for parameter in module.to(dtype).parameters():
             parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=draw))
-    x_BCHW = torch.randint(-3, 4, (2, 2, 9, 8), generator=draw).to(dtype)
+    x_BCHW = torch.randint(-3, 4, (2, 2, 19, 17), generator=draw).to(dtype)
     for rows, cols in opened_mpi.shapes():
-        axes, fault = opened_mpi.of(rows, cols), None
-        run = forward(nn.Sequential(module), x_BCHW, axes, Partition.even(9, rows), Partition.even(8, cols))
-        if run is not None:
-            weights_BCHW = torch.randint(-3, 4, run.y_BCHW.shape, generator=draw).to(dtype)
-            (dx_BCHW,) = torch.autograd.grad(run.y_BCHW, run.part_BCHW, weights_BCHW)
-            sides = [(run.y_BCHW * weights_BCHW).sum(), (run.part_BCHW * dx_BCHW).sum()]
-            products = torch.stack(sides).detach().double()
-            axes.image.all_reduce_sum(products).wait()
-            if products[0] != products[1]:
-                fault = f"<Lx, w> = {products[0]} but <x, L*w> = {products[1]}"
-        opened_mpi.agree(fault)
+        axes = opened_mpi.of(rows, cols)
+        for cut in (Partition.even, uneven):
+            for overlap in (False, True):
+                run = forward(nn.Sequential(module), x_BCHW, axes, cut(19, rows), cut(17, cols), overlap=overlap)
+                opened_mpi.agree(None if run is None else _adjoint_fault(run, axes, draw))
 
 
+def _adjoint_fault(run: Pass, axes: Axes, draw: torch.Generator) -> str | None:
+    weights_BCHW = torch.randint(-3, 4, run.y_BCHW.shape, generator=draw).to(run.y_BCHW)
+    (dx_BCHW,) = torch.autograd.grad(run.y_BCHW, run.part_BCHW, weights_BCHW)
+    sides = [(run.y_BCHW * weights_BCHW).sum(), (run.part_BCHW * dx_BCHW).sum()]
+    products = torch.stack(sides).detach().double()
+    axes.image.all_reduce_sum(products).wait()
+    return None if products[0] == products[1] else f"<Lx, w> = {products[0]} but <x, L*w> = {products[1]}"
+
+
+@pytest.mark.nine
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_adjoint_of_a_sum_over_ranks(opened: OpenAxes, dtype: torch.dtype) -> None:
     communicator = opened.mesh.communicator
