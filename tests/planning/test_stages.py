@@ -105,8 +105,8 @@ def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str], schedule: st
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
     for key in ("weights", "gradients", "optimizer"):
         assert sum(row["memory"][key] for row in rows) == whole["memory"][key]
-    assert all(row["memory"]["total"] == sum(list(row["memory"].values())[:4]) for row in rows)
-    lost = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "bubble", "transfer")]
+    assert all(row["memory"]["total"] == sum(list(row["memory"].values())[:5]) for row in rows)
+    lost = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "recompute", "bubble", "transfer")]
     assert min(lost) >= 0
     assert sum(lost) == pytest.approx(step["milliseconds"], abs=1e-3)
     assert step["speed_up"] == pytest.approx(stages * step["busy_share"], abs=1e-3)
@@ -140,6 +140,43 @@ def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str])
     assert tight["cap"] < free["cap"]
     given = answer(capsys, f"{flags} --balance [{','.join(map(str, free['balance']))}] --gpu-memory {most - 1}")
     assert [row["fits"] for row in given["by_stage"]].count(False) == 1
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
+    capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    flags = f"--size 1000 --grid 2 --stages 3 --micro-batches 8 --schedule {schedule}"
+    never, last, always = (answer(capsys, f"{flags} --recompute {m}") for m in ("never", "except_last", "always"))
+    assert never == answer(capsys, flags)
+    for row, some, least in zip(never["by_stage"], last["by_stage"], always["by_stage"], strict=True):
+        assert (row["recompute"], least["recompute"]) == ("never", "always")
+        assert row["memory"]["activations"] >= some["memory"]["activations"] >= least["memory"]["activations"]
+        assert row["memory"]["backward"] == least["memory"]["backward"]
+        assert least["milliseconds"] == pytest.approx(row["milliseconds"] + row["forward_milliseconds"], abs=1e-3)
+    assert always["by_stage"][0]["memory"]["total"] < 0.7 * never["by_stage"][0]["memory"]["total"]
+    step = always["step"]
+    parts = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "recompute", "bubble", "transfer")]
+    assert sum(parts) == pytest.approx(step["milliseconds"], abs=1e-3)
+    assert step["recompute_milliseconds"] > 0 == never["step"]["recompute_milliseconds"]
+    assert step["speed_up"] < never["step"]["speed_up"]
+
+
+def test_each_stage_may_have_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first, which has most in flight, say. Where memory decides, recomputation allows a faster balance."""
+    flags = "--size 1000 --grid 2 --stages 3"
+    mixed = answer(capsys, f"{flags} --recompute [always,never,never]")
+    assert mixed["recompute"] == ["always", "never", "never"]
+    plain = answer(capsys, flags)
+    assert mixed["by_stage"][0]["memory"]["total"] < plain["by_stage"][0]["memory"]["total"]
+    assert mixed["by_stage"][1:] == plain["by_stage"][1:]
+    most = max(row["memory"]["total"] for row in plain["by_stage"])
+    tight = f"{flags} --gpu-memory {most * 2 // 3}"
+    assert answer(capsys, f"{tight} --recompute always")["cap"] > answer(capsys, tight)["cap"]
+    assert main([*flags.split(), "--recompute", "always"]) == 0
+    text = capsys.readouterr().out
+    assert "schedule 1f1b, recompute always" in text
+    assert " + recompute " in text
 
 
 def test_slow_links_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,8 +230,11 @@ def test_counts_as_people_write_them() -> None:
         ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
         ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
         ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
+        ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
+        ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
+        ("--recompute always", ["--recompute is always", "--stages"]),
         ("--stages 2 --stride 2", ["--stages is 2", "--stride 2"]),
-        ("--stages 2 --gpu-memory 100MiB", ["stage 1 needs at least", "is 104857600 bytes", "more stages"]),
+        ("--stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 104857600 bytes", "more stages"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_kept_bytes_of_any_run_are_those_of_autograd(balance: tuple[int, ...], n
     layers = unet.layers()
     assert sum(balance) == len(layers)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT), 4)
-    counted = [prices.memory(*run).activations for run in cuts(balance)]
+    counted = [prices.memory(*run, local_skips=True).activations for run in cuts(balance)]
     counted[-1] -= loss_bytes(prices.costs, 4)
     assert counted == stage_bytes(unet, balance)
 
@@ -68,7 +68,8 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
     layers = unet.layers()
     whole = training_memory(layers, unet.bands, CONTEXT, width)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT, width), width)
-    assert prices.memory(0, len(layers)).total(1) == whole.total - whole.backward
+    assert prices.memory(0, len(layers)).total(1) == whole.total
+    assert prices.memory(0, len(layers)).inputs == unet.bands * CONTEXT[0] * CONTEXT[1] * width
 
 
 def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:

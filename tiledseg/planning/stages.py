@@ -13,13 +13,15 @@ from typing import Any
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.schedule import (
-    ChunkTimes,
+    RECOMPUTE,
     Pipeline,
     Program,
     Route,
     chunk_ranks,
     chunk_skips,
+    kept_of,
     most_in_flight,
     program,
 )
@@ -38,13 +40,19 @@ MOST_MICRO_BATCHES = 256
 class StagesQuestion:
     """A pipeline of `stages` ranks; no `balance` for an automatic one, no `micro_batches` for 4 a stage.
 
-    Without `micro_batches` there are at most as many as an image has tiles.
+    Without `micro_batches` there are at most as many as an image has tiles. `recompute`: one mode, or one a stage.
     """
 
     stages: int
     balance: tuple[int, ...] | None = None
     micro_batches: int | None = None
     schedule: str = "1f1b"
+    recompute: tuple[str, ...] = ("never",)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The recompute mode of each stage."""
+        return self.recompute * self.stages if len(self.recompute) == 1 else self.recompute
 
     def __post_init__(self) -> None:
         if not 1 <= self.stages <= MOST_STAGES:
@@ -58,6 +66,22 @@ class StagesQuestion:
                 f"--balance has {len(self.balance)} parts, but --stages is {self.stages}{twice}; give {chunks} counts "
                 "of layers, or auto"
             )
+        if len(self.modes) != self.stages:
+            raise ConfigError(
+                f"--recompute has {len(self.recompute)} parts, but --stages is {self.stages}; give one mode, or one a "
+                "stage"
+            )
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """Recompute modes of 'always' or '[always,never]'. Raises ConfigError for others."""
+    modes = tuple(word.strip() for word in text.strip().strip("[]").split(","))
+    for mode in modes:
+        if mode not in RECOMPUTE:
+            raise ConfigError(
+                f"--recompute is '{text}'; give one of {', '.join(RECOMPUTE)}, or a list of one a stage: [always,never]"
+            )
+    return modes
 
 
 def parse_counts(text: str) -> tuple[int, ...] | None:
@@ -75,11 +99,12 @@ def parse_counts(text: str) -> tuple[int, ...] | None:
 class _Plan:
     """A pipeline with its balance and prices."""
 
+    asked: StagesQuestion
     prices: StagePrices
     machine: Machine
     balance: tuple[int, ...]
     pipeline: Pipeline
-    times: ChunkTimes  # seconds
+    times: ChunkTimes  # seconds; recomputation is part of the backward pass
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
     micro_batches: int
 
@@ -94,6 +119,10 @@ class _Plan:
 
     def rank_work(self, rank: int) -> int:
         return sum(self.work[chunk] for chunk in self.of_rank(rank))
+
+    def seconds(self, rank: int) -> float:
+        """Of a micro-batch, forward and backward, with recomputation."""
+        return sum(self.times.forward[chunk] + self.times.backward[chunk] for chunk in self.of_rank(rank))
 
     def route_bytes(self, route: Route) -> int:
         """Bytes that travel along a route, one way, for one micro-batch."""
@@ -117,14 +146,16 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     bound = most_in_flight(asked.schedule, asked.stages, micro_batches)
     balance = _balance(asked, prices, bound, question.gpu_memory)
     pipeline = Pipeline(chunk_ranks(asked.schedule, asked.stages), chunk_skips(prices.skips, cuts(balance)))
-    times = _chunk_times(prices, balance, question.machine)
+    recomputed = [_recomputes(asked, micro_batches, rank) for rank in pipeline.ranks]
+    times = _chunk_times(prices, balance, recomputed, question.machine)
     actions = program(asked.schedule, pipeline, micro_batches, times)
     held = in_flight(actions, len(pipeline.ranks))
-    found = _Plan(prices, question.machine, balance, pipeline, times, held, micro_batches)
+    found = _Plan(asked, prices, question.machine, balance, pipeline, times, held, micro_batches)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
     return {
         "stages": asked.stages,
         "schedule": asked.schedule,
+        "recompute": list(asked.modes),
         "micro_batches": micro_batches,
         "context": list(tiling.context_max),
         "balance": list(balance),
@@ -137,12 +168,22 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     }
 
 
-def _chunk_times(prices: StagePrices, balance: Sequence[int], machine: Machine) -> ChunkTimes:
+def _recomputes(asked: StagesQuestion, micro_batches: int, rank: int) -> bool:
+    """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
+    return asked.modes[rank] == "always" or (asked.modes[rank] == "except_last" and micro_batches > 1)
+
+
+def _chunk_times(
+    prices: StagePrices, balance: Sequence[int], recomputed: Sequence[bool], machine: Machine
+) -> ChunkTimes:
     """Seconds of each chunk, and of the activation that it sends to the next."""
     runs = cuts(balance)
     work = [sum(cost.multiply_adds for cost in prices.costs[a:b]) for a, b in runs]
     forward = [machine.compute_seconds(chunk, training=False) for chunk in work]
-    backward = [machine.compute_seconds(chunk) - f for chunk, f in zip(work, forward, strict=True)]
+    backward = [
+        machine.compute_seconds(chunk) - (0 if again else f)
+        for chunk, f, again in zip(work, forward, recomputed, strict=True)
+    ]
     sent = [Sent(1, prices.activation_bytes(first)) for first, _ in runs[1:]]
     return ChunkTimes(forward, backward, list(map(machine.message_seconds, sent)))
 
@@ -155,8 +196,11 @@ def _balance(asked: StagesQuestion, prices: StagePrices, held: Sequence[int], li
             _check_fold(balance, prices, asked.stages)
         return balance
 
+    ranks = chunk_ranks(asked.schedule, asked.stages)
+
     def memory(first: int, stop: int, chunk: int) -> int:
-        return prices.memory(first, stop).total(held[chunk])
+        kept = kept_of(asked.schedule, held[chunk], asked.modes[ranks[chunk]])
+        return prices.memory(first, stop, asked.schedule == "folded").total(*kept)
 
     work = [cost.multiply_adds for cost in prices.costs]
     if asked.schedule == "folded":
@@ -184,13 +228,15 @@ def _check_fold(balance: tuple[int, ...], prices: StagePrices, stages: int) -> N
 def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
     chunks = found.of_rank(rank)
     runs = [cuts(found.balance)[chunk] for chunk in chunks]
-    memories = [found.prices.memory(*run) for run in runs]
+    memories = [found.prices.memory(*run, found.asked.schedule == "folded") for run in runs]
+    kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.modes[rank]) for chunk in chunks]
     work = found.rank_work(rank)
     memory = {
         "weights": sum(m.weights for m in memories),
         "gradients": sum(m.gradients for m in memories),
         "optimizer": sum(m.optimizer for m in memories),
-        "activations": sum(found.held[c] * m.activations for c, m in zip(chunks, memories, strict=True)),
+        "activations": sum(m.kept(*counts) for m, counts in zip(memories, kept, strict=True)),
+        "backward": max(m.backward for m in memories),
     }
     memory["total"] = sum(memory.values())
     activation, skips = (_sent(found, chunks, of_skips) for of_skips in (False, True))
@@ -203,7 +249,8 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
         "multiply_adds": work,
         "share": round(work / sum(found.work), 4),
         "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work, training=False)),
-        "milliseconds": _milliseconds(found.machine.compute_seconds(work)),
+        "milliseconds": _milliseconds(found.seconds(rank)),
+        "recompute": found.asked.modes[rank],
         "in_flight": [found.held[chunk] for chunk in chunks],
         "memory": memory,
         "activation_bytes": activation,
@@ -221,21 +268,23 @@ def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
 
 
 def _step(found: _Plan, actions: Program) -> dict[str, float]:
-    """Where the time of a step goes: four parts that sum to it, then what follows from them."""
+    """Where the time of a step goes: five parts that sum to it, then what follows from them."""
     ranks, machine = found.pipeline.size, found.machine
     alone = machine.compute_seconds(sum(found.work)) * found.micro_batches
     slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * found.micro_batches
+    busiest = max(map(found.seconds, range(ranks))) * found.micro_batches
     free, real = _timeline(found, actions, False), _timeline(found, actions, True)
     return {
         "work_milliseconds": _milliseconds(alone / ranks),
         "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
-        "bubble_milliseconds": _milliseconds(free.makespan - slowest),
+        "recompute_milliseconds": _milliseconds(busiest - slowest),
+        "bubble_milliseconds": _milliseconds(free.makespan - busiest),
         "transfer_milliseconds": _milliseconds(real.makespan - free.makespan),
         "milliseconds": _milliseconds(real.makespan),
         "one_rank_milliseconds": _milliseconds(alone),
         "speed_up": round(alone / real.makespan, 4),
         "busy_share": round(real.busy_share, 4),
-        "bubble_share": round((free.makespan - slowest) / real.makespan, 4),
+        "bubble_share": round((free.makespan - busiest) / real.makespan, 4),
     }
 
 
