@@ -11,10 +11,12 @@ import torch
 
 from tests.pipeline.test_executor import PLAIN, balance, run
 from tests.pipeline.test_executor import Case as ExecutorCase
+from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.pipeline.schedule import SCHEDULES
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.schedule import SCHEDULES, Route
 
 COUNT = 8
 
@@ -90,3 +92,33 @@ def test_except_last_keeps_the_last_of_gpipe(meshes: dict[str, Mesh]) -> None:
     mesh = meshes["gloo"]
     one, _ = most_alive("gpipe", "never", 1, mesh)
     assert most_alive("gpipe", "except_last", COUNT, mesh)[0] == one
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In gpipe, when the last micro-batch has gone forward, the skips of the ones before it are no longer there."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    received: list[tuple[int, weakref.ref[torch.Tensor]]] = []
+    alive: list[int] = []
+    make, loss = PipelineExecutor.buffer, Drawn.loss
+
+    def noted(executor: PipelineExecutor, route: Route, micro_batch: Drawn) -> torch.Tensor:
+        tensor = make(executor, route, micro_batch)
+        if route.skip and route.target in executor.chunks:
+            received.append((micro_batch.number, weakref.ref(tensor)))
+        return tensor
+
+    def counted(micro_batch: Drawn, output_BKHW: torch.Tensor) -> torch.Tensor:
+        if micro_batch.number == COUNT - 1:
+            alive.append(sum(number < COUNT - 1 and ref() is not None for number, ref in received))
+        return loss(micro_batch, output_BKHW)
+
+    monkeypatch.setattr(PipelineExecutor, "buffer", noted)
+    monkeypatch.setattr(Drawn, "loss", counted)
+    axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
+    run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT), axes, mesh.size)
+    axes.close()
+    if mesh.rank == mesh.size - 1:
+        assert len(received) >= COUNT, "skips have come from other stages"
+        assert alive == [0]

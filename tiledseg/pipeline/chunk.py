@@ -1,9 +1,10 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
 
-The graph of autograd ends where tensors come in and go out. A received activation enters it by `_Enter`, which costs no
-copy and lets the first layer write into it; received skips are leaves. What goes out leaves it by `_Leave`, a scalar
-behind which the chunk's graph hangs: so an output that no layer of the chunk needs again is let go once it has been
-sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
+The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter` or `_EnterSkip`, which
+cost no copy and keep no tensor: one that no layer needs again is let go. A received activation may be written into by
+the first layer; a skip, which may be another chunk's too, may not. What goes out leaves by `_Leave`, a scalar behind
+which the chunk's graph hangs: so an output is let go once it has been sent, and the backward pass starts from the
+scalar, whatever gradients have come for the outputs.
 
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
 pass is the same: dropout draws by counter, and running statistics stand still.
@@ -52,15 +53,29 @@ class Held:
     """What a chunk keeps of a micro-batch from its forward to its backward pass.
 
     `inputs`: to recompute from. `scalar`: the chunk's graph hangs behind it (None: nothing to differentiate), and
-    `outgoing` takes the gradients of what went out, in its order. `entered` and `leaves`: where the gradients of what
-    came in appear.
+    `outgoing` takes the gradients of what went out, in its order. `entered`: where those of what came in appear.
     """
 
     inputs: Tensors | None = None
     scalar: torch.Tensor | None = None
     outgoing: list[torch.Tensor] = field(default_factory=list)
-    entered: list[torch.Tensor] = field(default_factory=list)
-    leaves: Tensors = field(default_factory=dict)
+    entered: dict[str, Entrance] = field(default_factory=dict)
+
+
+class Entrance:
+    """The gradient of a tensor that came in, once there is one; of the tensor itself only what it looks like."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._like = torch.empty_like(tensor, device="meta")
+        self._device = tensor.device
+        self._gradient: torch.Tensor | None = None
+
+    def put(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient
+
+    def gradient(self) -> torch.Tensor:
+        """Zeros where no layer of the chunk depends on the tensor."""
+        return torch.zeros_like(self._like, device=self._device) if self._gradient is None else self._gradient
 
 
 class Chunk:
@@ -104,20 +119,19 @@ class Chunk:
             if not self.is_last:
                 held.outgoing += [gradients[name] for name in (ACTIVATION, *self.leaving)]
             held.scalar.backward()
-        found = {name: _gradient_of(leaf) for name, leaf in held.leaves.items()}
-        if not self.is_first:
-            found[ACTIVATION] = held.entered[0]
-        return found
+        return {name: entrance.gradient() for name, entrance in held.entered.items()}
 
     def _differentiable(self, micro_batch: MicroBatch, inputs: Tensors) -> tuple[Held, Tensors]:
-        held = Held()
+        held, entered = Held(), {}
         for name, tensor in inputs.items():
-            if name != ACTIVATION:
-                held.leaves[name] = tensor.detach().requires_grad_(tensor.is_floating_point())
-        x_BCHW = inputs[ACTIVATION]
-        if not self.is_first:
-            x_BCHW = _Enter.apply(torch.empty(0, requires_grad=True), x_BCHW, held.entered)
-        outputs = self._run(micro_batch, {**held.leaves, ACTIVATION: x_BCHW})
+            if name == ACTIVATION and self.is_first:
+                entered[name] = tensor  # the network's input: nobody asks for its gradient
+                continue
+            held.entered[name] = Entrance(tensor)
+            enter = _Enter if name == ACTIVATION else _EnterSkip
+            entered[name] = enter.apply(torch.empty(0, requires_grad=True), tensor, held.entered[name])
+        outputs = self._run(micro_batch, entered)
+        del entered
         if self.is_last:
             held.scalar = micro_batch.loss(outputs[ACTIVATION])
             return held, {}
@@ -132,24 +146,29 @@ class Chunk:
         return {ACTIVATION: x_BCHW, **{name: skips[name] for name in self.leaving}}
 
 
-def _gradient_of(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-
-
 class _Enter(torch.autograd.Function):
-    """Makes a received tensor the output of an operation: layers may write into it. Its gradient goes into `box`."""
+    """Makes a received tensor the output of an operation: layers may write into it."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
-        ctx.box = box
+    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
+        ctx.entrance = entrance
         ctx.mark_dirty(received)
         return received
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        ctx.box.append(gradient)
+        ctx.entrance.put(gradient)
         return None, None, None
+
+
+class _EnterSkip(_Enter):
+    """The same for a tensor that layers only read: autograd refuses to write into what comes out."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
+        ctx.entrance = entrance
+        return received.view_as(received)
 
 
 class _Leave(torch.autograd.Function):
