@@ -66,8 +66,7 @@ class Entrance:
     """The gradient of a tensor that came in, once there is one; of the tensor itself only what it looks like."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._like = torch.empty_like(tensor, device="meta")
-        self._device = tensor.device
+        self._like = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
         self._gradient: torch.Tensor | None = None
 
     def put(self, gradient: torch.Tensor) -> None:
@@ -75,7 +74,10 @@ class Entrance:
 
     def gradient(self) -> torch.Tensor:
         """Zeros where no layer of the chunk depends on the tensor."""
-        return torch.zeros_like(self._like, device=self._device) if self._gradient is None else self._gradient
+        if self._gradient is not None:
+            return self._gradient
+        shape, strides, dtype, device = self._like
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
 
 
 class Chunk:
