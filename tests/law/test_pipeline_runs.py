@@ -113,6 +113,18 @@ def check_checkpoint(found: Path, expected: Path) -> None:
             torch.testing.assert_close(mine[key], theirs[key], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_bfloat16_is_no_less_exact_with_stages(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Activations travel in the dtype in which a layer gives them: the same roundings as on one rank."""
+    mesh = meshes["gloo"]
+    config = ten_steps(shared, shared / "bf16-one", "sgd")
+    config = replace(config, train=replace(config.train, precision="bf16"))
+    expected = mesh.on_root(lambda: run(config, alone()))
+    parallel = ParallelConfig(stages=mesh.size, balance="modelled", recompute="always")
+    split = replace(config, parallel=parallel, run=RunConfig(str(shared / "bf16-split"), 0))
+    assert losses(run(split, mesh)) == pytest.approx(losses(expected), rel=1e-6)
+
+
 @pytest.mark.mpi
 @pytest.mark.six
 def test_a_run_goes_on_with_another_split(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:

@@ -11,6 +11,7 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import Memory, choose_balance, choose_folded, cuts, parse_balance
@@ -169,6 +170,22 @@ def check_skips(cut: Cut, balance: Sequence[int]) -> None:
             f"parallel.schedule folded keeps skips on their rank, but parallel.balance [{','.join(map(str, balance))}] "
             f"sends {named}; move the cuts, or use auto"
         )
+
+
+def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
+    """What the user should know where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
+    if mesh.stages == 1:
+        return None
+    for first in range(0, mesh.ranks, mesh.stages):
+        own = [hosts[rank] for rank in mesh.pipeline(first)]
+        if len(set(own)) > 1:
+            other = next(host for host in own if host != own[0])
+            return (
+                f"the pipeline of ranks {first} to {first + mesh.stages - 1} is on several hosts ({own[0]}, {other}), "
+                f"so its activations go through the network; start a multiple of {mesh.stages} ranks a host, in the "
+                "order of hosts"
+            )
+    return None
 
 
 def _too_large(rank: int, needed: int, memory: int, balance: Sequence[int]) -> str:
