@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.balance import TOLERANCES, choose_balance, choose_folded, cuts, parse_balance
 from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.schedule import (
     RECOMPUTE,
@@ -34,6 +34,7 @@ from tiledseg.planning.stages_cost import StagePrices
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most
 MOST_MICRO_BATCHES = 256
+_SAMPLE = 24  # micro-batches on which an automatic balance is chosen
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class _Plan:
     balance: tuple[int, ...]
     pipeline: Pipeline
     times: ChunkTimes  # seconds; recomputation is part of the backward pass
+    actions: Program
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
     micro_batches: int
 
@@ -143,14 +145,7 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
     micro_batches = asked.micro_batches or min(4 * asked.stages, len(tiling))
     prices = StagePrices(layers, costs, question.bytes_per_value)
-    bound = most_in_flight(asked.schedule, asked.stages, micro_batches)
-    balance = _balance(asked, prices, bound, question.gpu_memory)
-    pipeline = Pipeline(chunk_ranks(asked.schedule, asked.stages), chunk_skips(prices.skips, cuts(balance)))
-    recomputed = [_recomputes(asked, micro_batches, rank) for rank in pipeline.ranks]
-    times = _chunk_times(prices, balance, recomputed, question.machine)
-    actions = program(asked.schedule, pipeline, micro_batches, times)
-    held = in_flight(actions, len(pipeline.ranks))
-    found = _Plan(asked, prices, question.machine, balance, pipeline, times, held, micro_batches)
+    found = _choose(asked, prices, question.machine, micro_batches, question.gpu_memory)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
     return {
         "stages": asked.stages,
@@ -158,14 +153,43 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
         "recompute": list(asked.modes),
         "micro_batches": micro_batches,
         "context": list(tiling.context_max),
-        "balance": list(balance),
+        "balance": list(found.balance),
         "automatic": asked.balance is None,
         "by_stage": by_stage,
         "cap": round(sum(found.work) / max(found.rank_work(rank) for rank in range(asked.stages)), 4),
-        "step": _step(found, actions),
+        "step": _step(found),
         "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
-        "drawing": draw(actions, pipeline).splitlines(),
+        "drawing": draw(found.actions, found.pipeline).splitlines(),
     }
+
+
+def _choose(
+    asked: StagesQuestion, prices: StagePrices, machine: Machine, micro_batches: int, limit: int | None
+) -> _Plan:
+    """The pipeline of the balance given, or of the automatic one that takes the least time, transfers included."""
+    given = _given_balance(asked, prices)
+    if given is not None:
+        return _pipeline(asked, prices, machine, given, micro_batches)
+    balances = _balances(asked, prices, micro_batches, limit)
+    sample = min(micro_batches, _SAMPLE)
+    return _pipeline(
+        asked,
+        prices,
+        machine,
+        min(balances, key=lambda balance: _timeline(_pipeline(asked, prices, machine, balance, sample), True).makespan),
+        micro_batches,
+    )
+
+
+def _pipeline(
+    asked: StagesQuestion, prices: StagePrices, machine: Machine, balance: tuple[int, ...], micro_batches: int
+) -> _Plan:
+    pipeline = Pipeline(chunk_ranks(asked.schedule, asked.stages), chunk_skips(prices.skips, cuts(balance)))
+    recomputed = [_recomputes(asked, micro_batches, rank) for rank in pipeline.ranks]
+    times = _chunk_times(prices, balance, recomputed, machine)
+    actions = program(asked.schedule, pipeline, micro_batches, times)
+    held = in_flight(actions, len(pipeline.ranks))
+    return _Plan(asked, prices, machine, balance, pipeline, times, actions, held, micro_batches)
 
 
 def _recomputes(asked: StagesQuestion, micro_batches: int, rank: int) -> bool:
@@ -188,15 +212,22 @@ def _chunk_times(
     return ChunkTimes(forward, backward, list(map(machine.message_seconds, sent)))
 
 
-def _balance(asked: StagesQuestion, prices: StagePrices, held: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """The balance given, checked, or the best one. `held`: micro-batches that each chunk may keep at once."""
-    if asked.balance is not None:
-        balance = parse_balance(asked.balance, len(prices.layers))
-        if asked.schedule == "folded":
-            _check_fold(balance, prices, asked.stages)
-        return balance
+def _given_balance(asked: StagesQuestion, prices: StagePrices) -> tuple[int, ...] | None:
+    """The balance asked for, checked; None for an automatic one."""
+    if asked.balance is None:
+        return None
+    balance = parse_balance(asked.balance, len(prices.layers))
+    if asked.schedule == "folded":
+        _check_fold(balance, prices, asked.stages)
+    return balance
 
+
+def _balances(
+    asked: StagesQuestion, prices: StagePrices, micro_batches: int, limit: int | None
+) -> list[tuple[int, ...]]:
+    """The best balances, each for another price of bytes: how much longer a stage may take to save some."""
     ranks = chunk_ranks(asked.schedule, asked.stages)
+    held = most_in_flight(asked.schedule, asked.stages, micro_batches)
 
     def memory(first: int, stop: int, chunk: int) -> int:
         kept = kept_of(asked.schedule, held[chunk], asked.modes[ranks[chunk]])
@@ -205,8 +236,10 @@ def _balance(asked: StagesQuestion, prices: StagePrices, held: Sequence[int], li
     work = [cost.multiply_adds for cost in prices.costs]
     if asked.schedule == "folded":
         ends = [(stash, pop) for _, stash, pop in prices.skips]
-        return choose_folded(work, ends, memory, asked.stages, limit, prices.received)
-    return choose_balance(work, memory, asked.stages, limit, prices.received)
+        found = [choose_folded(work, ends, memory, asked.stages, limit, prices.handed_on, t) for t in TOLERANCES]
+    else:
+        found = [choose_balance(work, memory, asked.stages, limit, prices.received, t) for t in TOLERANCES]
+    return list(dict.fromkeys(found))
 
 
 def _check_fold(balance: tuple[int, ...], prices: StagePrices, stages: int) -> None:
@@ -267,13 +300,13 @@ def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
     return sum(found.route_bytes(route) for route in routes)
 
 
-def _step(found: _Plan, actions: Program) -> dict[str, float]:
+def _step(found: _Plan) -> dict[str, float]:
     """Where the time of a step goes: five parts that sum to it, then what follows from them."""
     ranks, machine = found.pipeline.size, found.machine
     alone = machine.compute_seconds(sum(found.work)) * found.micro_batches
     slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * found.micro_batches
     busiest = max(map(found.seconds, range(ranks))) * found.micro_batches
-    free, real = _timeline(found, actions, False), _timeline(found, actions, True)
+    free, real = _timeline(found, False), _timeline(found, True)
     return {
         "work_milliseconds": _milliseconds(alone / ranks),
         "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
@@ -288,12 +321,12 @@ def _step(found: _Plan, actions: Program) -> dict[str, float]:
     }
 
 
-def _timeline(found: _Plan, actions: Program, transfers: bool) -> Timeline:
+def _timeline(found: _Plan, transfers: bool) -> Timeline:
     seconds = {
         route: found.machine.message_seconds(Sent(1, found.route_bytes(route))) if transfers else 0.0
         for route in found.pipeline.routes
     }
-    return simulate(actions, found.times.forward, found.times.backward, seconds.__getitem__)
+    return simulate(found.actions, found.times.forward, found.times.backward, seconds.__getitem__)
 
 
 def _milliseconds(seconds: float) -> float:

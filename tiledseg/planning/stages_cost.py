@@ -96,6 +96,10 @@ class StagePrices:
         popped = {skip for skip, stash, pop in self.skips if stash < first <= pop < stop}
         return (self.activation_bytes(first) if first else 0) + sum(self.skip_bytes(skip) for skip in popped)
 
+    def handed_on(self, first: int, stop: int) -> int:
+        """The same without the skips, where these stay on their rank (folded)."""
+        return self.activation_bytes(first) if first else 0
+
     def _walk(self, first: int) -> tuple[int, ...]:
         """Bytes kept by the first n layers of a run that starts at `first`, for each n."""
         source = self.costs[first].input_bytes
