@@ -98,17 +98,22 @@ class Chunk:
             yield from module.parameters()
 
     def output(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        """What goes out, or the network's output as the activation of the last chunk. For a pass without gradients."""
+        """What goes out, or the network's output as the activation of the last chunk. For a pass without gradients.
+
+        Here and in `forward` the tensors of `inputs` are taken out as they are used.
+        """
         return self._run(micro_batch, inputs)
 
     def forward(self, micro_batch: MicroBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
         """What is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
         if not recompute:
             return self._differentiable(micro_batch, inputs)
+        kept = dict(inputs)
         with torch.no_grad():
-            copy = {**inputs, ACTIVATION: inputs[ACTIVATION].clone()} if self._overwrites else dict(inputs)
-            outputs = self._run(micro_batch, copy)
-        return Held(inputs=inputs), {} if self.is_last else outputs
+            if self._overwrites:
+                inputs[ACTIVATION] = inputs[ACTIVATION].clone()
+            outputs = self._run(micro_batch, inputs)
+        return Held(inputs=kept), {} if self.is_last else outputs
 
     def backward(self, micro_batch: MicroBatch, held: Held, gradients: Mapping[str, torch.Tensor]) -> Tensors:
         """Adds to the gradients of the chunk's weights; the gradients of what came in. `held` is used up."""
@@ -116,7 +121,6 @@ class Chunk:
             inputs, held.inputs = held.inputs, None
             with _still_statistics(self._modules):
                 held, _ = self._differentiable(micro_batch, inputs)
-            del inputs
         if held.scalar is not None:
             if not self.is_last:
                 held.outgoing += [gradients[name] for name in (ACTIVATION, *self.leaving)]
@@ -124,16 +128,14 @@ class Chunk:
         return {name: entrance.gradient() for name, entrance in held.entered.items()}
 
     def _differentiable(self, micro_batch: MicroBatch, inputs: Tensors) -> tuple[Held, Tensors]:
-        held, entered = Held(), {}
-        for name, tensor in inputs.items():
+        held = Held()
+        for name in list(inputs):
             if name == ACTIVATION and self.is_first:
-                entered[name] = tensor  # the network's input: nobody asks for its gradient
-                continue
-            held.entered[name] = Entrance(tensor)
+                continue  # the network's input: nobody asks for its gradient
+            held.entered[name] = Entrance(inputs[name])
             enter = _Enter if name == ACTIVATION else _EnterSkip
-            entered[name] = enter.apply(torch.empty(0, requires_grad=True), tensor, held.entered[name])
-        outputs = self._run(micro_batch, entered)
-        del entered
+            inputs[name] = enter.apply(torch.empty(0, requires_grad=True), inputs[name], held.entered[name])
+        outputs = self._run(micro_batch, inputs)
         if self.is_last:
             held.scalar = micro_batch.loss(outputs[ACTIVATION])
             return held, {}
@@ -143,9 +145,8 @@ class Chunk:
         return held, {name: tensor.detach() for name, tensor in outputs.items()}
 
     def _run(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        skips = {name: tensor for name, tensor in inputs.items() if name != ACTIVATION}
-        x_BCHW = micro_batch.run_layers(inputs[ACTIVATION], skips, self.first, self.stop)
-        return {ACTIVATION: x_BCHW, **{name: skips[name] for name in self.leaving}}
+        x_BCHW = micro_batch.run_layers(inputs.pop(ACTIVATION), inputs, self.first, self.stop)
+        return {ACTIVATION: x_BCHW, **{name: inputs[name] for name in self.leaving}}
 
 
 class _Enter(torch.autograd.Function):

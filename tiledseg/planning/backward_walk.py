@@ -111,14 +111,10 @@ class _Walk:
         """The gradient of a concatenation goes two ways: bytes made for it, bytes handed on."""
         index = self.stashes[layer.skip]
         skip = self.costs[index]
-        sent = index < self.first  # it gets a tensor of its own, to be sent
         if layer.crop:
             self.waiting[layer.skip] = skip.output_bytes
-            # Put back along columns first, then along rows; a copy to send lies channels last.
-            return max(skip.output_bytes * cost.shape[1] // skip.shape[1], skip.output_bytes * sent), self.gradient
-        if sent:
-            self.waiting[layer.skip] = skip.output_bytes
-            return 0, self.gradient
+            # Put back along columns first, then along rows.
+            return skip.output_bytes * cost.shape[1] // skip.shape[1], self.gradient
         self.waiting[layer.skip], self.gradient = self.gradient, 0
         return 0, 0
 

@@ -231,7 +231,7 @@ def _balances(
 
     def memory(first: int, stop: int, chunk: int) -> int:
         kept = kept_of(asked.schedule, held[chunk], asked.modes[ranks[chunk]])
-        return prices.memory(first, stop, asked.schedule == "folded").total(*kept)
+        return prices.memory(first, stop).total(*kept)
 
     work = [cost.multiply_adds for cost in prices.costs]
     if asked.schedule == "folded":
@@ -261,7 +261,7 @@ def _check_fold(balance: tuple[int, ...], prices: StagePrices, stages: int) -> N
 def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
     chunks = found.of_rank(rank)
     runs = [cuts(found.balance)[chunk] for chunk in chunks]
-    memories = [found.prices.memory(*run, found.asked.schedule == "folded") for run in runs]
+    memories = [found.prices.memory(*run) for run in runs]
     kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.modes[rank]) for chunk in chunks]
     work = found.rank_work(rank)
     memory = {

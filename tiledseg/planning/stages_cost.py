@@ -1,8 +1,8 @@
 """What a stage of a pipeline costs: any run of a network's layers, priced for one micro-batch.
 
 Bytes kept for the backward pass follow `cost`, but a run that starts in the middle gets its input over the wire: where
-the layer in front had kept that tensor already, this rank has to keep it once more. Skips from other ranks are held
-until the backward pass has made their gradients.
+the layer in front had kept that tensor already, this rank has to keep it once more. A skip from another rank goes with
+its concatenation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tiledseg.planning.step_memory import ADAM_VALUES
 class StageMemory:
     """Bytes of a stage, by purpose.
 
-    `activations`: what is kept of one micro-batch from its forward to its backward pass, the skips that it received
-    with it; `inputs`: what is kept of one that is recomputed, all that it received; `backward`: what the backward pass
-    needs on top at its worst moment, the gradients that it received with it.
+    `activations`: what is kept of one micro-batch from its forward to its backward pass; `inputs`: what is kept of one
+    that is recomputed, all that it received; `backward`: what the backward pass needs on top at its worst moment, the
+    gradients that it received with it.
     """
 
     weights: int
@@ -55,22 +55,18 @@ class StagePrices:
         self._kept_from = functools.cache(self._walk)
         self._backward = functools.cache(self._find_backward)
 
-    def memory(self, first: int, stop: int, local_skips: bool = False) -> StageMemory:
-        """Bytes of a rank that holds the run; the loss belongs to the last layer.
-
-        `local_skips`: skips come from another run on the same rank (folded), which keeps them anyway.
-        """
+    def memory(self, first: int, stop: int) -> StageMemory:
+        """Bytes of a rank that holds the run; the loss belongs to the last layer."""
         parameters = self._parameters[stop] - self._parameters[first]
         width = max(self.bytes_per_value, SINGLE_BYTES)
         copies = parameters * self.bytes_per_value if self.bytes_per_value < SINGLE_BYTES else 0
         up_to = self._kept_from(first)[: stop - first + 1]
         received = self.received(first, stop)
-        skips = received - self.activation_bytes(first) if first else 0
         return StageMemory(
             weights=parameters * width + copies,
             gradients=parameters * width,
             optimizer=ADAM_VALUES * parameters * width,
-            activations=up_to[-1] + (0 if local_skips else skips) + self._loss(stop),
+            activations=up_to[-1] + self._loss(stop),
             inputs=received if first else self.costs[0].input_bytes,
             backward=self._backward(first, stop),
         )
