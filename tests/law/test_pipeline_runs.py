@@ -10,7 +10,7 @@ import pytest
 import rasterio
 import torch
 
-from tests.law.test_training_steps import alone, configuration, run, write_scene
+from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig
 from tiledseg.inference.predictor import Request, predict
@@ -46,20 +46,6 @@ def ten_steps(folder: Path, output: Path, optimizer: str) -> Config:
     train = replace(config.train, epochs=STEPS, validate_every=5)
     # A policy counts the steps of the whole run: at a constant rate two halves are one run.
     return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
-
-
-def losses(lines: list[dict]) -> list[float]:
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all ranks with a scene in it."""
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("stages"))))
-    mesh.on_root(lambda: write_scene(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")
