@@ -33,8 +33,8 @@ def backward_peak(
     this and earlier layers keep, the gradients of its output, input and weights, and those of skips that wait for
     their stash: the whole concatenation, or the skip's own where it was cropped.
 
-    What a stage receives, the gradients of its output and of the skips that others pop, it holds until the end; so it
-    does the gradients of the skips that it pops of others.
+    What a stage receives, the gradients of its output and of the skips that others pop, it holds until the end. So it
+    does the gradients of the skips that it pops of others, the whole concatenation's.
     """
     stop = first + len(kept)
     walk = _Walk(layers, costs, bytes_per_value, first, stop)
@@ -109,8 +109,7 @@ class _Walk:
 
     def _split(self, layer: PopConcatenate, cost: LayerCost) -> tuple[int, int]:
         """The gradient of a concatenation goes two ways: bytes made for it, bytes handed on."""
-        index = self.stashes[layer.skip]
-        skip = self.costs[index]
+        skip = self.costs[self.stashes[layer.skip]]
         if layer.crop:
             self.waiting[layer.skip] = skip.output_bytes
             # Put back along columns first, then along rows.
