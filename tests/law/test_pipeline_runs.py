@@ -11,8 +11,9 @@ import rasterio
 import torch
 
 from tests.law.test_training_steps import alone, configuration, losses, run
+from tiledseg.architecture.presets import PRESETS
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.training.checkpoint import find_checkpoint
 
@@ -109,6 +110,29 @@ def test_bfloat16_is_no_less_exact_with_stages(shared: Path, meshes: dict[str, M
     parallel = ParallelConfig(stages=mesh.size, balance="modelled", recompute="always")
     split = replace(config, parallel=parallel, run=RunConfig(str(shared / "bf16-split"), 0))
     assert losses(run(split, mesh)) == pytest.approx(losses(expected), rel=1e-6)
+
+
+@pytest.mark.mpi(min_size=6)
+@pytest.mark.six
+def test_a_preset_with_its_norm_and_the_papers_balance(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Instance norm needs whole images, which are then the micro-batches: three of them a step."""
+    mesh = meshes["mpi"]
+    names = {what: [str(shared / f"{what}-{i}.tif") for i in range(3)] for what in ("image", "labels")}
+    mesh.on_root(
+        lambda: [shutil.copy(shared / f"{w}.tif", path) for w, paths in names.items() for path in paths] and None
+    )
+    config = ten_steps(shared, shared / "preset-one", "sgd")
+    config = replace(
+        config,
+        data=replace(config.data, images=names["image"], labels=names["labels"]),
+        model=ModelConfig(name="small", base_channels=1),
+        train=replace(config.train, epochs=3, images_per_step=3, validate_every=3),
+        tiling=TilingConfig(grid=1),
+    )
+    expected = mesh.on_root(lambda: run(config, alone()))
+    parallel = ParallelConfig(stages=6, halo="layer", mesh=[1, 1], balance=list(PRESETS["small"].balance))
+    split = replace(config, parallel=parallel, run=RunConfig(str(shared / "preset-split"), 0))
+    assert losses(run(split, mesh)) == pytest.approx(losses(expected), rel=1e-10)
 
 
 @pytest.mark.mpi
