@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ JOB = Path(__file__).resolve().with_name("ceiling_job.py")
 HEAD = ("processes at once", "seconds of a step alone", "seconds side by side", "speed-up at most")
 
 
-def measure_ceiling(stages: int, flags: Sequence[str], layout: str, repeat: int, limit: float) -> dict[str, Any]:
-    """`repeat` pairs of alone and side by side."""
-    command = mpirun(stages, JOB, *flags, "--layout", layout, "--repeat", str(repeat))
-    answer = run_job(command, limit)
+def measure_ceiling(stages: int, flags: Sequence[str], limit: float, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Of `stages` processes, each with the network and micro-batches of `flags`."""
+    answer = run_job(mpirun(stages, JOB, *flags), limit, environment)
     alone, together = answer["alone"], answer["together"]
     return {
         "ranks": stages,

@@ -11,6 +11,8 @@ from pathlib import Path
 from launching import mpirun
 
 HERE = Path(__file__).resolve().parent
+# The C library hands freed memory back to the system, which then has to fill pages with zeros again: it is told not to.
+KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 CHANNELS_LAST, CONTIGUOUS = "channels_last", "contiguous"
 
 

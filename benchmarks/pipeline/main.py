@@ -15,13 +15,14 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 from ceiling import ceiling_table, measure_ceiling
-from contestants import CHANNELS_LAST, contestants, finder
+from contestants import CHANNELS_LAST, KEPT_MEMORY, contestants, finder
 from tables import account_table, rows, side_by_side_table
 from turns import Turns, find_balance, take_turns
 
@@ -61,23 +62,24 @@ def machine() -> dict[str, Any]:
 
 
 def _ceiling(options: argparse.Namespace) -> tuple[str, Any]:
-    flags = (*_network(options), "--micro-batches", str(options.ceiling_micro_batches), "--stages", "1")
-    answer = measure_ceiling(options.stages, flags, CHANNELS_LAST, options.ceiling_pairs, options.limit)
+    flags = {"micro-batches": options.ceiling_micro_batches, "repeat": options.ceiling_pairs, "layout": CHANNELS_LAST}
+    words = (*_network(options), "--stages", "1", *(word for k, v in flags.items() for word in (f"--{k}", str(v))))
+    answer = measure_ceiling(options.stages, words, options.limit, _environment(options))
     return ceiling_table(answer), answer
 
 
 def _contest(options: argparse.Namespace) -> tuple[str, Any]:
-    network = (*_network(options), "--micro-batches", str(options.micro_batches))
-    flags = (*network, "--repeat", str(options.steps), "--warm-up", str(options.warm_up))
+    effort = ("--repeat", str(options.steps), "--warm-up", str(options.warm_up))
+    flags = (*_network(options), "--micro-batches", str(options.micro_batches), *effort)
     everyone = [
         contestant
         for contestant in contestants(options.stages, options.torchgpipe_path)
         if contestant.name in (BASE, OURS) or contestant.name.startswith(tuple(options.who))
     ]
     with tempfile.TemporaryDirectory() as folder:
-        kept = Path(folder)
-        balance = tuple(options.balance or find_balance(finder(options.stages), network, options.limit, kept))
-        found = take_turns(everyone, Turns(flags, balance, options.turns, options.limit, kept))
+        turns = Turns(flags, (), options.turns, options.limit, Path(folder), _environment(options))
+        balance = tuple(options.balance or find_balance(finder(options.stages), turns))
+        found = take_turns(everyone, replace(turns, balance=balance))
     result = rows(found, BASE, OURS)
     tables = [f"Balance that all share: {list(balance)}", side_by_side_table(result), account_table(result)]
     return "\n\n".join(tables), {"balance": balance, "rows": result}
@@ -98,10 +100,15 @@ def _network(options: argparse.Namespace) -> list[str]:
     return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
 
 
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    return KEPT_MEMORY if options.freed_memory == "kept" else {}
+
+
 def _workload(options: argparse.Namespace) -> str:
     return (
         f"U-Net L = {options.levels}, {options.base_channels} base channels, {options.micro_batches} micro-batches of "
-        f"{options.size} px, {options.dtype}, {options.stages} stages, one thread a rank, {os.cpu_count()} cores"
+        f"{options.size} px, {options.dtype}, {options.stages} stages, one thread a rank, {os.cpu_count()} cores, "
+        f"freed memory {options.freed_memory}"
     )
 
 
@@ -121,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=0, help="more steps in front of them")
     parser.add_argument("--ceiling-pairs", type=int, default=5)
     parser.add_argument("--ceiling-micro-batches", type=int, default=4)
+    parser.add_argument("--freed-memory", choices=("kept", "returned"), default="kept", help="by the C library")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which a job is ended")
     parser.add_argument("--torchgpipe-path", help="a checkout of torchgpipe, to go on PYTHONPATH")
     parser.add_argument("--json", type=Path, help="file for the figures")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turns:
-    """How a turn is run: the workload's flags, the shared balance, how many turns, and how long a job may take."""
+    """How a turn is run: the workload's flags, the shared balance, how many turns, how long a job may take, and
+    variables of everyone's environment."""
 
     flags: tuple[str, ...]
     balance: tuple[int, ...]
     count: int
     limit: float
     reference: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,10 +57,10 @@ def take_turns(everyone: Sequence[Contestant], turns: Turns) -> dict[str, Entry]
     return found
 
 
-def find_balance(contestant: Contestant, flags: Sequence[str], limit: float, reference: Path) -> tuple[int, ...]:
+def find_balance(contestant: Contestant, turns: Turns) -> tuple[int, ...]:
     """The automatic one, of a job that times nothing."""
-    command = contestant.command([*flags, "--repeat", "0", "--warm-up", "0"], None, reference)
-    return tuple(run_job(command, limit)["chunks"])
+    flags = (*turns.flags, "--repeat", "0", "--warm-up", "0")
+    return tuple(run_job(contestant.command(flags, None, turns.reference), turns.limit, turns.environment)["chunks"])
 
 
 def check(entry: Entry, found: dict[str, Entry]) -> None:
@@ -90,7 +92,7 @@ def _take_turn(entry: Entry, turns: Turns) -> None:
     contestant = entry.contestant
     command = contestant.command(turns.flags, turns.balance, turns.reference)
     try:
-        entry.lines.append(run_job(command, turns.limit, contestant.environment()))
+        entry.lines.append(run_job(command, turns.limit, {**turns.environment, **contestant.environment()}))
     except NotRunnableError as error:
         entry.reason = f"not runnable: {error}"
     except CommunicationError as error:
