@@ -156,12 +156,12 @@ OTHERS = [
 IN_ORDER = [Case(PLAIN, schedule, "never", sizes(PLAIN, 6), in_order=True) for schedule in SCHEDULES]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("case", EVERY + OTHERS + IN_ORDER, ids=lambda case: case.name)
 def test_a_pipeline_gives_what_the_undivided_network_gives(case: Case, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     mesh = meshes["mpi" if len(case.sizes) % 2 else "gloo"]
-    for stages in {mesh.size, max(1, mesh.size - 1)}:
+    for stages in {mesh.size, 1 if mesh.size == 2 else mesh.size}:
         check_case(case, mesh, stages)
 
 

@@ -61,7 +61,7 @@ def most_alive(schedule: str, recompute: str, count: int, mesh: Mesh) -> tuple[i
     return alive.most, alive.now
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_activations_in_flight_are_those_of_the_formula(schedule: str, meshes: dict[str, Mesh]) -> None:
     """As many times the tensors of one micro-batch as the schedule says: stages - i for 1f1b, all for gpipe."""
@@ -74,7 +74,7 @@ def test_activations_in_flight_are_those_of_the_formula(schedule: str, meshes: d
     assert most == in_flight * one > 0
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_recomputation_keeps_the_activations_of_one_micro_batch(schedule: str, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def test_recomputation_keeps_the_activations_of_one_micro_batch(schedule: str, m
     assert (most, left) == (one, 0)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 def test_except_last_keeps_the_last_of_gpipe(meshes: dict[str, Mesh]) -> None:
     """Its backward pass comes first: recomputing it would keep no less."""
     torch.set_num_threads(1)
