@@ -14,6 +14,7 @@ from tests.pipeline.test_executor import Case as ExecutorCase
 from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.geometry.layer import Stash
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.schedule import SCHEDULES, Route
@@ -117,8 +118,13 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
     monkeypatch.setattr(PipelineExecutor, "buffer", noted)
     monkeypatch.setattr(Drawn, "loss", counted)
     axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
-    run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT), axes, mesh.size)
+    # All stashes on the first stage, all pops on the last.
+    layers = PLAIN.layers()
+    encoder = max(index for index, layer in enumerate(layers) if isinstance(layer, Stash)) + 1
+    between = mesh.size - 2
+    stages = (encoder, *(1,) * between, len(layers) - encoder - between)
+    run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT, stages), axes, mesh.size)
     axes.close()
     if mesh.rank == mesh.size - 1:
-        assert len(received) >= COUNT, "skips have come from other stages"
+        assert len(received) == 2 * COUNT, "both skips have come each time"
         assert alive == [0]
