@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from tiledseg.errors import ConfigError
 
 # Worth trying where transfers take time: how much longer than the fastest cut's the slowest stage may take.
-TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2)
+TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 
 Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
 Traffic = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others, a micro-batch
