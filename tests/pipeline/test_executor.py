@@ -21,9 +21,9 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.layer import PopConcatenate, Stash
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.balance import choose_balance, choose_folded
-from tiledseg.pipeline.executor import RECOMPUTE, PipelineExecutor, Settings
+from tiledseg.pipeline.executor import PipelineExecutor, Settings
 from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
-from tiledseg.pipeline.schedule import SCHEDULES, chunk_ranks, compute_orders
+from tiledseg.pipeline.schedule import RECOMPUTE, SCHEDULES, chunk_ranks, compute_orders
 from tiledseg.pipeline.simulation import in_flight
 
 BOUND = 1e-12

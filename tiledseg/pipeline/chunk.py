@@ -120,7 +120,7 @@ class Chunk:
         if held.inputs is not None:
             inputs, held.inputs = held.inputs, None
             with _still_statistics(self._modules):
-                held, _ = self._differentiable(micro_batch, inputs)
+                held = self._differentiable(micro_batch, inputs)[0]
         if held.scalar is not None:
             if not self.is_last:
                 held.outgoing += [gradients[name] for name in (ACTIVATION, *self.leaving)]

@@ -28,11 +28,18 @@ from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.forward_only import forward_program
 from tiledseg.pipeline.itinerary import Move, Receive, Send, itinerary
 from tiledseg.pipeline.partition import Cut
-from tiledseg.pipeline.schedule import Forward, ReceiveActivation, Route, SendActivation, most_in_flight, program
+from tiledseg.pipeline.schedule import (
+    RECOMPUTE,
+    Forward,
+    ReceiveActivation,
+    Route,
+    SendActivation,
+    most_in_flight,
+    program,
+)
 from tiledseg.pipeline.simulation import verify
 from tiledseg.pipeline.stopwatch import Stopwatch
 
-RECOMPUTE = ("never", "except_last", "always")
 _VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
 
 

@@ -129,7 +129,7 @@ def plan_pipeline(
         both = [passes * time.forward + time.backward for time in times]
         if schedule == "folded":
             ends = [(stash, pop) for _, stash, pop in prices.skips]
-            balance = choose_folded(both, ends, memory, stages, memory_bytes, prices.received)
+            balance = choose_folded(both, ends, memory, stages, memory_bytes, prices.handed_on)
         else:
             balance = choose_balance(both, memory, stages, memory_bytes, prices.received)
     else:
