@@ -35,7 +35,8 @@ test-serial: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
-# A few of the halo exchange on nine, for a mesh with a middle, and the acceptance case of 4 x 4 on sixteen.
+# A few of the halo exchange on nine, for a mesh with a middle, and the acceptance case of 4 x 4 on sixteen; pipelines of
+# the paper's length on six.
 test-mpi: setup
 	for ranks in 1 2 3 4; do \
 		if [ $$ranks = 3 ]; then left_out=; else left_out="--ignore tests/bad_input"; fi; \
@@ -43,6 +44,7 @@ test-mpi: setup
 			$(CURDIR)/$(BIN)/python -m pytest --only-mpi -m mpi -q --color=no $$left_out || exit 1; \
 	done
 	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 9 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m nine -q --color=no tests/law tests/spatial
+	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 6 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m six -q --color=no tests/law tests/pipeline
 	timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n 16 $(CURDIR)/$(BIN)/python -m pytest --only-mpi -m sixteen -q --color=no tests/spatial
 
 # What runs on nine, on the numbers of ranks in between; not part of `make test`.

@@ -1,24 +1,16 @@
 """What a run is told: one dataclass a group, every field also a flag and a YAML key.
 
 A key appears here only once it works. Checks that need one group stand beside it and name the key to change; checks
-that need the data or the network stand where these are known.
+that need the data or the network stand where these are known. The group `parallel` is in `config_parallel`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tiledseg.config_checks import at_least, one_of
+from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{key} is '{value}'; give one of {', '.join(known)}")
-
-
-def _at_least(key: str, value: float, least: float) -> None:
-    if value < least:
-        raise ConfigError(f"{key} is {value}; give at least {least}")
 
 
 @dataclass
@@ -65,8 +57,8 @@ class DataConfig:
             raise ConfigError(f"data.ignore_index is {self.ignore_index}; give a number from 0 to 255")
         if self.bands is not None and (not self.bands or min(self.bands) < 1 or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
-        _at_least("data.workers", self.workers, 1)
-        _at_least("data.prefetch", self.prefetch, 1)
+        at_least("data.workers", self.workers, 1)
+        at_least("data.prefetch", self.prefetch, 1)
 
 
 def _count(paths: str | list[str]) -> int:
@@ -137,132 +129,6 @@ class ModelConfig:
 
 
 @dataclass
-class ParallelConfig:
-    """How the work is spread.
-
-    Args:
-        exact: refuse what tiling would change; false accepts it with a warning
-        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
-            neighbours, at each layer that needs one; nothing is computed twice)
-        mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
-        fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
-        overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
-            on the machine (python -m benchmarks.spatial.main measures it)
-        stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
-        balance: layers a stage as a list (folded: a chunk), auto (by layer times measured at the start) or modelled
-            (by multiply-adds)
-        schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
-        micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
-        recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last or
-            always, for all stages, or a list with one of them for each
-        transport: auto, nccl, gloo or mpi
-    """
-
-    exact: bool = True
-    halo: str = "read"
-    mesh: list[int] | str = "auto"
-    fusion: int | str = 1
-    overlap: bool = False
-    stages: int = 1
-    balance: list[int] | str = "auto"
-    schedule: str = "1f1b"
-    micro_batches: int | None = None
-    recompute: list[str] | str = "never"
-    transport: str = "auto"
-
-    def check(self) -> None:
-        self._check_halo()
-        self._check_pipeline()
-
-    def _check_halo(self) -> None:
-        _one_of("parallel.halo", self.halo, ("read", "exchange", "layer"))
-        _one_of("parallel.transport", self.transport, ("auto", "nccl", "gloo", "mpi"))
-        if self.mesh_rows_cols() is not None and self.halo == "read":
-            raise ConfigError(
-                f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
-                "set parallel.halo to exchange or layer"
-            )
-        if self.fusion_depth() != 1 and self.halo != "layer":
-            raise ConfigError(
-                f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
-                "parallel.halo to layer"
-            )
-
-        if self.overlap and self.halo != "layer":
-            raise ConfigError(
-                f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
-                "overlap out, or set parallel.halo to layer"
-            )
-
-    def _check_pipeline(self) -> None:
-        _at_least("parallel.stages", self.stages, 1)
-        _one_of("parallel.schedule", self.schedule, ("1f1b", "gpipe", "folded"))
-        for mode in self.recompute_modes():
-            _one_of("parallel.recompute", mode, ("never", "except_last", "always"))
-        if self.micro_batches is not None:
-            _at_least("parallel.micro_batches", self.micro_batches, 1)
-        if self.stages == 1:
-            for key, default in (
-                ("balance", "auto"),
-                ("schedule", "1f1b"),
-                ("micro_batches", None),
-                ("recompute", "never"),
-            ):
-                if getattr(self, key) != default:
-                    raise ConfigError(
-                        f"parallel.{key} is {getattr(self, key)}, but parallel.stages is 1, which is no pipeline; "
-                        f"leave {key} out, or set parallel.stages to 2 or more"
-                    )
-        counts = self.layer_counts()
-        chunks = 2 * self.stages - 1 if self.schedule == "folded" else self.stages
-        if counts is not None and len(counts) != chunks:
-            folded = f", which has {chunks} chunks when folded" if chunks != self.stages else ""
-            raise ConfigError(
-                f"parallel.balance has {len(counts)} parts, but parallel.stages is {self.stages}{folded}; give "
-                f"{chunks} counts of layers, or auto"
-            )
-
-    def layer_counts(self) -> tuple[int, ...] | None:
-        """Layers of each chunk, or None where the program chooses them."""
-        if self.balance in ("auto", "modelled"):
-            return None
-        values = self.balance
-        if isinstance(values, str) or not values or not all(isinstance(v, int) and v >= 1 for v in values):
-            raise ConfigError(
-                f"parallel.balance is {self.balance}; give auto, modelled, or layers a stage as [14,24,30,22,12,7]"
-            )
-        return tuple(values)
-
-    def recompute_modes(self) -> tuple[str, ...]:
-        """One mode for each stage."""
-        if isinstance(self.recompute, str):
-            return (self.recompute,) * self.stages
-        if len(self.recompute) != self.stages:
-            raise ConfigError(
-                f"parallel.recompute has {len(self.recompute)} parts, but parallel.stages is {self.stages}; give one "
-                "for each stage, or one word for all"
-            )
-        return tuple(self.recompute)
-
-    def mesh_rows_cols(self) -> tuple[int, int] | None:
-        """(rows, cols) of ranks an image, or None for auto."""
-        if self.mesh == "auto":
-            return None
-        values = self.mesh
-        if isinstance(values, str) or len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
-            raise ConfigError(f"parallel.mesh is {self.mesh}; give auto, or ranks along rows and columns as [R, C]")
-        return values[0], values[1]
-
-    def fusion_depth(self) -> int | None:
-        """Layers an exchange, or None for auto."""
-        if self.fusion == "auto":
-            return None
-        if not isinstance(self.fusion, int) or self.fusion < 1:
-            raise ConfigError(f"parallel.fusion is {self.fusion}; give auto or a number of layers from 1 on")
-        return self.fusion
-
-
-@dataclass
 class OptimizerConfig:
     """The optimizer and its learning-rate policy.
 
@@ -291,15 +157,15 @@ class OptimizerConfig:
     clip_norm: float = 0.0
 
     def check(self) -> None:
-        _one_of("optimizer.name", self.name, ("adamw", "sgd"))
-        _one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
+        one_of("optimizer.name", self.name, ("adamw", "sgd"))
+        one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
         if not self.lr > 0:
             raise ConfigError(f"optimizer.lr is {self.lr}; give a number above 0")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"optimizer.momentum is {self.momentum}; give a number in [0, 1)")
         for key in ("weight_decay", "warmup_steps", "clip_norm"):
-            _at_least(f"optimizer.{key}", getattr(self, key), 0)
-        _at_least("optimizer.step_size", self.step_size, 1)
+            at_least(f"optimizer.{key}", getattr(self, key), 0)
+        at_least("optimizer.step_size", self.step_size, 1)
         for key in ("gamma", "power"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"optimizer.{key} is {getattr(self, key)}; give a number above 0")
@@ -334,12 +200,12 @@ class TrainConfig:
     deterministic: bool = True
 
     def check(self) -> None:
-        _one_of("train.precision", self.precision, ("fp32", "bf16", "fp64"))
+        one_of("train.precision", self.precision, ("fp32", "bf16", "fp64"))
         for key in ("epochs", "images_per_step", "checkpoint_every", "keep_checkpoints", "validate_every"):
-            _at_least(f"train.{key}", getattr(self, key), 1)
-        _at_least("train.seed", self.seed, 0)
+            at_least(f"train.{key}", getattr(self, key), 1)
+        at_least("train.seed", self.seed, 0)
         if self.tiles_per_step is not None:
-            _at_least("train.tiles_per_step", self.tiles_per_step, 1)
+            at_least("train.tiles_per_step", self.tiles_per_step, 1)
             if self.images_per_step != 1:
                 raise ConfigError(
                     f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "

@@ -17,7 +17,7 @@ from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
 from tiledseg.planning.report import plan
-from tiledseg.planning.stages import StagesQuestion, parse_counts
+from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
 from tiledseg.planning.table import table
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
@@ -93,6 +93,9 @@ def _parser() -> Parser:
     pipeline.add_argument("--balance", metavar="B", help="layers of each stage, [14,24,30,22,12,7], or auto (default)")
     pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
     pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
+    pipeline.add_argument(
+        "--recompute", metavar="MODE", help="never (default), except_last, always; or a list, one a stage"
+    )
     add_format_option(parser)
     parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
     return parser
@@ -115,7 +118,7 @@ def _question(flags: Namespace) -> Question:
 
 
 def _stages(flags: Namespace) -> StagesQuestion | None:
-    parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule")}
+    parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule", "recompute")}
     given = {key: value for key, value in parts.items() if value is not None}
     if flags.stages is None:
         if given:
@@ -128,6 +131,8 @@ def _stages(flags: Namespace) -> StagesQuestion | None:
         )
     if "balance" in given:
         given["balance"] = parse_counts(given["balance"])
+    if "recompute" in given:
+        given["recompute"] = parse_modes(given["recompute"])
     return StagesQuestion(flags.stages, **given)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +63,27 @@ class Traffic:
         return whole
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What the timed steps have taken: seconds by the clock, and CPU seconds of all threads, the system's apart."""
+
+    seconds: tuple[float, ...]
+    user: tuple[float, ...]
+    system: tuple[float, ...]
+
+    @staticmethod
+    def together(parts: Sequence[Spent]) -> Spent:
+        """That of all ranks: their CPU seconds together, by the clock of the first."""
+        user = map(sum, zip(*(part.user for part in parts), strict=True))
+        system = map(sum, zip(*(part.system for part in parts), strict=True))
+        return Spent(parts[0].seconds, tuple(user), tuple(system))
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Rounded to tenths of milliseconds, under the names of the line."""
+        named = {"seconds": self.seconds, "user_seconds": self.user, "system_seconds": self.system}
+        return {name: [round(value, 4) for value in values] for name, values in named.items()}
+
+
 def parser_of(description: str) -> argparse.ArgumentParser:
     """The flags that every program takes; a program adds its own."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
@@ -89,18 +111,24 @@ def not_runnable(reason: object) -> NoReturn:
     sys.exit(NOT_RUNNABLE)
 
 
-def measure(step: Callable[[], object], barrier: Callable[[], object], request: Request) -> list[float]:
-    """Wall seconds of `step` between two barriers, that of the slowest rank; after the warm-up steps."""
+def measure(step: Callable[[], object], barrier: Callable[[], object], request: Request) -> Spent:
+    """Of this process, of each `step` between two barriers, after the warm-up steps: the clock waits for all ranks."""
     for _ in range(request.warm_up):
         step()
-    seconds = []
+    stamps: list[tuple[float, float, float]] = []
     for _ in range(request.repeat):
         barrier()
-        begun = time.perf_counter()
+        begun = _now()
         step()
         barrier()
-        seconds.append(round(time.perf_counter() - begun, 4))
-    return seconds
+        stamps.append(tuple(end - begin for begin, end in zip(begun, _now(), strict=True)))
+    return Spent(*(tuple(stamp[kind] for stamp in stamps) for kind in range(3)))
+
+
+def _now() -> tuple[float, float, float]:
+    """Seconds: of the clock, of this process as user and in the system."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return time.perf_counter(), used.ru_utime, used.ru_stime
 
 
 def serial_gradients(request: Request) -> Gradients:

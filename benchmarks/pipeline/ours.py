@@ -80,7 +80,7 @@ class Images:
 
 def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: bool) -> None:
     import torch
-    from measurement import compare, measure, report, serial_gradients
+    from measurement import Spent, compare, measure, report, serial_gradients
     from workload import Gradients, count_valid, gradients_of, make_network
 
     from tiledseg.comm.axes import open_axes
@@ -122,10 +122,11 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
         loss = sum(part for _, part in parts)
         equal = {"loss": loss, **compare(Gradients(loss, whole), serial_gradients(replace(request, workload=workload)))}
     busy.clear()
-    seconds = measure(step, mesh.communicator.barrier, request)
+    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request))
     by_stage = mesh.communicator.gather_objects(busy[request.warm_up :])
     if mesh.is_root:
-        figures = {"seconds": seconds, "bytes_sent": sum(b for b, _ in sent), "messages": sum(m for _, m in sent)}
+        figures = {"bytes_sent": sum(b for b, _ in sent), "messages": sum(m for _, m in sent)}
+        figures |= Spent.together(spent).to_dict()
         figures |= {"busy_seconds": by_stage, "transport": mesh.transport, "chunks": list(found_plan.balance)}
         figures |= {"recompute": recompute}
         report("tiledseg", schedule, replace(request, workload=workload), {**figures, **equal})

@@ -26,8 +26,8 @@ def run(request: Request, threads: int) -> None:
 
     found = Gradients(step(), gradients_of(network))
     equal = compare(found, serial_gradients(request))
-    seconds = measure(step, lambda: None, request)
-    figures = {"seconds": seconds, **Traffic().to_dict(), "loss": found.loss, **equal, "threads": threads}
+    spent = measure(step, lambda: None, request)
+    figures = {**spent.to_dict(), **Traffic().to_dict(), "loss": found.loss, **equal, "threads": threads}
     report("one process", "serial", request, figures)
 
 

@@ -10,7 +10,7 @@ import pytest
 import rasterio
 import torch
 
-from tests.law.test_training_steps import STEPS, alone, configuration, run, write_scene
+from tests.law.test_training_steps import STEPS, alone, configuration, losses, run
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.config_file import to_yaml
@@ -27,20 +27,6 @@ MODES = {
 
 def in_mode(config: Config, mode: str, output: Path) -> Config:
     return replace(config, parallel=MODES[mode], run=RunConfig(output=str(output), verbosity=0))
-
-
-def losses(lines: list[dict]) -> list[float]:
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all ranks with a scene in it."""
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("modes"))))
-    mesh.on_root(lambda: write_scene(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 import rasterio
 import torch
 
-from tests.law.test_training_steps import alone, configuration, run, write_scene
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tiledseg.architecture.presets import PRESETS
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.training.checkpoint import find_checkpoint
 
@@ -46,20 +47,6 @@ def ten_steps(folder: Path, output: Path, optimizer: str) -> Config:
     train = replace(config.train, epochs=STEPS, validate_every=5)
     # A policy counts the steps of the whole run: at a constant rate two halves are one run.
     return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
-
-
-def losses(lines: list[dict]) -> list[float]:
-    return [line["loss"] for line in lines if "loss" in line]
-
-
-@pytest.fixture(scope="module")
-def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all ranks with a scene in it."""
-    torch.set_num_threads(1)
-    mesh = meshes["gloo"]
-    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("stages"))))
-    mesh.on_root(lambda: write_scene(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +98,41 @@ def check_checkpoint(found: Path, expected: Path) -> None:
         assert mine.keys() == theirs.keys()
         for key in theirs:
             torch.testing.assert_close(mine[key], theirs[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bfloat16_is_no_less_exact_with_stages(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Activations travel in the dtype in which a layer gives them: the same roundings as on one rank."""
+    mesh = meshes["gloo"]
+    config = ten_steps(shared, shared / "bf16-one", "sgd")
+    config = replace(config, train=replace(config.train, precision="bf16"))
+    expected = mesh.on_root(lambda: run(config, alone()))
+    parallel = ParallelConfig(stages=mesh.size, balance="modelled", recompute="always")
+    split = replace(config, parallel=parallel, run=RunConfig(str(shared / "bf16-split"), 0))
+    assert losses(run(split, mesh)) == pytest.approx(losses(expected), rel=1e-6)
+
+
+@pytest.mark.mpi(min_size=6)
+@pytest.mark.six
+def test_a_preset_with_its_norm_and_the_papers_balance(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Instance norm needs whole images, which are then the micro-batches: three of them a step."""
+    mesh = meshes["mpi"]
+    names = {what: [str(shared / f"{what}-{i}.tif") for i in range(3)] for what in ("image", "labels")}
+    mesh.on_root(
+        lambda: [shutil.copy(shared / f"{w}.tif", path) for w, paths in names.items() for path in paths] and None
+    )
+    config = ten_steps(shared, shared / "preset-one", "sgd")
+    config = replace(
+        config,
+        data=replace(config.data, images=names["image"], labels=names["labels"]),
+        model=ModelConfig(name="small", base_channels=1),
+        train=replace(config.train, epochs=3, images_per_step=3, validate_every=3),
+        tiling=TilingConfig(grid=1),
+    )
+    expected = mesh.on_root(lambda: run(config, alone()))
+    parallel = ParallelConfig(stages=6, halo="layer", mesh=[1, 1], balance=list(PRESETS["small"].balance))
+    split = replace(config, parallel=parallel, run=RunConfig(str(shared / "preset-split"), 0))
+    assert losses(run(split, mesh)) == pytest.approx(losses(expected), rel=1e-10)
 
 
 @pytest.mark.mpi

@@ -51,6 +51,11 @@ def configuration(folder: Path, output: Path, precision: str, optimizer: str, ti
     )
 
 
+def losses(lines: list[dict]) -> list[float]:
+    """Of the steps among a run's metrics."""
+    return [line["loss"] for line in lines if "loss" in line]
+
+
 def run(config: Config, mesh: Mesh) -> list[dict]:
     """Train on `mesh`; the metrics, on every rank."""
     assert start(config, to_yaml(config), mesh) == 0

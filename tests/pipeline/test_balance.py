@@ -93,6 +93,12 @@ def test_under_a_limit_that_depends_on_the_stage_and_with_the_least_traffic(
     chosen = choose_balance(times, memory, stages, limit, traffic)
     assert fits(chosen)
     assert price(chosen) == min(possible)
+    tolerance = data.draw(st.sampled_from([0.25, 0.5, 1.0]))
+    thrifty = choose_balance(times, memory, stages, limit, traffic, tolerance)
+    allowed = (1 + tolerance) * min(possible)[0]
+    assert fits(thrifty)
+    assert price(thrifty)[0] <= allowed
+    assert price(thrifty)[1] == min(sent for time, sent in possible if time <= allowed)
 
 
 @law

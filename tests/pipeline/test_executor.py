@@ -148,7 +148,7 @@ NETWORKS = (
 EVERY = [
     Case(PLAIN, schedule, recompute, sizes(PLAIN, count))
     for schedule, recompute, count in itertools.product(SCHEDULES, RECOMPUTE, (1, 2, 3, 7))
-]
+] + [Case(PLAIN, schedule, "never", sizes(PLAIN, 24)) for schedule in SCHEDULES]
 OTHERS = [
     Case(unet, SCHEDULES[i % 3], RECOMPUTE[(i + j) % 3], sizes(unet, 4))
     for i, (j, unet) in enumerate(itertools.product(range(3), NETWORKS))
@@ -156,12 +156,12 @@ OTHERS = [
 IN_ORDER = [Case(PLAIN, schedule, "never", sizes(PLAIN, 6), in_order=True) for schedule in SCHEDULES]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("case", EVERY + OTHERS + IN_ORDER, ids=lambda case: case.name)
 def test_a_pipeline_gives_what_the_undivided_network_gives(case: Case, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     mesh = meshes["mpi" if len(case.sizes) % 2 else "gloo"]
-    for stages in {mesh.size, max(1, mesh.size - 1)}:
+    for stages in {mesh.size, 1 if mesh.size == 2 else mesh.size}:
         check_case(case, mesh, stages)
 
 
@@ -176,4 +176,7 @@ def test_presets_with_the_papers_balance(preset: str, schedule: str, meshes: dic
     paper = None if schedule == "folded" else named.balance
     count = {"1f1b": 8, "gpipe": 3, "folded": 7}[schedule]
     case = Case(unet, schedule, "never", sizes(unet, count), paper)
-    check_case(case, meshes["gloo"], meshes["gloo"].size)
+    mesh = meshes["gloo"]
+    # On six ranks also a pipeline of five, for the preset that is computed soonest.
+    for stages in {mesh.size, 5 if mesh.size == 6 and preset == "small" else mesh.size}:
+        check_case(case, mesh, stages)

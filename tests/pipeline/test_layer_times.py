@@ -149,3 +149,19 @@ def test_an_illegal_size_is_refused() -> None:
     unet = UNet(3, 1, 3, 4)
     with pytest.raises(GeometryError, match="30 is not legal"):
         measure_layer_times(network_of(unet), unet.bands, (32, 30), CPU, torch.float32)
+
+
+def test_a_disturbance_for_a_while_spoils_one_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    unet = UNet(2, 1, 3, 4)
+    rounds: dict[object, int] = {}
+    measure = layer_times._measure
+
+    def disturbed(job: layer_times._Job, bench: layer_times._Bench) -> tuple[LayerTime, list[layer_times._Spec]]:
+        rounds[job] = rounds.get(job, 0) + 1
+        times = {1: LayerTime(9.0, 2.0), 2: LayerTime(1.0, 9.0), 3: LayerTime(9.0, 9.0)}
+        return times[rounds[job]], measure(job, bench)[1]
+
+    monkeypatch.setattr(layer_times, "_measure", disturbed)
+    times = measure_layer_times(network_of(unet), unet.bands, (16, 16), CPU, torch.float32)
+    assert set(times) == {LayerTime(1.0, 2.0), LayerTime(0.0, 0.0)}
+    assert set(rounds.values()) == {3}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
+    RECOMPUTE,
     SCHEDULES,
     Backward,
     Forward,
@@ -19,6 +20,8 @@ from tiledseg.pipeline.schedule import (
     SendGradient,
     chunk_ranks,
     chunk_skips,
+    compute_orders,
+    kept_of,
     most_in_flight,
     program,
 )
@@ -96,6 +99,27 @@ def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
         SendGradient(0, chain[1], 1),
         SendGradient(0, skip, 0),
     )
+
+
+@law
+@given(st.sampled_from(SCHEDULES), st.sampled_from(RECOMPUTE), STAGES, MICRO_BATCHES, st.integers(1, 9))
+def test_what_recomputation_keeps(schedule: str, recompute: str, stages: int, micro_batches: int, inputs: int) -> None:
+    """Walked through the order of each chunk, in units of which a micro-batch's activations have 10."""
+    orders = compute_orders(schedule, stages, micro_batches)
+    most = most_in_flight(schedule, stages, micro_batches)
+    for chunk, held in enumerate(most):
+        kept: dict[int, int] = {}
+        peak = 0
+        for action in (action for order in orders for action in order if action.chunk == chunk):
+            again = recompute == "always" or (recompute == "except_last" and action.micro_batch < micro_batches - 1)
+            kept[action.micro_batch] = inputs if again and isinstance(action, Forward) else 10
+            peak = max(peak, sum(kept.values()))
+            if isinstance(action, Backward):
+                del kept[action.micro_batch]
+        complete, inputs_only = kept_of(schedule, held, recompute)
+        assert peak <= 10 * complete + inputs * inputs_only
+        if schedule != "folded":
+            assert peak == 10 * complete + inputs * inputs_only
 
 
 def test_several_consumers_have_a_route_a_chunk() -> None:

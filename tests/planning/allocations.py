@@ -21,7 +21,7 @@ class AllocationMeter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 self._meet(tensor.untyped_storage())
         self.peak = max(self.peak, self.bytes)
         return result

@@ -7,19 +7,10 @@ import time
 
 import pytest
 
-from tiledseg.architecture.presets import PRESETS
+from benchmarks.pipeline.paper_network import paper_layers
+from tiledseg.architecture.presets import PRESETS, build_network
+from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import (
-    Activation,
-    Convolution,
-    Dropout,
-    Layer,
-    MaxPool,
-    Norm,
-    PopConcatenate,
-    Stash,
-    Upsample,
-)
 from tiledseg.pipeline.balance import choose_balance, cuts, parse_balance
 from tiledseg.plan import main
 from tiledseg.planning.cost import layer_costs
@@ -29,36 +20,6 @@ from tiledseg.planning.stages import parse_counts
 def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
     assert main([*line.split(), "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)["stages"]
-
-
-def paper_layers(poolings: int) -> list[Layer]:
-    """The paper's U-Net: as wide as ours on the way down, but half as wide on the way up, with plain upsampling.
-
-    So is the U-Net of torchgpipe's benchmarks, on which the paper's pipeline stands: decoder level l has
-    base / 2 * 2^l channels, the bottom narrows again in its last convolution.
-    """
-
-    def units(name: str, *widths: int) -> list[Layer]:
-        return [
-            layer
-            for i, width in enumerate(widths)
-            for layer in (
-                Convolution(f"{name}.conv{i}", width, 3, padding=1, bias=False),
-                Dropout(f"{name}.dropout{i}"),
-                Norm(f"{name}.norm{i}", "instance"),
-                Activation(f"{name}.act{i}"),
-            )
-        ]
-
-    layers: list[Layer] = []
-    for level in range(poolings):
-        layers += units(f"down{level}", 64 << level, 64 << level)
-        layers += [Stash(f"down{level}.stash", f"skip{level}"), MaxPool(f"down{level}.pool")]
-    layers += units("bottom", 64 << poolings, 32 << poolings)
-    for level in reversed(range(poolings)):
-        layers += [Upsample(f"up{level}"), PopConcatenate(f"up{level}.pop", f"skip{level}", 64 << level)]
-        layers += units(f"up{level}", 32 << level, 32 << level)
-    return [*layers, Convolution("head", 1, 1)]
 
 
 @pytest.mark.parametrize("model", PRESETS)
@@ -87,8 +48,13 @@ def test_the_papers_lists_on_our_presets(
     assert given["balance"] == list(PRESETS[model].balance)
     assert (given["automatic"], chosen["automatic"]) == (False, True)
     assert given["cap"] == pytest.approx(by_hand, abs=0.005)
-    assert chosen["cap"] == pytest.approx(best, abs=0.005)
+    assert best * 0.85 < chosen["cap"] < best + 0.005, "no cut has a higher cap, but one with less may be faster"
     assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
+    layers = build_network(ModelConfig(name=model), 4, 2).layers()
+    work = [cost.multiply_adds for cost in layer_costs(layers, 4, (1024, 1024))]
+    assert sum(work) / max(sum(work[a:b]) for a, b in cuts(choose_balance(work, None, 6))) == pytest.approx(
+        best, abs=0.005
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
@@ -105,8 +71,8 @@ def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str], schedule: st
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
     for key in ("weights", "gradients", "optimizer"):
         assert sum(row["memory"][key] for row in rows) == whole["memory"][key]
-    assert all(row["memory"]["total"] == sum(list(row["memory"].values())[:4]) for row in rows)
-    lost = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "bubble", "transfer")]
+    assert all(row["memory"]["total"] == sum(list(row["memory"].values())[:5]) for row in rows)
+    lost = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "recompute", "bubble", "transfer")]
     assert min(lost) >= 0
     assert sum(lost) == pytest.approx(step["milliseconds"], abs=1e-3)
     assert step["speed_up"] == pytest.approx(stages * step["busy_share"], abs=1e-3)
@@ -142,11 +108,61 @@ def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str])
     assert [row["fits"] for row in given["by_stage"]].count(False) == 1
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+def test_recomputation_takes_memory_off_and_adds_a_forward_pass(
+    capsys: pytest.CaptureFixture[str], schedule: str
+) -> None:
+    flags = f"--size 1000 --grid 2 --stages 3 --micro-batches 8 --schedule {schedule}"
+    never, last, always = (answer(capsys, f"{flags} --recompute {m}") for m in ("never", "except_last", "always"))
+    assert never == answer(capsys, flags)
+    for row, some, least in zip(never["by_stage"], last["by_stage"], always["by_stage"], strict=True):
+        assert (row["recompute"], least["recompute"]) == ("never", "always")
+        assert row["memory"]["activations"] >= some["memory"]["activations"] >= least["memory"]["activations"]
+        assert row["memory"]["backward"] == least["memory"]["backward"]
+        assert least["milliseconds"] == pytest.approx(row["milliseconds"] + row["forward_milliseconds"], abs=1e-3)
+    assert always["by_stage"][0]["memory"]["total"] < 0.7 * never["by_stage"][0]["memory"]["total"]
+    step = always["step"]
+    parts = [step[f"{key}_milliseconds"] for key in ("work", "imbalance", "recompute", "bubble", "transfer")]
+    assert sum(parts) == pytest.approx(step["milliseconds"], abs=1e-3)
+    assert step["recompute_milliseconds"] > 0 == never["step"]["recompute_milliseconds"]
+    assert step["speed_up"] < never["step"]["speed_up"]
+
+
+def test_each_stage_may_have_a_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first, which has most in flight, say. Where memory decides, recomputation allows a faster balance."""
+    flags = "--size 1000 --grid 2 --stages 3 --balance [38,27,24]"
+    mixed = answer(capsys, f"{flags} --recompute [always,never,never]")
+    assert mixed["recompute"] == ["always", "never", "never"]
+    plain = answer(capsys, flags)
+    assert mixed["by_stage"][0]["memory"]["total"] < plain["by_stage"][0]["memory"]["total"]
+    assert mixed["by_stage"][1:] == plain["by_stage"][1:]
+    flags = "--size 1000 --grid 2 --stages 3"
+    most = max(row["memory"]["total"] for row in answer(capsys, flags)["by_stage"])
+    tight = f"{flags} --gpu-memory {most * 2 // 3}"
+    assert answer(capsys, f"{tight} --recompute always")["cap"] > answer(capsys, tight)["cap"]
+    assert main([*flags.split(), "--recompute", "always"]) == 0
+    text = capsys.readouterr().out
+    assert "schedule 1f1b, recompute always" in text
+    assert " + recompute " in text
+
+
 def test_slow_links_cost_time(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 1000 --grid 2 --stages 3 --balance auto"
+    flags = "--size 1000 --grid 2 --stages 3 --balance [38,27,24]"
     quick, slow = answer(capsys, flags)["step"], answer(capsys, f"{flags} --bandwidth 1GB")["step"]
     assert slow["transfer_milliseconds"] > quick["transfer_milliseconds"] > 0
     assert slow["bubble_milliseconds"] == quick["bubble_milliseconds"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "folded"])
+def test_an_automatic_balance_minds_slow_links(capsys: pytest.CaptureFixture[str], schedule: str) -> None:
+    """The fastest cut for free messages is not the fastest one where they are slow: it is tried against others."""
+    flags = f"--size 1024 --grid 1 --model small --stages 6 --micro-batches 24 --schedule {schedule}"
+    free, slow = answer(capsys, f"{flags} --bandwidth 1000TB --latency 0s"), answer(capsys, f"{flags} --bandwidth 5GB")
+    assert free["cap"] >= slow["cap"]
+    text = ",".join(map(str, free["balance"]))
+    given = answer(capsys, f"{flags} --bandwidth 5GB --balance [{text}]")
+    assert given["step"]["speed_up"] < slow["step"]["speed_up"]
+    assert given["bytes_step"] > slow["bytes_step"]
 
 
 def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,8 +209,11 @@ def test_counts_as_people_write_them() -> None:
         ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
         ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
         ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
+        ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
+        ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
+        ("--recompute always", ["--recompute is always", "--stages"]),
         ("--stages 2 --stride 2", ["--stages is 2", "--stride 2"]),
-        ("--stages 2 --gpu-memory 100MiB", ["stage 1 needs at least", "is 104857600 bytes", "more stages"]),
+        ("--stages 2 --gpu-memory 100MiB", ["stage 0 needs at least", "is 104857600 bytes", "more stages"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(line: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

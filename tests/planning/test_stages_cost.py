@@ -68,7 +68,8 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
     layers = unet.layers()
     whole = training_memory(layers, unet.bands, CONTEXT, width)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT, width), width)
-    assert prices.memory(0, len(layers)).total(1) == whole.total - whole.backward
+    assert prices.memory(0, len(layers)).total(1) == whole.total
+    assert prices.memory(0, len(layers)).inputs == unet.bands * CONTEXT[0] * CONTEXT[1] * width
 
 
 def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:

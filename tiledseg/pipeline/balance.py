@@ -17,6 +17,9 @@ from itertools import accumulate, pairwise
 
 from tiledseg.errors import ConfigError
 
+# Worth trying where transfers take time: how much longer than the fastest cut's the slowest stage may take.
+TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
+
 Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
 Traffic = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others, a micro-batch
 Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
@@ -77,10 +80,12 @@ def choose_balance(
     stages: int,
     limit: int | None = None,
     traffic: Traffic | None = None,
+    tolerance: float = 0.0,
 ) -> tuple[int, ...]:
     """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes.
 
-    `times`: seconds (or work) of each layer, in any unit. Ties: the least `traffic` of all stages together.
+    `times`: seconds (or work) of each layer, in any unit. Ties: the least `traffic` of all stages together. With a
+    `tolerance` the slowest stage may take so much longer, as a share, where that saves traffic.
     Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
     """
     layers = len(times)
@@ -92,7 +97,7 @@ def choose_balance(
     def parts(before: Middle, after: Middle, stage: int) -> tuple[Part, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, in_line=True)
+    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, tolerance, in_line=True)
     return tuple(after[0] - before[0] for before, after in pairwise(path))
 
 
@@ -103,11 +108,12 @@ def choose_folded(
     ranks: int,
     limit: int | None = None,
     traffic: Traffic | None = None,
+    tolerance: float = 0.0,
 ) -> tuple[int, ...]:
     """The folded balance of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
     `skips`: the layers that stash and pop each skip. Cuts are tried in front of layers that take time, stash or pop:
-    any other cut gives the same times, and the same ranks to all skips.
+    any other cut gives the same times, and the same ranks to all skips. `tolerance` as for `choose_balance`.
     Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
     """
     layers, chunks = len(times), 2 * ranks - 1
@@ -123,7 +129,7 @@ def choose_folded(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, in_line=False)
+    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, tolerance, in_line=False)
     down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
     up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
@@ -152,6 +158,7 @@ def _choose(
     levels: Sequence[Sequence[Middle]],
     parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
     prices: _Prices,
+    tolerance: float,
     in_line: bool,
 ) -> list[Middle]:
     """The path through the levels, a step a stage: least greatest load first, then least traffic.
@@ -175,7 +182,7 @@ def _choose(
         if not reached:
             raise ConfigError(_no_room(stage, level, slowest, parts, prices))
         slowest = reached
-    return _least_traffic(levels, parts, prices, next(iter(slowest.values())), in_line)
+    return _least_traffic(levels, parts, prices, (1 + tolerance) * next(iter(slowest.values())), in_line)
 
 
 def _least_traffic(

@@ -1,9 +1,10 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
 
-The graph of autograd ends where tensors come in and go out. A received activation enters it by `_Enter`, which costs no
-copy and lets the first layer write into it; received skips are leaves. What goes out leaves it by `_Leave`, a scalar
-behind which the chunk's graph hangs: so an output that no layer of the chunk needs again is let go once it has been
-sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
+The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter` or `_EnterSkip`, which
+cost no copy and keep no tensor: one that no layer needs again is let go. A received activation may be written into by
+the first layer; a skip, which may be another chunk's too, may not. What goes out leaves by `_Leave`, a scalar behind
+which the chunk's graph hangs: so an output is let go once it has been sent, and the backward pass starts from the
+scalar, whatever gradients have come for the outputs.
 
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
 pass is the same: dropout draws by counter, and running statistics stand still.
@@ -52,15 +53,31 @@ class Held:
     """What a chunk keeps of a micro-batch from its forward to its backward pass.
 
     `inputs`: to recompute from. `scalar`: the chunk's graph hangs behind it (None: nothing to differentiate), and
-    `outgoing` takes the gradients of what went out, in its order. `entered` and `leaves`: where the gradients of what
-    came in appear.
+    `outgoing` takes the gradients of what went out, in its order. `entered`: where those of what came in appear.
     """
 
     inputs: Tensors | None = None
     scalar: torch.Tensor | None = None
     outgoing: list[torch.Tensor] = field(default_factory=list)
-    entered: list[torch.Tensor] = field(default_factory=list)
-    leaves: Tensors = field(default_factory=dict)
+    entered: dict[str, Entrance] = field(default_factory=dict)
+
+
+class Entrance:
+    """The gradient of a tensor that came in, once there is one; of the tensor itself only what it looks like."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._like = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+        self._gradient: torch.Tensor | None = None
+
+    def put(self, gradient: torch.Tensor) -> None:
+        self._gradient = gradient
+
+    def gradient(self) -> torch.Tensor:
+        """Zeros where no layer of the chunk depends on the tensor."""
+        if self._gradient is not None:
+            return self._gradient
+        shape, strides, dtype, device = self._like
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
 
 
 class Chunk:
@@ -81,17 +98,22 @@ class Chunk:
             yield from module.parameters()
 
     def output(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        """What goes out, or the network's output as the activation of the last chunk. For a pass without gradients."""
+        """What goes out, or the network's output as the activation of the last chunk. For a pass without gradients.
+
+        Here and in `forward` the tensors of `inputs` are taken out as they are used.
+        """
         return self._run(micro_batch, inputs)
 
     def forward(self, micro_batch: MicroBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
         """What is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
         if not recompute:
             return self._differentiable(micro_batch, inputs)
+        kept = dict(inputs)
         with torch.no_grad():
-            copy = {**inputs, ACTIVATION: inputs[ACTIVATION].clone()} if self._overwrites else dict(inputs)
-            outputs = self._run(micro_batch, copy)
-        return Held(inputs=inputs), {} if self.is_last else outputs
+            if self._overwrites:
+                inputs[ACTIVATION] = inputs[ACTIVATION].clone()
+            outputs = self._run(micro_batch, inputs)
+        return Held(inputs=kept), {} if self.is_last else outputs
 
     def backward(self, micro_batch: MicroBatch, held: Held, gradients: Mapping[str, torch.Tensor]) -> Tensors:
         """Adds to the gradients of the chunk's weights; the gradients of what came in. `held` is used up."""
@@ -99,25 +121,21 @@ class Chunk:
             inputs, held.inputs = held.inputs, None
             with _still_statistics(self._modules):
                 held, _ = self._differentiable(micro_batch, inputs)
-            del inputs
         if held.scalar is not None:
             if not self.is_last:
                 held.outgoing += [gradients[name] for name in (ACTIVATION, *self.leaving)]
             held.scalar.backward()
-        found = {name: _gradient_of(leaf) for name, leaf in held.leaves.items()}
-        if not self.is_first:
-            found[ACTIVATION] = held.entered[0]
-        return found
+        return {name: entrance.gradient() for name, entrance in held.entered.items()}
 
     def _differentiable(self, micro_batch: MicroBatch, inputs: Tensors) -> tuple[Held, Tensors]:
         held = Held()
-        for name, tensor in inputs.items():
-            if name != ACTIVATION:
-                held.leaves[name] = tensor.detach().requires_grad_(tensor.is_floating_point())
-        x_BCHW = inputs[ACTIVATION]
-        if not self.is_first:
-            x_BCHW = _Enter.apply(torch.empty(0, requires_grad=True), x_BCHW, held.entered)
-        outputs = self._run(micro_batch, {**held.leaves, ACTIVATION: x_BCHW})
+        for name in list(inputs):
+            if name == ACTIVATION and self.is_first:
+                continue  # the network's input: nobody asks for its gradient
+            held.entered[name] = Entrance(inputs[name])
+            enter = _Enter if name == ACTIVATION else _EnterSkip
+            inputs[name] = enter.apply(torch.empty(0, requires_grad=True), inputs[name], held.entered[name])
+        outputs = self._run(micro_batch, inputs)
         if self.is_last:
             held.scalar = micro_batch.loss(outputs[ACTIVATION])
             return held, {}
@@ -127,29 +145,33 @@ class Chunk:
         return held, {name: tensor.detach() for name, tensor in outputs.items()}
 
     def _run(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        skips = {name: tensor for name, tensor in inputs.items() if name != ACTIVATION}
-        x_BCHW = micro_batch.run_layers(inputs[ACTIVATION], skips, self.first, self.stop)
-        return {ACTIVATION: x_BCHW, **{name: skips[name] for name in self.leaving}}
-
-
-def _gradient_of(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        x_BCHW = micro_batch.run_layers(inputs.pop(ACTIVATION), inputs, self.first, self.stop)
+        return {ACTIVATION: x_BCHW, **{name: inputs[name] for name in self.leaving}}
 
 
 class _Enter(torch.autograd.Function):
-    """Makes a received tensor the output of an operation: layers may write into it. Its gradient goes into `box`."""
+    """Makes a received tensor the output of an operation: layers may write into it."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
-        ctx.box = box
+    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
+        ctx.entrance = entrance
         ctx.mark_dirty(received)
         return received
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        ctx.box.append(gradient)
+        ctx.entrance.put(gradient)
         return None, None, None
+
+
+class _EnterSkip(_Enter):
+    """The same for a tensor that layers only read: autograd refuses to write into what comes out."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
+        ctx.entrance = entrance
+        return received.view_as(received)
 
 
 class _Leave(torch.autograd.Function):

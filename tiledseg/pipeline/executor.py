@@ -33,7 +33,7 @@ from tiledseg.pipeline.simulation import verify
 from tiledseg.pipeline.stopwatch import Stopwatch
 
 RECOMPUTE = ("never", "except_last", "always")
-_VERIFIED = 32  # micro-batches: beyond them a schedule only repeats itself
+_VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,6 @@ class _Bench:
     device: torch.device
     dtype: torch.dtype
     autocast_dtype: torch.dtype | None
-    repeats: int
 
     def autocast(self) -> AbstractContextManager[None]:
         if self.autocast_dtype is None:
@@ -110,6 +109,8 @@ def measure_layer_times(
 ) -> tuple[LayerTime, ...]:
     """Seconds of every layer of the sequence for a micro-batch of `size` (height, width): the least of `repeats`.
 
+    All layers are gone through once, then all again: what disturbs the machine for a while spoils one of a layer's
+    measurements, not all.
     In training mode, channels last, weights in `dtype`, gradients added to those that are there. A stash costs nothing
     forward, and backward what adding the skips' gradients costs; a pop is its concatenation; a norm that is none and a
     dropout that drops nothing cost nothing. The input of the network wants no gradient; the loss is not in it. At most
@@ -121,9 +122,9 @@ def measure_layer_times(
     layers = network.descriptions
     for side in size:
         output_size(layers, side)
-    bench = _Bench(device, dtype, autocast_dtype, repeats)
+    bench = _Bench(device, dtype, autocast_dtype)
     outputs = _outputs(layers, bands, size, bench)
-    return _times(layers, outputs, bench)
+    return _times(layers, outputs, bench, repeats)
 
 
 def _outputs(layers: Sequence[Layer], bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
@@ -146,12 +147,12 @@ def _outputs(layers: Sequence[Layer], bands: int, size: tuple[int, int], bench: 
     return specs
 
 
-def _times(layers: Sequence[Layer], outputs: Sequence[_Spec], bench: _Bench) -> tuple[LayerTime, ...]:
+def _times(layers: Sequence[Layer], outputs: Sequence[_Spec], bench: _Bench, repeats: int) -> tuple[LayerTime, ...]:
     """From the last layer to the first, as gradients come: what one hands back is what the one in front is given."""
     # The first layer with weights; whatever stands in front of it wants no gradient.
     trained = next((i for i, layer in enumerate(layers) if layer.parameters(outputs[i].shape[1])), len(layers))
     measured: dict[_Job, tuple[LayerTime, list[_Spec]]] = {}
-    found: list[LayerTime] = []
+    jobs: list[_Job] = []
     skipped: dict[str, list[_Spec]] = {}
     coming = replace(outputs[-1], is_view=False)  # the gradient of the output, as a loss gives it
     for index in reversed(range(len(layers))):
@@ -163,23 +164,32 @@ def _times(layers: Sequence[Layer], outputs: Sequence[_Spec], bench: _Bench) -> 
         job = _Job(_nameless(layer), given, tuple(wanted), gradients if index >= trained else ())
         if job not in measured:
             measured[job] = (_NOTHING, [coming]) if _is_free(job) else _measure(job, bench)
-        seconds, handed_back = measured[job]
-        found.append(seconds)
+        _, handed_back = measured[job]
+        jobs.append(job)
         if wanted[0]:
             coming = handed_back[0]
         if isinstance(layer, PopConcatenate) and wanted[1]:
             skipped.setdefault(layer.skip, []).append(handed_back[1])
-    return tuple(reversed(found))
+    least = {job: seconds for job, (seconds, _) in measured.items()}
+    for _ in range(repeats - 1):
+        for job, seconds in least.items():
+            if not _is_free(job):
+                least[job] = _least(seconds, _measure(job, bench)[0])
+    return tuple(least[job] for job in reversed(jobs))
+
+
+def _least(one: LayerTime, other: LayerTime) -> LayerTime:
+    return LayerTime(min(one.forward, other.forward), min(one.backward, other.backward))
 
 
 def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
-    """The layer's times, the first run apart, and the gradients of its inputs, of those that want one."""
+    """The layer's times in its second run, and the gradients of its inputs, of those that want one."""
     module = _twin(job, bench)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)  # micro-batches add to it, so does each run
-    runs = [_run(module, job, bench) for _ in range(1 + bench.repeats)][1:]
-    forward = 0.0 if _passes_on(job.layer) else min(run.forward for run, _ in runs)
-    return LayerTime(forward, min(run.backward for run, _ in runs)), runs[0][1]
+    _run(module, job, bench)
+    seconds, handed_back = _run(module, job, bench)
+    return LayerTime(0.0 if _passes_on(job.layer) else seconds.forward, seconds.backward), handed_back
 
 
 def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:

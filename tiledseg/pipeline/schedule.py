@@ -22,6 +22,7 @@ from tiledseg.pipeline import folding
 from tiledseg.pipeline.folding import ChunkTimes
 
 SCHEDULES = ("1f1b", "gpipe", "folded")
+RECOMPUTE = ("never", "except_last", "always")  # of which micro-batches a stage keeps inputs only (see `kept_of`)
 
 
 @dataclass(frozen=True, order=True)
@@ -116,6 +117,18 @@ def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int,
     if schedule == "gpipe":
         return (micro_batches,) * chunks
     return tuple(min(chunks - chunk, micro_batches) for chunk in range(chunks))
+
+
+def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
+    """Of the micro-batches that a chunk holds at once: how many with all activations at most, how many inputs only.
+
+    With recomputation one has its activations while it goes backward. `except_last` keeps those of the last micro-batch
+    too, which goes backward first in gpipe (Huang et al., 2019), and last otherwise.
+    """
+    if recompute == "never":
+        return in_flight, 0
+    complete = min(in_flight, 2 if recompute == "except_last" and schedule != "gpipe" else 1)
+    return complete, in_flight - complete
 
 
 def chunk_skips(skips: Sequence[tuple[str, int, int]], cuts: Sequence[tuple[int, int]]) -> tuple[Route, ...]:

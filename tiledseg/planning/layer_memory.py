@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tiledseg.geometry.layer import Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.planning.backward_walk import Moved
 from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward
 from tiledseg.planning.halo_traffic import STATISTIC_BYTES, WHOLE_IMAGE_NORMS, TensorAt, tensors_before
 from tiledseg.planning.rank_steps import DimStep, RankSteps
-from tiledseg.planning.step_memory import Moved, StepMemory, walked_memory
+from tiledseg.planning.step_memory import StepMemory, walked_memory
 
 
 def block_memory(

@@ -11,9 +11,11 @@ _HEAD = ("stage", "layers", "work", "forward + backward", "in flight", "activati
 def stages_title(part: dict[str, Any]) -> str:
     """What the table is about."""
     rows, cols = part["context"]
+    modes = part["recompute"]
+    again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"
     return (
         f"stages: a step of {part['micro_batches']} micro-batches of {rows} x {cols} px, {part['stages']} stages, "
-        f"schedule {part['schedule']}"
+        f"schedule {part['schedule']}{'' if again == 'never' else f', recompute {again}'}"
     )
 
 
@@ -28,8 +30,9 @@ def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
         f"  balance, {kind}: [{','.join(map(str, part['balance']))}]",
         f"  the slowest stage has {100 / part['cap']:.1f} % of the work, so the cap is {part['cap']:.2f} x",
         f"  step {step['milliseconds']:.4g} ms = work {step['work_milliseconds']:.4g} + imbalance "
-        f"{step['imbalance_milliseconds']:.4g} + bubble {step['bubble_milliseconds']:.4g} + transfers "
-        f"{step['transfer_milliseconds']:.4g}",
+        f"{step['imbalance_milliseconds']:.4g} + "
+        + (f"recompute {step['recompute_milliseconds']:.4g} + " if step["recompute_milliseconds"] else "")
+        + f"bubble {step['bubble_milliseconds']:.4g} + transfers {step['transfer_milliseconds']:.4g}",
         f"  predicted speed-up {step['speed_up']:.2f} x over one GPU, {100 * step['busy_share']:.1f} % busy, "
         f"{size(part['bytes_step'])} sent a step",
         "  drawn for equal stages: F forward, B backward (two slots), . waiting"

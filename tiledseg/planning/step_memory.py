@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
-from tiledseg.planning.cost import INDEX_BYTES, SINGLE_BYTES, LayerCost, layer_costs, loss_bytes
+from tiledseg.geometry.layer import Layer
+from tiledseg.planning.backward_walk import backward_peak
+from tiledseg.planning.cost import SINGLE_BYTES, LayerCost, layer_costs, loss_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
-VIEWING_NORMS = ("instance", "pixel")  # they compute in another layout and return a view
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,6 @@ class StepMemory:
     def total(self) -> int:
         """The peak of the step, in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.backward
-
-
-@dataclass(frozen=True)
-class Moved(Layer):
-    """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
-
-    `gradient_bytes`: what its backward pass allocates, the gradient that it hands on included.
-    """
-
-    gradient_bytes: int
 
 
 def training_memory(
@@ -76,63 +66,5 @@ def walked_memory(
         gradients=parameters * weight_bytes,
         optimizer=parameters * weight_bytes * optimizer_values,
         activations=kept,
-        backward=_backward_peak(layers, costs, kept, bytes_per_value) - kept,
+        backward=backward_peak(layers, costs, [c.kept_bytes for c in costs], bytes_per_value),
     )
-
-
-def _backward_peak(layers: Sequence[Layer], costs: Sequence[LayerCost], kept: int, bytes_per_value: int) -> int:
-    """The most bytes of kept tensors and gradients at once, walking the backward pass.
-
-    At each layer: what this and earlier layers keep, the gradients of its output, input and weights, and those of
-    skips that wait for their stash: the whole concatenation, or the skip's own where it was cropped.
-    """
-    logits = costs[-1].output_bytes
-    labels = INDEX_BYTES * costs[-1].shape[1] * costs[-1].shape[2]  # they belong to the caller and stay
-    stashed = {layer.skip: cost for layer, cost in zip(layers, costs, strict=True) if isinstance(layer, Stash)}
-    waiting: dict[str, int] = {}
-    live = kept - loss_bytes(costs, bytes_per_value) + labels
-    peak, gradient = kept + 2 * logits, logits
-    first = next(index for index, cost in enumerate(costs) if cost.parameters)  # its input needs no gradient
-    for index in reversed(range(len(layers))):
-        layer, cost = layers[index], costs[index]
-        new = _new_gradient(layer, cost, layers[index - 1]) if index > first else 0
-        handed_on = new
-        if isinstance(layer, PopConcatenate) and layer.crop:
-            skip = stashed[layer.skip]
-            waiting[layer.skip], handed_on = skip.output_bytes, gradient
-            new = skip.output_bytes * cost.shape[1] // skip.shape[1]  # put back along columns first, then along rows
-        elif isinstance(layer, PopConcatenate):
-            waiting[layer.skip], gradient, new, handed_on = gradient, 0, 0, 0
-        elif _passes_on(layer):
-            handed_on = gradient
-        elif isinstance(layer, Activation):
-            handed_on = cost.output_bytes
-        elif isinstance(layer, Moved):
-            handed_on = cost.input_bytes
-        weights = cost.parameters * max(bytes_per_value, SINGLE_BYTES)
-        peak = max(peak, live + sum(waiting.values()) + gradient + new + weights)
-        live, gradient = live - cost.kept_bytes, handed_on
-        if isinstance(layer, Stash):
-            waiting.pop(layer.skip, None)
-    return peak
-
-
-def _new_gradient(layer: Layer, cost: LayerCost, previous: Layer) -> int:
-    """Bytes that the backward pass of a layer allocates for the gradient of its input."""
-    if _passes_on(layer):
-        return 0
-    if isinstance(layer, Moved):
-        return layer.gradient_bytes
-    if isinstance(layer, Activation) and isinstance(previous, Norm) and previous.kind in VIEWING_NORMS:
-        return 3 * cost.input_bytes  # written over a view: autograd copies the gradient twice
-    return cost.input_bytes
-
-
-def _passes_on(layer: Layer) -> bool:
-    """Whether a layer hands its gradient on as it is."""
-    match layer:
-        case Norm(kind=kind):
-            return kind == "none"
-        case Dropout(probability=p):
-            return p == 0
-    return False

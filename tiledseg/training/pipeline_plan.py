@@ -11,6 +11,7 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import Memory, choose_balance, choose_folded, cuts, parse_balance
@@ -18,7 +19,7 @@ from tiledseg.pipeline.executor import Settings
 from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.layer_times import LayerTime
 from tiledseg.pipeline.partition import Cut, cut_network
-from tiledseg.pipeline.schedule import chunk_ranks, most_in_flight
+from tiledseg.pipeline.schedule import chunk_ranks, kept_of, most_in_flight
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.training.halo_plan import HaloPlan
@@ -114,14 +115,18 @@ def plan_pipeline(
     prices = StagePrices(layers, costs, largest.value_bytes)
     count = min(parallel.micro_batches or largest.count, largest.count)
     held = most_in_flight(schedule, stages, max(1, count))
+    ranks, modes = chunk_ranks(schedule, stages), parallel.recompute_modes()
 
     def memory(first: int, stop: int, chunk: int) -> int:
-        return prices.memory(first, stop).total(held[chunk])
+        kept = kept_of(schedule, held[chunk], modes[ranks[chunk]])
+        return prices.memory(first, stop).total(*kept)
 
     times = seconds or [LayerTime(cost.multiply_adds, 2 * cost.multiply_adds) for cost in costs]
     given = parallel.layer_counts()
     if given is None:
-        both = [time.forward + time.backward for time in times]
+        # Stages that recompute go forward twice; where only some do, which layers they have is not known beforehand.
+        passes = 1 + sum(mode != "never" for mode in modes) / stages
+        both = [passes * time.forward + time.backward for time in times]
         if schedule == "folded":
             ends = [(stash, pop) for _, stash, pop in prices.skips]
             balance = choose_folded(both, ends, memory, stages, memory_bytes, prices.received)
@@ -131,17 +136,17 @@ def plan_pipeline(
         balance = parse_balance(given, len(layers))
         check_skips(cut_network(layers, balance, schedule, stages), balance)
         check_memory(balance, schedule, stages, memory, memory_bytes)
-    settings = Settings(schedule, parallel.recompute_modes(), chunk_times(times, balance))
+    again = [modes[rank] != "never" for rank in ranks]
+    settings = Settings(schedule, modes, chunk_times(times, balance, again))
     return PipelinePlan(balance, settings, parallel.micro_batches)
 
 
-def chunk_times(times: Sequence[LayerTime], balance: Sequence[int]) -> ChunkTimes:
-    """The times of each chunk, forward and backward."""
+def chunk_times(times: Sequence[LayerTime], balance: Sequence[int], again: Sequence[bool]) -> ChunkTimes:
+    """The times of each chunk, forward and backward; that of going forward `again` is part of the latter."""
     runs = [times[first:stop] for first, stop in cuts(balance)]
-    return ChunkTimes(
-        tuple(sum(time.forward for time in run) for run in runs),
-        tuple(sum(time.backward for time in run) for run in runs),
-    )
+    forward = tuple(sum(time.forward for time in run) for run in runs)
+    backward = (sum(time.backward for time in run) for run in runs)
+    return ChunkTimes(forward, tuple(b + f * twice for f, b, twice in zip(forward, backward, again, strict=True)))
 
 
 def check_memory(balance: Sequence[int], schedule: str, stages: int, memory: Memory, memory_bytes: int | None) -> None:
@@ -165,6 +170,22 @@ def check_skips(cut: Cut, balance: Sequence[int]) -> None:
             f"parallel.schedule folded keeps skips on their rank, but parallel.balance [{','.join(map(str, balance))}] "
             f"sends {named}; move the cuts, or use auto"
         )
+
+
+def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
+    """What the user should know where the stages of a pipeline are on several hosts; `hosts` of all ranks, in order."""
+    if mesh.stages == 1:
+        return None
+    for first in range(0, mesh.ranks, mesh.stages):
+        own = [hosts[rank] for rank in mesh.pipeline(first)]
+        if len(set(own)) > 1:
+            other = next(host for host in own if host != own[0])
+            return (
+                f"the pipeline of ranks {first} to {first + mesh.stages - 1} is on several hosts ({own[0]}, {other}), "
+                f"so its activations go through the network; start a multiple of {mesh.stages} ranks a host, in the "
+                "order of hosts"
+            )
+    return None
 
 
 def _too_large(rank: int, needed: int, memory: int, balance: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from tiledseg.training.checkpoint import (
 )
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.pipeline_plan import PipelinePlan, plan_pipeline
+from tiledseg.training.pipeline_plan import PipelinePlan, plan_pipeline, spread_note
 from tiledseg.training.precision import PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
@@ -50,8 +50,9 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     mesh.on_root(lambda: check_folder(folder))
     normalization = _normalization(config, preparation, checkpoint, mesh)
     mesh.on_root(lambda: _claim(folder, text, checkpoint))
+    note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
     if mesh.is_root:
-        _announce(config, preparation, normalization, checkpoint, pipeline)
+        _announce(config, preparation, normalization, checkpoint, pipeline, note)
     return Trainer(config, mesh, preparation, normalization, checkpoint, pipeline).run()
 
 
@@ -170,9 +171,10 @@ def _announce(
     normalization: Normalization,
     checkpoint: Checkpoint | None,
     pipeline: PipelinePlan | None,
+    note: str | None,
 ) -> None:
     progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
-    for warning in (*preparation.warnings, *normalization.warnings()):
+    for warning in (*preparation.warnings, *normalization.warnings(), *([note] if note else [])):
         progress.say(f"warning: {warning}")
     rows, cols = preparation.training.tilings[0].grid
     halo = preparation.footprint.before

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from measurement import Request, Traffic
 
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.pipeline.stopwatch import Stopwatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the workload and the measurement stand one folder up
 SCHEDULES = ("gpipe", "1f1b")
@@ -44,6 +45,26 @@ def count_sends(traffic: Traffic, rank: int) -> None:
     distributed.isend = distributed_c10d.isend = counted  # type: ignore[assignment]
 
 
+def watch_computations(stage: Any) -> Stopwatch:
+    """Runs along with a stage's forward and backward passes; messages are waited for outside them."""
+    import torch
+
+    from tiledseg.pipeline.stopwatch import Stopwatch
+
+    watch = Stopwatch(torch.device("cpu"))
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with watch.running():
+                return function(*args, **kwargs)
+
+        return run
+
+    for name in ("forward_one_chunk", "backward_one_chunk"):
+        setattr(stage, name, watched(getattr(stage, name)))
+    return watch
+
+
 def build_schedule(request: Request, schedule: str, rank: int, loss: Callable[..., Any]) -> Any:
     """This rank's stage of the traced network, in a schedule."""
     import torch
@@ -63,7 +84,7 @@ def build_schedule(request: Request, schedule: str, rank: int, loss: Callable[..
 
 def run(mesh: Mesh, request: Request, schedule: str) -> None:
     import torch
-    from measurement import Traffic, compare, measure, report, serial_gradients
+    from measurement import Spent, Traffic, compare, measure, report, serial_gradients
     from workload import Gradients, count_valid, gradients_of, loss_of, make_input, make_target
 
     workload, rank = request.workload, mesh.communicator.rank
@@ -77,10 +98,14 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
     inputs = [torch.cat([make_input(workload, m) for m in every])] if rank == 0 else []
     target = torch.cat([make_target(workload, m) for m in every]) if rank == last else None
     losses: list[torch.Tensor] = []
+    busy: list[float] = []
+    watch = watch_computations(steps._stage)
 
     def step() -> None:
         module.zero_grad()
+        watch.reset()
         steps.step(*inputs, target=target, losses=losses if rank == last else None, return_outputs=False)
+        busy.append(watch.seconds())
 
     step()  # the first one also exchanges what torch needs to know
     traffic.clear()
@@ -91,9 +116,12 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
     if rank == 0:
         whole = {name: tensor for gradients, _ in found for name, tensor in gradients.items()}
         equal = {"loss": found[last][1], **compare(Gradients(found[last][1], whole), serial_gradients(request))}
-    seconds = measure(step, mesh.communicator.barrier, request)
+    busy.clear()
+    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request))
+    by_stage = mesh.communicator.gather_objects(busy[request.warm_up :])
     if rank == 0:
-        report("torch.distributed.pipelining", schedule, request, {"seconds": seconds, **sent.to_dict(), **equal})
+        figures = {**Spent.together(spent).to_dict(), "busy_seconds": by_stage, **sent.to_dict(), **equal}
+        report("torch.distributed.pipelining", schedule, request, figures)
 
 
 def main() -> int:

@@ -164,9 +164,9 @@ def run(request: Request, checkpoint: str, workers: str, threads: int) -> None:
     found = Gradients(step(), gradients_of(network))
     sent = traffic.to_dict()
     equal = compare(found, serial_gradients(request))
-    seconds = measure(step, lambda: None, request)
+    spent = measure(step, lambda: None, request)
     ways = {"checkpoint": checkpoint, "workers": workers, "threads": threads}
-    report("torchgpipe", "gpipe", request, {"seconds": seconds, **sent, "loss": found.loss, **equal, **ways})
+    report("torchgpipe", "gpipe", request, {**spent.to_dict(), **sent, "loss": found.loss, **equal, **ways})
 
 
 def main() -> int:

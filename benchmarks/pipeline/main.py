@@ -1,0 +1,139 @@
+"""A U-Net cut into stages: this project's pipeline beside one process, torch.distributed.pipelining and torchgpipe.
+
+    python benchmarks/pipeline/main.py [--torchgpipe-path DIR] [--parts ceiling contest] [--json FILE]
+
+Starts its own jobs, one thread a rank, and lets them take turns; prints tables in markdown. Every job holds its
+gradients against a serial run in float64 before it times anything; where ours differ by more than rounding, or one of
+ours fails, the exit code is 1. See README.md for what is measured and what two cores can show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
+from ceiling import ceiling_table, measure_ceiling
+from contestants import CHANNELS_LAST, KEPT_MEMORY, contestants, finder
+from tables import account_table, rows, side_by_side_table
+from turns import Turns, find_balance, take_turns
+
+from tiledseg.errors import ConfigError, TiledsegError
+
+PARTS = ("ceiling", "contest")
+BASE, OURS = "one process, channels last", "tiledseg, 1f1b"
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    found: dict[str, Any] = {"machine": machine(), "options": {k: str(v) for k, v in vars(options).items()}}
+    try:
+        _check(options)
+        print(f"{_workload(options)}\n", flush=True)
+        for part in options.parts:
+            tables, found[part] = PROGRAMS[part](options)
+            print(f"{tables}\n", flush=True)
+    except TiledsegError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    finally:
+        found["load_after"] = os.getloadavg()[0]
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"load {found['machine']['load_before']:.1f} before, {found['load_after']:.1f} after")
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def _ceiling(options: argparse.Namespace) -> tuple[str, Any]:
+    flags = {"micro-batches": options.ceiling_micro_batches, "repeat": options.ceiling_pairs, "layout": CHANNELS_LAST}
+    words = (*_network(options), "--stages", "1", *(word for k, v in flags.items() for word in (f"--{k}", str(v))))
+    answer = measure_ceiling(options.stages, words, options.limit, _environment(options))
+    return ceiling_table(answer), answer
+
+
+def _contest(options: argparse.Namespace) -> tuple[str, Any]:
+    effort = ("--repeat", str(options.steps), "--warm-up", str(options.warm_up))
+    flags = (*_network(options), "--micro-batches", str(options.micro_batches), *effort)
+    everyone = [
+        contestant
+        for contestant in contestants(options.stages, options.torchgpipe_path)
+        if contestant.name in (BASE, OURS) or contestant.name.startswith(tuple(options.who))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        turns = Turns(flags, (), options.turns, options.limit, Path(folder), _environment(options))
+        balance = tuple(options.balance or find_balance(finder(options.stages), turns))
+        found = take_turns(everyone, replace(turns, balance=balance))
+    result = rows(found, BASE, OURS)
+    tables = [f"Balance that all share: {list(balance)}", side_by_side_table(result), account_table(result)]
+    return "\n\n".join(tables), {"balance": balance, "rows": result}
+
+
+PROGRAMS = {"ceiling": _ceiling, "contest": _contest}
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError where nothing would be measured."""
+    for name in ("turns", "steps", "ceiling_pairs"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}; give at least 1")
+
+
+def _network(options: argparse.Namespace) -> list[str]:
+    names = ("size", "levels", "base_channels", "dtype")
+    return [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    return KEPT_MEMORY if options.freed_memory == "kept" else {}
+
+
+def _workload(options: argparse.Namespace) -> str:
+    return (
+        f"U-Net L = {options.levels}, {options.base_channels} base channels, {options.micro_batches} micro-batches of "
+        f"{options.size} px, {options.dtype}, {options.stages} stages, one thread a rank, {os.cpu_count()} cores, "
+        f"freed memory {options.freed_memory}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--who", nargs="+", default=[""], help="beginnings of the names of those who take part")
+    parser.add_argument("--size", type=int, default=192, help="pixels a side of a micro-batch's image")
+    parser.add_argument("--levels", type=int, default=5)
+    parser.add_argument("--base-channels", type=int, default=32)
+    parser.add_argument("--micro-batches", type=int, default=16)
+    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--balance", type=int, nargs="+", help="that all share; without it, ours finds one")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--turns", type=int, default=3, help="jobs of each contestant")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a job, behind the one that is compared")
+    parser.add_argument("--warm-up", type=int, default=0, help="more steps in front of them")
+    parser.add_argument("--ceiling-pairs", type=int, default=5)
+    parser.add_argument("--ceiling-micro-batches", type=int, default=4)
+    parser.add_argument("--freed-memory", choices=("kept", "returned"), default="kept", help="by the C library")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which a job is ended")
+    parser.add_argument("--torchgpipe-path", help="a checkout of torchgpipe, to go on PYTHONPATH")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

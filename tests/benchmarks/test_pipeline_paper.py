@@ -1,0 +1,58 @@
+"""The paper's table is simulated at a tiny size, and again from the times that are kept beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import ROOT, clean_environment, run_job
+
+FOLDER = ROOT / "benchmarks/pipeline"
+CAPS = {"small": 3.59, "medium-2": 3.61, "large": 3.18}  # by multiply-adds, of the paper's lists on its own network
+
+
+def run(*flags: str) -> str:
+    command = [sys.executable, str(FOLDER / "paper_table.py"), *flags]
+    done = run_job(command, environ=clean_environment({"PYTHONPATH": str(ROOT)}))
+    assert done.code == 0, done.err
+    return done.out
+
+
+def test_measured_simulated_and_simulated_again(tmp_path: Path) -> None:
+    times, rows, again = (tmp_path / name for name in ("times.json", "rows.json", "again.json"))
+    flags = ("--models", "small", "--sizes", "64", "--stages", "2", "6", "--base-channels", "4", "--micro-batches", "6")
+    text = run(*flags, "--repeats", "1", "--save", str(times), "--json", str(rows))
+    assert "SIMULATED from layer times measured on " in text
+    run(*flags, "--times", str(times), "--json", str(again), "--plot", str(tmp_path / "paper.png"))
+    assert (tmp_path / "paper.png").stat().st_size > 10_000
+    found = json.loads(again.read_text())
+    assert len(found) == len(json.loads(rows.read_text())) == 2 * (3 * 2 + 2)
+    for row in found:
+        parts = [row[part] for part in ("work", "imbalance", "bubble", "transfers")]
+        assert sum(parts) == pytest.approx(1)
+        assert min(parts) >= -1e-9
+        assert row["speed_up"] == pytest.approx(row["stages"] * row["work"])
+        assert row["speed_up"] <= row["cap"] * (1 + 1e-9)
+        assert row["bytes"] > 0
+
+
+def test_the_kept_times_give_the_caps_of_the_reference() -> None:
+    """The paper's lists on its own network: 3.2 to 3.6 x by multiply-adds. Our balance reaches at least 4.4 x."""
+    flags = ("--networks", "paper", "--sizes", "1024", "--stages", "6")
+    text = run("--times", str(FOLDER / "paper_times.json"), *flags)
+    for model, cap in CAPS.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| paper, {model} | 1024"))
+        cells = [cell.strip() for cell in line.split("|")]
+        assert float(cells[4].split(",")[0]) == pytest.approx(cap, abs=0.03)
+        assert float(re.findall(r"\*\*(.*)\*\*", line)[0]) >= 4.4
+
+
+def test_times_that_are_missing(tmp_path: Path) -> None:
+    flags = ("--times", str(FOLDER / "paper_times.json"), "--sizes", "2048")
+    done = run_job([sys.executable, str(FOLDER / "paper_table.py"), *flags], environ=clean_environment())
+    assert done.code == 2
+    assert re.search(r"error: .* has no times of paper/small/2048", done.err)

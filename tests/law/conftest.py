@@ -1,0 +1,21 @@
+"""What whole runs in this folder start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.law.test_training_steps import write_scene
+from tiledseg.comm.mesh import Mesh
+
+
+@pytest.fixture(scope="module")
+def shared(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all ranks with a scene in it."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("runs"))))
+    mesh.on_root(lambda: write_scene(folder))
+    return folder

@@ -1,0 +1,76 @@
+"""A pipeline's chunk on each device that is there: the code that a GPU runs is the code that the CPU runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.law.cases import relative
+from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
+from tiledseg.pipeline.executor import RECOMPUTE, PipelineExecutor, Settings
+from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.training.precision import autocast
+
+UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
+SIZES = ((16, 24), (24, 16), (16, 16))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    return torch.device(request.param)
+
+
+@dataclass
+class OnDevice(Drawn):
+    """A micro-batch whose input and labels go to the device."""
+
+    device: torch.device | None = None
+
+    def source(self) -> torch.Tensor:
+        return super().source().to(self.device)
+
+    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(output_BKHW.cpu())
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_one_stage_on_a_device(device: torch.device, recompute: str) -> None:
+    network = network_of(UNET)
+    layers = len(network.descriptions)
+    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
+    keep_layers(network, cut.layers_of(0), device, torch.float64)
+    dtypes = output_dtypes(network, None, device)
+    executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
+    drawn = [OnDevice(network, number, size, device=device) for number, size in enumerate(SIZES)]
+    executor.train(drawn, lambda parameters: None)
+    found = result_of(network, sum(one.losses[0] for one in drawn))
+    expected = undivided(UNET, SIZES)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-11)
+    for name, gradient in expected.gradients.items():
+        assert relative(found.gradients[name].cpu(), gradient) < 1e-9
+    assert executor.busy.seconds() > 0
+
+
+def test_dtypes_at_the_cuts_are_those_of_the_layers(device: torch.device) -> None:
+    """With autocast; running statistics and the mode are as before."""
+    unet = UNet(3, 1, 3, 4, "same", "batch", "bilinear", 0.2, bands=2, classes=3)
+    network = network_of(unet).float()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    cast = autocast("bf16", device)
+    dtypes = output_dtypes(network, cast, device)
+    assert network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    network.to(device)
+    seen: list[torch.dtype] = []
+    for module in network.layers.values():
+        module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.no_grad(), autocast("bf16", device):
+        network(torch.zeros(1, 2, 16, 16, device=device).contiguous(memory_format=torch.channels_last))
+    assert list(dtypes) == seen
+    assert torch.bfloat16 in seen

@@ -1,0 +1,130 @@
+"""What a stage really keeps: tensors that autograd has saved, counted while the pipeline runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.pipeline.test_executor import PLAIN, balance, run
+from tests.pipeline.test_executor import Case as ExecutorCase
+from tests.pipeline.undivided import Drawn
+from tiledseg.comm.axes import open_axes
+from tiledseg.comm.mesh import Mesh
+from tiledseg.geometry.layer import Stash
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.schedule import SCHEDULES, Route
+
+COUNT = 8
+
+
+class Saved:
+    """A tensor that autograd has saved."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+class Alive:
+    """How many saved tensors are alive, and were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def keep(self, tensor: torch.Tensor) -> Saved:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        saved = Saved(tensor)
+        weakref.finalize(saved, self._gone)
+        return saved
+
+    def _gone(self) -> None:
+        self.now -= 1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(self.keep, lambda saved: saved.tensor):
+            yield
+
+
+def most_alive(schedule: str, recompute: str, count: int, mesh: Mesh) -> tuple[int, int]:
+    """Saved tensors alive at most on this rank, and at the end; 0 where it is outside the mesh. Collective."""
+    case = ExecutorCase(PLAIN, schedule, recompute, ((16, 16),) * count)
+    axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
+    alive = Alive()
+    with alive.counting():
+        run(case, axes, mesh.size)
+    axes.close()
+    return alive.most, alive.now
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_activations_in_flight_are_those_of_the_formula(schedule: str, meshes: dict[str, Mesh]) -> None:
+    """As many times the tensors of one micro-batch as the schedule says: stages - i for 1f1b, all for gpipe."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    one, left = most_alive(schedule, "never", 1, mesh)
+    most, _ = most_alive(schedule, "never", COUNT, mesh)
+    assert left == 0
+    in_flight = COUNT if schedule == "gpipe" else min(mesh.size - mesh.rank, COUNT)
+    assert most == in_flight * one > 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_recomputation_keeps_the_activations_of_one_micro_batch(schedule: str, meshes: dict[str, Mesh]) -> None:
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    assert len(balance(ExecutorCase(PLAIN, schedule, "always", ()), mesh.size)) >= mesh.size
+    one, _ = most_alive(schedule, "always", 1, mesh)
+    most, left = most_alive(schedule, "always", COUNT, mesh)
+    assert (most, left) == (one, 0)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_except_last_keeps_the_last_of_gpipe(meshes: dict[str, Mesh]) -> None:
+    """Its backward pass comes first: recomputing it would keep no less."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    one, _ = most_alive("gpipe", "never", 1, mesh)
+    assert most_alive("gpipe", "except_last", COUNT, mesh)[0] == one
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In gpipe, when the last micro-batch has gone forward, the skips of the ones before it are no longer there."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    received: list[tuple[int, weakref.ref[torch.Tensor]]] = []
+    alive: list[int] = []
+    make, loss = PipelineExecutor.buffer, Drawn.loss
+
+    def noted(executor: PipelineExecutor, route: Route, micro_batch: Drawn) -> torch.Tensor:
+        tensor = make(executor, route, micro_batch)
+        if route.skip and route.target in executor.chunks:
+            received.append((micro_batch.number, weakref.ref(tensor)))
+        return tensor
+
+    def counted(micro_batch: Drawn, output_BKHW: torch.Tensor) -> torch.Tensor:
+        if micro_batch.number == COUNT - 1:
+            alive.append(sum(number < COUNT - 1 and ref() is not None for number, ref in received))
+        return loss(micro_batch, output_BKHW)
+
+    monkeypatch.setattr(PipelineExecutor, "buffer", noted)
+    monkeypatch.setattr(Drawn, "loss", counted)
+    axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
+    # All stashes on the first stage, all pops on the last.
+    layers = PLAIN.layers()
+    encoder = max(index for index, layer in enumerate(layers) if isinstance(layer, Stash)) + 1
+    between = mesh.size - 2
+    stages = (encoder, *(1,) * between, len(layers) - encoder - between)
+    run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT, stages), axes, mesh.size)
+    axes.close()
+    if mesh.rank == mesh.size - 1:
+        assert len(received) == 2 * COUNT, "both skips have come each time"
+        assert alive == [0]

@@ -1,0 +1,121 @@
+"""The pipeline of a run: what is chosen, what is refused, and what the user is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tiledseg.architecture.presets import PRESETS
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.pipeline.layer_times import LayerTime
+from tiledseg.training.halo_plan import plan_halos
+from tiledseg.training.pipeline_plan import (
+    MicroBatchSize,
+    PipelinePlan,
+    micro_batch_size,
+    plan_pipeline,
+    spread_note,
+)
+
+UNET = UNet(3, base_channels=8, classes=3)
+LAYERS = UNET.layers()
+TILES = MicroBatchSize((128, 96), 8, 4)
+
+
+def plan(memory: int | None = None, seconds: Sequence[LayerTime] | None = None, **parallel: object) -> PipelinePlan:
+    found = plan_pipeline(ParallelConfig(**parallel), LAYERS, UNET.bands, TILES, memory, seconds)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_one_stage_is_no_pipeline() -> None:
+    assert plan_pipeline(ParallelConfig(), LAYERS, UNET.bands, TILES, None) is None
+
+
+def test_measured_times_decide_an_automatic_balance() -> None:
+    """All time in the last layers: the first stage gets all others."""
+    layers = len(LAYERS)
+    seconds = [LayerTime(0.0, 0.0)] * (layers - 2) + [LayerTime(1.0, 2.0)] * 2
+    assert plan(seconds=seconds, stages=2).balance == (layers - 1, 1)
+    assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_papers_balances_are_taken_as_they_are(preset: str) -> None:
+    named = PRESETS[preset]
+    layers = UNet(named.levels, norm=named.norm, base_channels=1).layers()
+    parallel = ParallelConfig(stages=6, balance=list(named.balance))
+    found = plan_pipeline(parallel, layers, 4, MicroBatchSize((256, 256), 24, 4), None)
+    assert found is not None
+    assert found.balance == named.balance
+
+
+def test_memory_moves_the_cuts_and_then_refuses() -> None:
+    free = plan(stages=3, balance="modelled")
+    tight = next(
+        memory for memory in range(1 << 20, 64 << 20, 1 << 18) if not refused(memory, stages=3, balance="modelled")
+    )
+    assert plan(tight, stages=3, balance="modelled").balance != free.balance
+    with pytest.raises(ConfigError, match=r"stage \d needs at least \d+ bytes, but the memory of a stage is"):
+        plan(tight // 4, stages=3, balance="modelled")
+    with pytest.raises(ConfigError, match=r"stage \d of parallel.balance .* needs about .* GiB, but .* are to be had"):
+        plan(tight // 4, stages=3, balance=list(free.balance))
+
+
+def refused(memory: int, **parallel: object) -> bool:
+    try:
+        plan(memory, **parallel)
+    except ConfigError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_recomputation_and_shorter_rounds_need_less_memory(schedule: str) -> None:
+    """The least memory that is accepted falls with both."""
+
+    def least(**more: object) -> int:
+        every = range(1 << 18, 256 << 20, 1 << 18)
+        return next(memory for memory in every if not refused(memory, stages=3, schedule=schedule, **more))
+
+    assert least(recompute="always") < least()
+    if schedule == "gpipe":
+        assert least(micro_batches=2) < least()
+
+
+def test_a_given_balance_is_checked() -> None:
+    with pytest.raises(ConfigError, match="sums to 6 layers"):
+        plan(stages=3, balance=[2, 2, 2])
+    with pytest.raises(ConfigError, match="skip0 from stage 0 to 1"):
+        plan(stages=2, schedule="folded", balance=[9, len(LAYERS) - 10, 1])
+
+
+@pytest.mark.parametrize("halo", ["read", "exchange", "layer"])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, padding: str) -> None:
+    """In layer mode a block of an unpadded network may be no legal input by itself: it is priced as the next one."""
+    unet = UNet(3, base_channels=4, padding=padding)
+    tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.layers()))
+    parallel = ParallelConfig(halo=halo, stages=2, mesh="auto" if halo == "read" else [2, 1])
+    plans = plan_halos(parallel, unet.layers(), [tiling], 4, 1, 4, 4)
+    assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
+    largest = micro_batch_size(plans, unet.layers(), [tiling], 16, 1, 4)
+    assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
+    assert plan_pipeline(parallel, unet.layers(), 4, largest, None) is not None
+
+
+def test_a_pipeline_on_several_hosts_is_told() -> None:
+    mesh = MeshShape(2, 1, 1, 3)
+    assert spread_note(mesh, ["a"] * 3 + ["b"] * 3) is None
+    assert spread_note(MeshShape(6, 1, 1), ["a", "b"] * 3) is None
+    note = spread_note(mesh, ["a"] * 4 + ["b"] * 2)
+    assert note is not None
+    assert "ranks 3 to 5" in note
+    assert "(a, b)" in note
+    assert "multiple of 3" in note

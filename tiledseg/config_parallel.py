@@ -1,0 +1,133 @@
+"""How a run's work is spread: the configuration's group `parallel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.config_checks import at_least, one_of
+from tiledseg.errors import ConfigError
+
+
+@dataclass
+class ParallelConfig:
+    """How the work is spread.
+
+    Args:
+        exact: refuse what tiling would change; false accepts it with a warning
+        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
+            neighbours, at each layer that needs one; nothing is computed twice)
+        mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
+        fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
+        overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
+            on the machine (python -m benchmarks.spatial.main measures it)
+        stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
+        balance: layers a stage as a list (folded: a chunk), auto (by layer times measured at the start) or modelled
+            (by multiply-adds)
+        schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
+        micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
+        recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last or
+            always, for all stages, or a list with one of them for each
+        transport: auto, nccl, gloo or mpi
+    """
+
+    exact: bool = True
+    halo: str = "read"
+    mesh: list[int] | str = "auto"
+    fusion: int | str = 1
+    overlap: bool = False
+    stages: int = 1
+    balance: list[int] | str = "auto"
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+    recompute: list[str] | str = "never"
+    transport: str = "auto"
+
+    def check(self) -> None:
+        self._check_halo()
+        self._check_pipeline()
+
+    def _check_halo(self) -> None:
+        one_of("parallel.halo", self.halo, ("read", "exchange", "layer"))
+        one_of("parallel.transport", self.transport, ("auto", "nccl", "gloo", "mpi"))
+        if self.mesh_rows_cols() is not None and self.halo == "read":
+            raise ConfigError(
+                f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
+                "set parallel.halo to exchange or layer"
+            )
+        if self.fusion_depth() != 1 and self.halo != "layer":
+            raise ConfigError(
+                f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
+                "parallel.halo to layer"
+            )
+
+        if self.overlap and self.halo != "layer":
+            raise ConfigError(
+                f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
+                "overlap out, or set parallel.halo to layer"
+            )
+
+    def _check_pipeline(self) -> None:
+        at_least("parallel.stages", self.stages, 1)
+        one_of("parallel.schedule", self.schedule, ("1f1b", "gpipe", "folded"))
+        for mode in self.recompute_modes():
+            one_of("parallel.recompute", mode, ("never", "except_last", "always"))
+        if self.micro_batches is not None:
+            at_least("parallel.micro_batches", self.micro_batches, 1)
+        if self.stages == 1:
+            self._check_no_pipeline()
+        counts = self.layer_counts()
+        chunks = 2 * self.stages - 1 if self.schedule == "folded" else self.stages
+        if counts is not None and len(counts) != chunks:
+            folded = f", which has {chunks} chunks when folded" if chunks != self.stages else ""
+            raise ConfigError(
+                f"parallel.balance has {len(counts)} parts, but parallel.stages is {self.stages}{folded}; give "
+                f"{chunks} counts of layers, or auto"
+            )
+
+    def _check_no_pipeline(self) -> None:
+        """Without stages the keys of a pipeline have to be as they come: nothing is accepted and ignored."""
+        for key in ("balance", "schedule", "micro_batches", "recompute"):
+            if getattr(self, key) != getattr(ParallelConfig, key):
+                raise ConfigError(
+                    f"parallel.{key} is {getattr(self, key)}, but parallel.stages is 1, which is no pipeline; leave "
+                    f"{key} out, or set parallel.stages to 2 or more"
+                )
+
+    def layer_counts(self) -> tuple[int, ...] | None:
+        """Layers of each chunk, or None where the program chooses them."""
+        if self.balance in ("auto", "modelled"):
+            return None
+        values = self.balance
+        if isinstance(values, str) or not values or not all(isinstance(v, int) and v >= 1 for v in values):
+            raise ConfigError(
+                f"parallel.balance is {self.balance}; give auto, modelled, or layers a stage as [14,24,30,22,12,7]"
+            )
+        return tuple(values)
+
+    def recompute_modes(self) -> tuple[str, ...]:
+        """One mode for each stage."""
+        if isinstance(self.recompute, str):
+            return (self.recompute,) * self.stages
+        if len(self.recompute) != self.stages:
+            raise ConfigError(
+                f"parallel.recompute has {len(self.recompute)} parts, but parallel.stages is {self.stages}; give one "
+                "for each stage, or one word for all"
+            )
+        return tuple(self.recompute)
+
+    def mesh_rows_cols(self) -> tuple[int, int] | None:
+        """(rows, cols) of ranks an image, or None for auto."""
+        if self.mesh == "auto":
+            return None
+        values = self.mesh
+        if isinstance(values, str) or len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
+            raise ConfigError(f"parallel.mesh is {self.mesh}; give auto, or ranks along rows and columns as [R, C]")
+        return values[0], values[1]
+
+    def fusion_depth(self) -> int | None:
+        """Layers an exchange, or None for auto."""
+        if self.fusion == "auto":
+            return None
+        if not isinstance(self.fusion, int) or self.fusion < 1:
+            raise ConfigError(f"parallel.fusion is {self.fusion}; give auto or a number of layers from 1 on")
+        return self.fusion
