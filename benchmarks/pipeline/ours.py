@@ -28,23 +28,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh: Mesh) -> PipelinePlan:
-    """The pipeline's balance and settings; the measured one by the times on rank 0."""
+    """The pipeline's balance and settings; the measured one by the times on rank 0 and of messages. Collective."""
+    from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.layer_times import measure_layer_times
-    from tiledseg.training.pipeline_plan import MicroBatchSize, plan_pipeline
+    from tiledseg.pipeline.link_time import slowest_link
+    from tiledseg.training.pipeline_plan import Measured, MicroBatchSize, plan_pipeline
 
     layers, size = workload.unet.layers(), (workload.size, workload.size)
     largest = MicroBatchSize(size, workload.micro_batches, 4)
     given = "auto" if measured or schedule == "folded" else list(workload.balance)
     parallel = ParallelConfig(stages=workload.stages, balance=given, schedule=schedule, recompute=recompute)
 
+    link = slowest_link(mesh.communicator, MeshShape(1, 1, 1, workload.stages), mesh.device) if measured else None
+
     def decide() -> PipelinePlan:
         from workload import make_network
 
-        network = make_network(workload)
-        seconds = None
-        if measured:
+        network, times = make_network(workload), None
+        if link is not None:
             seconds = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
-        found = plan_pipeline(parallel, layers, workload.bands, largest, None, seconds)
+            times = Measured(seconds, link)
+        found = plan_pipeline(parallel, layers, workload.bands, largest, None, times)
         assert found is not None, "a pipeline has two stages at least"
         return found
 

@@ -27,13 +27,13 @@ from paper_times import Case, Measurement, legal_size, measure, sums_and_wholes
 
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.balance import TOLERANCES, choose_balance, choose_folded, cuts, parse_balance
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.schedule import SCHEDULES, Pipeline, Route, chunk_ranks, chunk_skips, program
-from tiledseg.pipeline.simulation import simulate
+from tiledseg.pipeline.balance import cuts, parse_balance
+from tiledseg.pipeline.schedule import SCHEDULES, chunk_ranks
+from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.staged_pipeline import PipelineCase, stage
 from tiledseg.planning.stages_cost import StagePrices
 
 BY_HAND_STAGES = 6
@@ -80,15 +80,6 @@ class Simulated:
         """Seconds of each layer, forward and backward."""
         return [f + b for f, b in zip(self.forward, self.backward, strict=True)]
 
-    def balances(self, schedule: str, stages: int) -> list[tuple[int, ...]]:
-        """Our cuts: the fastest, and those that may take somewhat longer for fewer bytes, as in `plan`."""
-        if schedule == "folded":
-            ends = [(stash, pop) for _, stash, pop in self.prices.skips]
-            found = [choose_folded(self.both, ends, None, stages, None, self.prices.handed_on, t) for t in TOLERANCES]
-        else:
-            found = [choose_balance(self.both, None, stages, None, self.prices.received, t) for t in TOLERANCES]
-        return list(dict.fromkeys(found))
-
     def by_hand(self) -> tuple[int, ...]:
         """The paper's list."""
         return parse_balance(PRESETS[self.case.model].balance, len(self.layers))
@@ -101,52 +92,41 @@ class Simulated:
             load[rank] += sum(times[first:stop])
         return sum(load) / max(load)
 
-    def fastest(self, schedule: str, stages: int) -> Row:
-        """A step with our balance."""
-        rows = (self.row(schedule, stages, balance) for balance in self.balances(schedule, stages))
-        return max(rows, key=lambda row: row.speed_up)
-
-    def row(self, schedule: str, stages: int, balance: tuple[int, ...], by_hand: bool = False) -> Row:
-        """One step of `micro_batches`."""
-        runs = cuts(balance)
-        pipeline = Pipeline(chunk_ranks(schedule, stages), chunk_skips(self.prices.skips, runs))
-        forward = [sum(self.forward[a:b]) for a, b in runs]
-        backward = [sum(self.backward[a:b]) for a, b in runs]
-
-        def size(route: Route) -> int:
-            if pipeline.is_local(route):
-                return 0
-            if route.skip:
-                return self.prices.skip_bytes(route.skip)
-            return self.prices.activation_bytes(runs[route.target][0])
-
-        def seconds(route: Route) -> float:
-            return 0.0 if pipeline.is_local(route) else self.machine.message_seconds(Sent(1, size(route)))
-
-        sending = [seconds(Route(chunk, chunk + 1)) for chunk in range(len(runs) - 1)]
-        actions = program(schedule, pipeline, self.micro_batches, ChunkTimes(forward, backward, sending))
-        free = simulate(actions, forward, backward).makespan
-        real = simulate(actions, forward, backward, seconds).makespan
-        cap = self.cap(balance, self.both, schedule)
+    def row(self, schedule: str, stages: int, by_hand: tuple[int, ...] | None = None) -> Row:
+        """A step with the balance given, or with ours."""
+        case = PipelineCase(
+            schedule,
+            ("never",) * stages,
+            self.micro_batches,
+            self.prices,
+            self.forward,
+            self.backward,
+            lambda size: self.machine.message_seconds(Sent(1, size)),
+            None,
+        )
+        staged = stage(case, by_hand) if by_hand else choose(case)
+        free, real = staged.timeline(transfers=False).makespan, staged.timeline().makespan
+        cap = self.cap(staged.balance, self.both, schedule)
         alone = self.micro_batches * sum(self.both)
+        sent = sum(map(staged.route_bytes, staged.pipeline.routes))
         return Row(
-            *(self.case.network, self.case.model, self.case.size, schedule, stages, by_hand, balance),
+            *(self.case.network, self.case.model, self.case.size, schedule, stages, bool(by_hand), staged.balance),
             cap=cap,
             speed_up=alone / real,
             work=alone / stages / real,
             imbalance=(alone / cap - alone / stages) / real,
             bubble=(free - alone / cap) / real,
             transfers=(real - free) / real,
-            bytes=2 * self.micro_batches * sum(map(size, pipeline.routes)),
+            bytes=2 * self.micro_batches * sent,
         )
 
 
 def all_rows(simulated: Simulated, stages: Sequence[int]) -> list[Row]:
     """By hand on 6 stages, in gpipe as in the paper and in 1f1b; ours on all, in every schedule."""
-    rows = [simulated.fastest(schedule, n) for schedule in SCHEDULES for n in stages]
+    rows = [simulated.row(schedule, n) for schedule in SCHEDULES for n in stages]
     if BY_HAND_STAGES in stages:
         hand = simulated.by_hand()
-        rows += [simulated.row(schedule, BY_HAND_STAGES, hand, by_hand=True) for schedule in ("gpipe", "1f1b")]
+        rows += [simulated.row(schedule, BY_HAND_STAGES, hand) for schedule in ("gpipe", "1f1b")]
     return rows
 
 

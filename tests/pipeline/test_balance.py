@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.balance import choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.balance import Again, choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.schedule import chunk_ranks
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 TIMES = st.lists(st.integers(0, 9), min_size=1, max_size=9)
@@ -153,3 +154,31 @@ def test_more_stages_than_layers(stages: int) -> None:
 def test_a_time_that_is_none() -> None:
     with pytest.raises(ConfigError, match="layer 1 is nan"):
         choose_balance([1, float("nan")], None, 1)
+
+
+@law
+@given(TIMES, st.data())
+def test_chunks_that_recompute_pay_for_it(times: list[int], data: st.DataObject) -> None:
+    """The fastest of all balances, where only some of the stages go forward twice; folded too."""
+    stages = data.draw(st.integers(1, len(times)))
+    more = data.draw(st.lists(st.integers(0, 9), min_size=len(times), max_size=len(times)))
+    modes = data.draw(st.lists(st.booleans(), min_size=stages, max_size=stages))
+
+    def loads(balance: tuple[int, ...], ranks: tuple[int, ...]) -> int:
+        found = [0] * stages
+        for rank, (a, b) in zip(ranks, cuts(balance), strict=True):
+            found[rank] += sum(times[a:b]) + modes[rank] * sum(more[a:b])
+        return max(found)
+
+    for schedule, chunks in (("1f1b", stages), ("folded", 2 * stages - 1)):
+        if chunks > len(times):
+            continue
+        ranks = chunk_ranks(schedule, stages)
+        again = Again(more, frozenset(c for c, rank in enumerate(ranks) if modes[rank]))
+        best = min(loads(balance, ranks) for balance in every_balance(len(times), chunks))
+        if schedule == "1f1b":
+            chosen = choose_balance(times, None, stages, again=again)
+            assert loads(chosen, ranks) == best
+        elif all(times):  # cuts in front of layers that take no time are not tried
+            chosen = choose_folded(times, [], None, stages, again=again)
+            assert loads(chosen, ranks) == best

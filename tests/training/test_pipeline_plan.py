@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from tiledseg.architecture.presets import PRESETS
@@ -14,8 +12,12 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.layer_times import LayerTime
+from tiledseg.pipeline.link_time import Link
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.training.halo_plan import plan_halos
 from tiledseg.training.pipeline_plan import (
+    Measured,
     MicroBatchSize,
     PipelinePlan,
     micro_batch_size,
@@ -28,8 +30,8 @@ LAYERS = UNET.layers()
 TILES = MicroBatchSize((128, 96), 8, 4)
 
 
-def plan(memory: int | None = None, seconds: Sequence[LayerTime] | None = None, **parallel: object) -> PipelinePlan:
-    found = plan_pipeline(ParallelConfig(**parallel), LAYERS, UNET.bands, TILES, memory, seconds)  # type: ignore[arg-type]
+def plan(memory: int | None = None, measured: Measured | None = None, **parallel: object) -> PipelinePlan:
+    found = plan_pipeline(ParallelConfig(**parallel), LAYERS, UNET.bands, TILES, memory, measured)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -42,8 +44,22 @@ def test_measured_times_decide_an_automatic_balance() -> None:
     """All time in the last layers: the first stage gets all others."""
     layers = len(LAYERS)
     seconds = [LayerTime(0.0, 0.0)] * (layers - 2) + [LayerTime(1.0, 2.0)] * 2
-    assert plan(seconds=seconds, stages=2).balance == (layers - 1, 1)
+    assert plan(measured=Measured(seconds, Link(0.0, 0.0)), stages=2).balance == (layers - 1, 1)
     assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
+
+
+def test_measured_messages_decide_too() -> None:
+    """Each layer as long as the others, so that a quick link leaves the cut in the middle; a slow one moves it to where
+    fewer bytes go through."""
+    seconds = [LayerTime(1e-3, 2e-3)] * len(LAYERS)
+    quick, slow = (plan(measured=Measured(seconds, Link(0.0, p)), stages=2) for p in (1e-12, 1e-6))
+    assert abs(quick.balance[0] - quick.balance[1]) <= 1
+    costs = layer_costs(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
+    prices = StagePrices(LAYERS, costs, TILES.value_bytes)
+    assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))
+    times = quick.settings.times
+    assert times is not None
+    assert times.sending == pytest.approx([1e-12 * prices.activation_bytes(quick.balance[0])])
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 
@@ -26,19 +27,26 @@ Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
 Part = tuple[int, int, int]  # first layer, stop, chunk
 
 
+class Again(NamedTuple):
+    """What chunks that recompute pay on top: the times of going forward, of each layer, and which chunks do."""
+
+    times: Sequence[float]
+    chunks: frozenset[int]
+
+
 @dataclass(frozen=True)
 class _Prices:
     """What a stage of given parts costs."""
 
-    ends: tuple[float, ...]  # times of all layers before each
+    ends: tuple[tuple[float, ...], ...]  # for each chunk: times of all layers before each
     memory: Memory | None
     limit: int | None
     traffic: Traffic | None
 
     def load(self, parts: Sequence[Part]) -> float:
         load = 0.0
-        for first, stop, _ in parts:
-            load += self.ends[stop] - self.ends[first]
+        for first, stop, chunk in parts:
+            load += self.ends[chunk][stop] - self.ends[chunk][first]
         return load
 
     def bytes(self, parts: Sequence[Part]) -> int:
@@ -81,15 +89,17 @@ def choose_balance(
     limit: int | None = None,
     traffic: Traffic | None = None,
     tolerance: float = 0.0,
+    again: Again | None = None,
 ) -> tuple[int, ...]:
     """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes.
 
-    `times`: seconds (or work) of each layer, in any unit. Ties: the least `traffic` of all stages together. With a
-    `tolerance` the slowest stage may take so much longer, as a share, where that saves traffic.
+    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again` of chunks that recompute. Ties:
+    the least `traffic` of all stages together. With a `tolerance` the slowest stage may take so much longer, as a
+    share, where that saves traffic.
     Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
     """
     layers = len(times)
-    prices = _prices(times, memory, limit, traffic, stages, stages)
+    prices = _prices(times, memory, limit, traffic, stages, stages, again)
     levels: list[list[Middle]] = [
         [(stop, layers) for stop in range(stage + 1, layers - stages + stage + 2)] for stage in range(stages - 1)
     ]
@@ -109,15 +119,16 @@ def choose_folded(
     limit: int | None = None,
     traffic: Traffic | None = None,
     tolerance: float = 0.0,
+    again: Again | None = None,
 ) -> tuple[int, ...]:
     """The folded balance of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
     `skips`: the layers that stash and pop each skip. Cuts are tried in front of layers that take time, stash or pop:
-    any other cut gives the same times, and the same ranks to all skips. `tolerance` as for `choose_balance`.
+    any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balance`.
     Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
     """
     layers, chunks = len(times), 2 * ranks - 1
-    prices = _prices(times, memory, limit, traffic, chunks, ranks)
+    prices = _prices(times, memory, limit, traffic, chunks, ranks, again)
     ends = {layer for skip in skips for layer in skip}
     places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
     pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
@@ -142,6 +153,7 @@ def _prices(
     traffic: Traffic | None,
     chunks: int,
     stages: int,
+    again: Again | None,
 ) -> _Prices:
     if not 1 <= chunks <= len(times):
         need = f" (folded: {chunks} chunks)" if chunks > stages else ""
@@ -151,7 +163,12 @@ def _prices(
     for layer, time in enumerate(times):
         if not 0 <= time < math.inf:
             raise ConfigError(f"the time of layer {layer} is {time}; give 0 or more")
-    return _Prices((0, *accumulate(times)), memory, limit, traffic)
+    once = (0, *accumulate(times))
+    if again is None:
+        return _Prices((once,) * chunks, memory, limit, traffic)
+    twice = (0, *accumulate(time + more for time, more in zip(times, again.times, strict=True)))
+    ends = tuple(twice if chunk in again.chunks else once for chunk in range(chunks))
+    return _Prices(ends, memory, limit, traffic)
 
 
 def _choose(

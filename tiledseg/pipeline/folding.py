@@ -42,6 +42,13 @@ class ChunkTimes(NamedTuple):
     sending: Sequence[float] = ()
 
 
+class Rule(NamedTuple):
+    """How often a micro-batch is to leave, and how soon is soon: shares of the slowest rank's time."""
+
+    rate: float
+    patience: float
+
+
 @dataclass(frozen=True)
 class Course:
     """What each micro-batch does: the rank and the time of each pass, and what it waits for the message before it."""
@@ -76,11 +83,15 @@ def course(ranks: Sequence[int], times: ChunkTimes) -> Course:
 def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes) -> Passes:
     """The order of the least makespan that is known for these times."""
     given = course(ranks, times)
-    sample = min(micro_batches, _SAMPLE)
-    rules = [(rate, patience) for rate in _RATES for patience in _PATIENCE]
-    rule = min(rules, key=lambda rule: makespan(urgent_first(given, sample, *rule), given))
+    rule = best_rule(given, min(micro_batches, _SAMPLE))
     orders = periodic(ranks, micro_batches), urgent_first(given, micro_batches, *rule)
     return min(orders, key=lambda order: makespan(order, given))
+
+
+def best_rule(given: Course, micro_batches: int) -> Rule:
+    """The rate and the patience with which `urgent_first` makes the order of the least makespan."""
+    rules = [Rule(rate, patience) for rate in _RATES for patience in _PATIENCE]
+    return min(rules, key=lambda rule: makespan(urgent_first(given, micro_batches, *rule), given))
 
 
 def chunk_of(number: int, chunks: int) -> int:

@@ -12,29 +12,19 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import TOLERANCES, choose_balance, choose_folded, cuts, parse_balance
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.schedule import (
-    RECOMPUTE,
-    Pipeline,
-    Program,
-    Route,
-    chunk_ranks,
-    chunk_skips,
-    kept_of,
-    most_in_flight,
-    program,
-)
-from tiledseg.pipeline.simulation import Timeline, draw, in_flight, simulate
+from tiledseg.pipeline.balance import cuts, parse_balance
+from tiledseg.pipeline.schedule import RECOMPUTE, chunk_ranks, kept_of
+from tiledseg.pipeline.simulation import draw, in_flight
+from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.question import Question
+from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most
 MOST_MICRO_BATCHES = 256
-_SAMPLE = 24  # micro-batches on which an automatic balance is chosen
 
 
 @dataclass(frozen=True)
@@ -98,41 +88,30 @@ def parse_counts(text: str) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A pipeline with its balance and prices."""
+    """A pipeline with its balance, on a machine."""
 
     asked: StagesQuestion
-    prices: StagePrices
     machine: Machine
-    balance: tuple[int, ...]
-    pipeline: Pipeline
-    times: ChunkTimes  # seconds; recomputation is part of the backward pass
-    actions: Program
+    staged: StagedPipeline
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
-    micro_batches: int
 
     @property
     def work(self) -> tuple[int, ...]:
         """Multiply-adds of each chunk."""
-        return tuple(sum(c.multiply_adds for c in self.prices.costs[a:b]) for a, b in cuts(self.balance))
+        costs = self.staged.case.prices.costs
+        return tuple(sum(cost.multiply_adds for cost in costs[a:b]) for a, b in cuts(self.staged.balance))
 
     def of_rank(self, rank: int) -> list[int]:
         """The chunks of a rank, in order of layers."""
-        return [chunk for chunk, place in enumerate(self.pipeline.ranks) if place == rank]
+        return [chunk for chunk, place in enumerate(self.staged.pipeline.ranks) if place == rank]
 
     def rank_work(self, rank: int) -> int:
         return sum(self.work[chunk] for chunk in self.of_rank(rank))
 
     def seconds(self, rank: int) -> float:
         """Of a micro-batch, forward and backward, with recomputation."""
-        return sum(self.times.forward[chunk] + self.times.backward[chunk] for chunk in self.of_rank(rank))
-
-    def route_bytes(self, route: Route) -> int:
-        """Bytes that travel along a route, one way, for one micro-batch."""
-        if self.pipeline.is_local(route):
-            return 0
-        if route.skip:
-            return self.prices.skip_bytes(route.skip)
-        return self.prices.activation_bytes(cuts(self.balance)[route.target][0])
+        times = self.staged.times
+        return sum(times.forward[chunk] + times.backward[chunk] for chunk in self.of_rank(rank))
 
 
 def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> dict[str, Any]:
@@ -143,125 +122,54 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     network = question.network
     layers = network.layers()
     costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
-    micro_batches = asked.micro_batches or min(4 * asked.stages, len(tiling))
     prices = StagePrices(layers, costs, question.bytes_per_value)
-    found = _choose(asked, prices, question.machine, micro_batches, question.gpu_memory)
+    case = _case(asked, prices, question.machine, len(tiling), question.gpu_memory)
+    given = None if asked.balance is None else parse_balance(asked.balance, len(layers))
+    if given is not None:
+        check_skips(case, given, "--balance")
+    staged = choose(case) if given is None else stage(case, given)
+    held = in_flight(staged.actions, len(staged.pipeline.ranks))
+    found = _Plan(asked, question.machine, staged, held)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
     return {
         "stages": asked.stages,
         "schedule": asked.schedule,
         "recompute": list(asked.modes),
-        "micro_batches": micro_batches,
+        "micro_batches": case.micro_batches,
         "context": list(tiling.context_max),
-        "balance": list(found.balance),
+        "balance": list(staged.balance),
         "automatic": asked.balance is None,
         "by_stage": by_stage,
         "cap": round(sum(found.work) / max(found.rank_work(rank) for rank in range(asked.stages)), 4),
         "step": _step(found),
         "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
-        "drawing": draw(found.actions, found.pipeline).splitlines(),
+        "drawing": draw(staged.actions, staged.pipeline).splitlines(),
     }
 
 
-def _choose(
-    asked: StagesQuestion, prices: StagePrices, machine: Machine, micro_batches: int, limit: int | None
-) -> _Plan:
-    """The pipeline of the balance given, or of the automatic one that takes the least time, transfers included."""
-    given = _given_balance(asked, prices)
-    if given is not None:
-        return _pipeline(asked, prices, machine, given, micro_batches)
-    balances = _balances(asked, prices, micro_batches, limit)
-    sample = min(micro_batches, _SAMPLE)
-    return _pipeline(
-        asked,
+def _case(asked: StagesQuestion, prices: StagePrices, machine: Machine, tiles: int, limit: int | None) -> PipelineCase:
+    """The pipeline asked for; seconds of layers and messages by the machine's figures."""
+    forward = [machine.compute_seconds(cost.multiply_adds, training=False) for cost in prices.costs]
+    backward = [
+        machine.compute_seconds(cost.multiply_adds) - once for cost, once in zip(prices.costs, forward, strict=True)
+    ]
+    return PipelineCase(
+        asked.schedule,
+        asked.modes,
+        asked.micro_batches or min(4 * asked.stages, tiles),
         prices,
-        machine,
-        min(balances, key=lambda balance: _timeline(_pipeline(asked, prices, machine, balance, sample), True).makespan),
-        micro_batches,
+        forward,
+        backward,
+        lambda size: machine.message_seconds(Sent(1, size)),
+        limit,
     )
 
 
-def _pipeline(
-    asked: StagesQuestion, prices: StagePrices, machine: Machine, balance: tuple[int, ...], micro_batches: int
-) -> _Plan:
-    pipeline = Pipeline(chunk_ranks(asked.schedule, asked.stages), chunk_skips(prices.skips, cuts(balance)))
-    recomputed = [_recomputes(asked, micro_batches, rank) for rank in pipeline.ranks]
-    times = _chunk_times(prices, balance, recomputed, machine)
-    actions = program(asked.schedule, pipeline, micro_batches, times)
-    held = in_flight(actions, len(pipeline.ranks))
-    return _Plan(asked, prices, machine, balance, pipeline, times, actions, held, micro_batches)
-
-
-def _recomputes(asked: StagesQuestion, micro_batches: int, rank: int) -> bool:
-    """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
-    return asked.modes[rank] == "always" or (asked.modes[rank] == "except_last" and micro_batches > 1)
-
-
-def _chunk_times(
-    prices: StagePrices, balance: Sequence[int], recomputed: Sequence[bool], machine: Machine
-) -> ChunkTimes:
-    """Seconds of each chunk, and of the activation that it sends to the next."""
-    runs = cuts(balance)
-    work = [sum(cost.multiply_adds for cost in prices.costs[a:b]) for a, b in runs]
-    forward = [machine.compute_seconds(chunk, training=False) for chunk in work]
-    backward = [
-        machine.compute_seconds(chunk) - (0 if again else f)
-        for chunk, f, again in zip(work, forward, recomputed, strict=True)
-    ]
-    sent = [Sent(1, prices.activation_bytes(first)) for first, _ in runs[1:]]
-    return ChunkTimes(forward, backward, list(map(machine.message_seconds, sent)))
-
-
-def _given_balance(asked: StagesQuestion, prices: StagePrices) -> tuple[int, ...] | None:
-    """The balance asked for, checked; None for an automatic one."""
-    if asked.balance is None:
-        return None
-    balance = parse_balance(asked.balance, len(prices.layers))
-    if asked.schedule == "folded":
-        _check_fold(balance, prices, asked.stages)
-    return balance
-
-
-def _balances(
-    asked: StagesQuestion, prices: StagePrices, micro_batches: int, limit: int | None
-) -> list[tuple[int, ...]]:
-    """The best balances, each for another price of bytes: how much longer a stage may take to save some."""
-    ranks = chunk_ranks(asked.schedule, asked.stages)
-    held = most_in_flight(asked.schedule, asked.stages, micro_batches)
-
-    def memory(first: int, stop: int, chunk: int) -> int:
-        kept = kept_of(asked.schedule, held[chunk], asked.modes[ranks[chunk]])
-        return prices.memory(first, stop).total(*kept)
-
-    work = [cost.multiply_adds for cost in prices.costs]
-    if asked.schedule == "folded":
-        ends = [(stash, pop) for _, stash, pop in prices.skips]
-        found = [choose_folded(work, ends, memory, asked.stages, limit, prices.handed_on, t) for t in TOLERANCES]
-    else:
-        found = [choose_balance(work, memory, asked.stages, limit, prices.received, t) for t in TOLERANCES]
-    return list(dict.fromkeys(found))
-
-
-def _check_fold(balance: tuple[int, ...], prices: StagePrices, stages: int) -> None:
-    """Raise ConfigError, naming all, where skips leave their rank."""
-    ranks = chunk_ranks("folded", stages)
-    routes = chunk_skips(prices.skips, cuts(balance))
-    torn = [
-        f"{route.skip} from stage {ranks[route.source]} to {ranks[route.target]}"
-        for route in routes
-        if ranks[route.source] != ranks[route.target]
-    ]
-    if torn:
-        raise ConfigError(
-            f"folded stages keep skips on their rank, but --balance [{','.join(map(str, balance))}] sends "
-            f"{', '.join(torn)}; move the cuts, or give auto"
-        )
-
-
 def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
-    chunks = found.of_rank(rank)
-    runs = [cuts(found.balance)[chunk] for chunk in chunks]
-    memories = [found.prices.memory(*run) for run in runs]
+    chunks, staged = found.of_rank(rank), found.staged
+    prices = staged.case.prices
+    runs = [cuts(staged.balance)[chunk] for chunk in chunks]
+    memories = [prices.memory(*run) for run in runs]
     kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.modes[rank]) for chunk in chunks]
     work = found.rank_work(rank)
     memory = {
@@ -273,8 +181,8 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
     }
     memory["total"] = sum(memory.values())
     activation, skips = (_sent(found, chunks, of_skips) for of_skips in (False, True))
-    gradients = sum(found.route_bytes(route) for route in found.pipeline.routes if route.target in chunks)
-    names = [layer.name for layer in found.prices.layers]
+    gradients = sum(staged.route_bytes(route) for route in staged.pipeline.routes if route.target in chunks)
+    names = [layer.name for layer in prices.layers]
     row: dict[str, Any] = {
         "stage": rank,
         "layers": [list(run) for run in runs],
@@ -289,24 +197,24 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
         "activation_bytes": activation,
         "skip_bytes": skips,
         "gradient_bytes": gradients,
-        "bytes_step": found.micro_batches * (activation + skips + gradients),
+        "bytes_step": staged.case.micro_batches * (activation + skips + gradients),
     }
     return row if limit is None else row | {"fits": memory["total"] <= limit}
 
 
 def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
     """Bytes that a rank's chunks send on in a forward pass of one micro-batch."""
-    routes = [r for r in found.pipeline.routes if r.source in chunks and bool(r.skip) == of_skips]
-    return sum(found.route_bytes(route) for route in routes)
+    routes = [r for r in found.staged.pipeline.routes if r.source in chunks and bool(r.skip) == of_skips]
+    return sum(found.staged.route_bytes(route) for route in routes)
 
 
 def _step(found: _Plan) -> dict[str, float]:
     """Where the time of a step goes: five parts that sum to it, then what follows from them."""
-    ranks, machine = found.pipeline.size, found.machine
-    alone = machine.compute_seconds(sum(found.work)) * found.micro_batches
-    slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * found.micro_batches
-    busiest = max(map(found.seconds, range(ranks))) * found.micro_batches
-    free, real = _timeline(found, False), _timeline(found, True)
+    ranks, machine, micro_batches = found.asked.stages, found.machine, found.staged.case.micro_batches
+    alone = machine.compute_seconds(sum(found.work)) * micro_batches
+    slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * micro_batches
+    busiest = max(map(found.seconds, range(ranks))) * micro_batches
+    free, real = found.staged.timeline(transfers=False), found.staged.timeline()
     return {
         "work_milliseconds": _milliseconds(alone / ranks),
         "imbalance_milliseconds": _milliseconds(slowest - alone / ranks),
@@ -319,14 +227,6 @@ def _step(found: _Plan) -> dict[str, float]:
         "busy_share": round(real.busy_share, 4),
         "bubble_share": round((free.makespan - busiest) / real.makespan, 4),
     }
-
-
-def _timeline(found: _Plan, transfers: bool) -> Timeline:
-    seconds = {
-        route: found.machine.message_seconds(Sent(1, found.route_bytes(route))) if transfers else 0.0
-        for route in found.pipeline.routes
-    }
-    return simulate(found.actions, found.times.forward, found.times.backward, seconds.__getitem__)
 
 
 def _milliseconds(seconds: float) -> float:

@@ -14,13 +14,13 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import Memory, choose_balance, choose_folded, cuts, parse_balance
+from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.pipeline.executor import Settings
-from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.layer_times import LayerTime
-from tiledseg.pipeline.partition import Cut, cut_network
-from tiledseg.pipeline.schedule import chunk_ranks, kept_of, most_in_flight
+from tiledseg.pipeline.link_time import Link
+from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.training.halo_plan import HaloPlan
 
@@ -50,6 +50,14 @@ class MicroBatchSize:
     pixels: tuple[int, int]
     count: int
     value_bytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of each layer for the largest micro-batch, and what a message takes."""
+
+    layers: Sequence[LayerTime]
+    link: Link
 
 
 def micro_batch_size(
@@ -100,76 +108,46 @@ def plan_pipeline(
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
-    seconds: Sequence[LayerTime] | None = None,
+    measured: Measured | None = None,
 ) -> PipelinePlan | None:
     """The pipeline that `parallel` asks for; None for one stage.
 
-    `seconds`: measured times of each layer, for `balance: auto` (None: multiply-adds, a backward pass for two forward).
-    `memory_bytes`: what a rank may use for a training step (None: nothing is trained).
-    Raises ConfigError where the balance does not fit the network or the schedule, or a stage needs more than that.
+    `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
+    forward, and messages that take no time). `memory_bytes`: what a rank may use for a training step (None: nothing is
+    trained). Raises ConfigError where the balance does not fit the network or the schedule, or a stage needs more than
+    that.
     """
     if parallel.stages == 1:
         return None
-    stages, schedule = parallel.stages, parallel.schedule
     costs = layer_costs(layers, bands, largest.pixels, largest.value_bytes)
-    prices = StagePrices(layers, costs, largest.value_bytes)
-    count = min(parallel.micro_batches or largest.count, largest.count)
-    held = most_in_flight(schedule, stages, max(1, count))
-    ranks, modes = chunk_ranks(schedule, stages), parallel.recompute_modes()
-
-    def memory(first: int, stop: int, chunk: int) -> int:
-        kept = kept_of(schedule, held[chunk], modes[ranks[chunk]])
-        return prices.memory(first, stop).total(*kept)
-
-    times = seconds or [LayerTime(cost.multiply_adds, 2 * cost.multiply_adds) for cost in costs]
+    times = measured.layers if measured else [LayerTime(c.multiply_adds, 2 * c.multiply_adds) for c in costs]
+    case = PipelineCase(
+        parallel.schedule,
+        parallel.recompute_modes(),
+        max(1, min(parallel.micro_batches or largest.count, largest.count)),
+        StagePrices(layers, costs, largest.value_bytes),
+        [time.forward for time in times],
+        [time.backward for time in times],
+        measured.link.seconds if measured else None,
+        memory_bytes,
+    )
     given = parallel.layer_counts()
     if given is None:
-        # Stages that recompute go forward twice; where only some do, which layers they have is not known beforehand.
-        passes = 1 + sum(mode != "never" for mode in modes) / stages
-        both = [passes * time.forward + time.backward for time in times]
-        if schedule == "folded":
-            ends = [(stash, pop) for _, stash, pop in prices.skips]
-            balance = choose_folded(both, ends, memory, stages, memory_bytes, prices.handed_on)
-        else:
-            balance = choose_balance(both, memory, stages, memory_bytes, prices.received)
+        staged = choose(case)
     else:
-        balance = parse_balance(given, len(layers))
-        check_skips(cut_network(layers, balance, schedule, stages), balance)
-        check_memory(balance, schedule, stages, memory, memory_bytes)
-    again = [modes[rank] != "never" for rank in ranks]
-    settings = Settings(schedule, modes, chunk_times(times, balance, again))
-    return PipelinePlan(balance, settings, parallel.micro_batches)
+        staged = stage(case, parse_balance(given, len(layers)))
+        check_skips(case, staged.balance, "parallel.balance")
+        check_memory(case, staged.balance)
+    return PipelinePlan(staged.balance, Settings(case.schedule, case.modes, staged.times), parallel.micro_batches)
 
 
-def chunk_times(times: Sequence[LayerTime], balance: Sequence[int], again: Sequence[bool]) -> ChunkTimes:
-    """The times of each chunk, forward and backward; that of going forward `again` is part of the latter."""
-    runs = [times[first:stop] for first, stop in cuts(balance)]
-    forward = tuple(sum(time.forward for time in run) for run in runs)
-    backward = (sum(time.backward for time in run) for run in runs)
-    return ChunkTimes(forward, tuple(b + f * twice for f, b, twice in zip(forward, backward, again, strict=True)))
-
-
-def check_memory(balance: Sequence[int], schedule: str, stages: int, memory: Memory, memory_bytes: int | None) -> None:
-    """Raise ConfigError for the first stage whose layers need more than `memory_bytes`, where that is given."""
-    for rank in range(stages):
-        chunks = [c for c, place in enumerate(chunk_ranks(schedule, stages)) if place == rank]
-        needed = sum(memory(*cuts(balance)[c], c) for c in chunks)
-        if memory_bytes is not None and needed > memory_bytes:
-            raise ConfigError(_too_large(rank, needed, memory_bytes, balance))
-
-
-def check_skips(cut: Cut, balance: Sequence[int]) -> None:
-    """Raise ConfigError, naming all, where a folded pipeline's skips would leave their rank."""
-    ranks = cut.pipeline.ranks
-    if len(ranks) == cut.pipeline.size:
-        return  # not folded: skips travel
-    torn = [s for s in cut.pipeline.skips if ranks[s.source] != ranks[s.target]]
-    if torn:
-        named = ", ".join(f"{s.skip} from stage {ranks[s.source]} to {ranks[s.target]}" for s in torn)
-        raise ConfigError(
-            f"parallel.schedule folded keeps skips on their rank, but parallel.balance [{','.join(map(str, balance))}] "
-            f"sends {named}; move the cuts, or use auto"
-        )
+def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
+    """Raise ConfigError for the first stage whose layers need more than the case's limit, where there is one."""
+    memory = case.memory()
+    for rank in range(case.stages):
+        needed = sum(memory(*run, c) for c, run in enumerate(cuts(balance)) if case.ranks[c] == rank)
+        if case.limit is not None and needed > case.limit:
+            raise ConfigError(_too_large(rank, needed, case.limit, balance))
 
 
 def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:

@@ -13,7 +13,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, OutputError
 from tiledseg.models.unet import FlatNetwork, build_unet
-from tiledseg.pipeline.layer_times import measure_layer_times
+from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
+from tiledseg.pipeline.link_time import Link, slowest_link
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
@@ -28,7 +29,7 @@ from tiledseg.training.checkpoint import (
 )
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.pipeline_plan import PipelinePlan, plan_pipeline, spread_note
+from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipeline, spread_note
 from tiledseg.training.precision import PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
@@ -44,7 +45,7 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     """
     memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
-    pipeline: PipelinePlan | None = mesh.on_root(lambda: _plan_pipeline(config, preparation, memory, mesh))
+    pipeline = _plan_pipeline(config, preparation, memory, mesh)
     checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
@@ -57,17 +58,26 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
 
 
 def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
-    """The pipeline; for `balance: auto` with the times of the layers on this rank's device."""
-    network, largest = preparation.network, preparation.micro_batch
-    layers, seconds = network.layers(), None
-    if config.parallel.stages > 1 and config.parallel.balance == "auto":
-        precision = config.train.precision
-        with torch.device("meta"):
-            described = FlatNetwork(layers, network.bands)
-        cast = torch.bfloat16 if precision == "bf16" else None
-        dtype = PARAMETER_DTYPES[precision]
-        seconds = measure_layer_times(described, network.bands, largest.pixels, mesh.device, dtype, cast)
-    return plan_pipeline(config.parallel, layers, network.bands, largest, memory, seconds)
+    """The pipeline; for `balance: auto` by the times of layers on the root, and of messages. Collective."""
+    network, parallel = preparation.network, config.parallel
+    link: Link | None = None
+    if parallel.stages > 1 and parallel.balance == "auto":
+        link = slowest_link(mesh.communicator, preparation.halo.mesh, mesh.device)
+
+    def decide() -> PipelinePlan | None:
+        measured = link and Measured(_layer_times(config, preparation, mesh.device), link)
+        return plan_pipeline(parallel, network.layers(), network.bands, preparation.micro_batch, memory, measured)
+
+    return mesh.on_root(decide)
+
+
+def _layer_times(config: Config, preparation: Preparation, device: torch.device) -> tuple[LayerTime, ...]:
+    network, precision = preparation.network, config.train.precision
+    with torch.device("meta"):
+        described = FlatNetwork(network.layers(), network.bands)
+    cast = torch.bfloat16 if precision == "bf16" else None
+    pixels = preparation.micro_batch.pixels
+    return measure_layer_times(described, network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)
 
 
 def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:

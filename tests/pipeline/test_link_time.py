@@ -1,0 +1,59 @@
+"""The measured link between stages: what it is made of, and that all ranks know the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tiledseg.comm.collectives import Work
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.pipeline.link_time import Link, measure_link, slowest_link
+
+DELAY = 0.02
+
+
+class _Slow:
+    """Messages whose start takes a while, and longer if they are large."""
+
+    def __init__(self, inner: PointToPoint, per_byte: float) -> None:
+        self._inner, self._per_byte = inner, per_byte
+        self.traffic, self.in_order = inner.traffic, inner.in_order
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        time.sleep(DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends))
+        return self._inner.start(sends, receives)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_seconds_of_a_message() -> None:
+    assert Link(2.0, 0.5).seconds(10) == 7.0
+
+
+@pytest.mark.mpi
+def test_all_ranks_know_the_same_link(mesh: Mesh) -> None:
+    """Of each number of stages that the job has ranks for; ranks outside the mesh know it too."""
+    for stages in range(2, mesh.size + 1):
+        link = slowest_link(mesh.communicator, MeshShape(mesh.size // stages, 1, 1, stages), mesh.device)
+        assert all(other == link for other in mesh.communicator.gather_objects(link))
+        assert 0 < link.latency < 10
+        assert 0 <= link.per_byte < 1e-6, "a megabyte a second, even here"
+
+
+@pytest.mark.mpi
+def test_the_parts_of_a_message_are_told_apart(mesh: Mesh) -> None:
+    """A delay of each message is latency, one that grows with its bytes is not."""
+    if mesh.size < 2:
+        pytest.skip("needs 2 ranks")
+    messages = _Slow(mesh.communicator.point_to_point(), per_byte=1e-8)
+    if mesh.rank < 2:
+        link = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, torch.device("cpu"))
+        assert link.latency >= DELAY
+        assert link.per_byte >= 0.9e-8
+    messages.close()

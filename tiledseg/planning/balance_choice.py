@@ -1,0 +1,129 @@
+"""The automatic balance of a pipeline: the cuts of the shortest simulated step that is found.
+
+The search starts from the cuts that no others undercut in the time of the slowest stage (`pipeline.balance`, exact),
+and from those that may be somewhat slower where that saves bytes. That time decides how often a micro-batch leaves;
+filling, draining and waiting for messages depend on the other stages too. So from the best few of them cuts are moved,
+one or two at a time, as long as the step gets shorter. The same question has the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, cycle, pairwise, product
+
+from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balance, choose_folded, cuts
+from tiledseg.pipeline.folding import Rule, best_rule, course, makespan, urgent_first
+from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
+
+_SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
+_STARTS = 3
+_TRIES = 150  # simulated steps for each start
+_GAIN = 1e-6  # the least that a move has to save, as a share
+
+Balance = tuple[int, ...]
+Move = tuple[tuple[int, int], ...]
+
+
+def choose(case: PipelineCase) -> StagedPipeline:
+    """The pipeline of the automatic balance. Raises ConfigError where none fits the network or the limit."""
+    sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
+
+    def step_time(balance: Balance) -> float:
+        return _step_time(case, stage(sample, balance), None)
+
+    starts = sorted(_balances(case), key=step_time)[:_STARTS]
+    return stage(case, min([*starts, *(_moved(case, sample, balance) for balance in starts)], key=step_time))
+
+
+def _moved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
+    """Where moves lead to from `start`, while each makes the step shorter."""
+    places, moves, fits = _places(case, start), _moves(case), _fits(case)
+    rule = None
+    if case.schedule == "folded":  # one rule for all orders: to try all on each balance takes 30 times as long
+        rule = best_rule(course(case.ranks, stage(sample, start).times), sample.micro_batches)
+    best, least = start, _step_time(case, stage(sample, start), rule)
+    tries = idle = 0
+    for move in cycle(moves):
+        if tries == _TRIES or idle == len(moves):
+            break
+        idle += 1
+        balance = _apply(best, move, places)
+        if balance is None or not fits(balance):
+            continue
+        tries += 1
+        time = _step_time(case, stage(sample, balance), rule)
+        if time < (1 - _GAIN) * least:
+            best, least, idle = balance, time, 0
+    return best
+
+
+def _step_time(case: PipelineCase, staged: StagedPipeline, rule: Rule | None) -> float:
+    """Of all micro-batches of `case`, of which `staged` has some; `rule`: of the order of a folded one."""
+    more = case.micro_batches - staged.case.micro_batches
+    rest = more * staged.period if more else 0.0
+    if rule is None:
+        return staged.timeline().makespan + rest
+    given = course(case.ranks, staged.times)
+    return makespan(urgent_first(given, staged.case.micro_batches, *rule), given) + rest
+
+
+def _places(case: PipelineCase, start: Balance) -> list[int]:
+    """In front of which layers to cut: those that take time, stash or pop, and where `start` has its cuts."""
+    ends = {layer for _, *pair in case.prices.skips for layer in pair}
+    timed = {i for i, times in enumerate(zip(case.forward, case.backward, strict=True)) if sum(times) > 0}
+    return sorted({*ends, *timed, *accumulate(start[:-1])} - {0})
+
+
+def _moves(case: PipelineCase) -> list[Move]:
+    """Cuts by number, and by how many places each is shifted: one or two neighbours; folded, those around a rank."""
+    last = len(case.ranks) - 2
+    if case.schedule == "folded":
+        shifts = [shift for shift in product((-2, -1, 0, 1, 2), repeat=2) if any(shift)]
+        return [((i, a), (last - i, b)) for i in range(case.stages - 1) for a, b in shifts]
+    single = [((i, by),) for i in range(last + 1) for by in (-1, 1, -2, 2)]
+    return [*single, *(((i, by), (i + 1, by)) for i in range(last) for by in (-1, 1))]
+
+
+def _apply(balance: Balance, move: Move, places: Sequence[int]) -> Balance | None:
+    """The balance whose cuts are shifted; None where there is no such place, or a stage is left without layers."""
+    at = [bisect_left(places, cut) for cut in accumulate(balance[:-1])]
+    for cut, by in move:
+        at[cut] += by
+    if at[0] < 0 or at[-1] >= len(places) or any(a >= b for a, b in pairwise(at)):
+        return None
+    stops = [0, *(places[i] for i in at), sum(balance)]
+    return tuple(b - a for a, b in pairwise(stops))
+
+
+def _fits(case: PipelineCase) -> Callable[[Balance], bool]:
+    """Whether a balance keeps to the limit, and a folded one its skips on their ranks."""
+    memory = case.memory()
+
+    def fits(balance: Balance) -> bool:
+        if torn_skips(case, balance):
+            return False
+        needs = [0] * case.stages
+        if case.limit is not None:
+            for chunk, (first, stop) in enumerate(cuts(balance)):
+                needs[case.ranks[chunk]] += memory(first, stop, chunk)
+        return case.limit is None or max(needs) <= case.limit
+
+    return fits
+
+
+def _balances(case: PipelineCase) -> list[Balance]:
+    """Of the fastest slowest stage: for free messages, and where they take time, for several prices of a byte."""
+    tolerances = TOLERANCES if case.message else TOLERANCES[:1]
+    both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
+    again = Again(case.forward, frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank)))
+    memory, prices = case.memory(), case.prices
+    if case.schedule == "folded":
+        ends = [(stash, pop) for _, stash, pop in prices.skips]
+        found = [
+            choose_folded(both, ends, memory, case.stages, case.limit, prices.handed_on, t, again) for t in tolerances
+        ]
+    else:
+        found = [choose_balance(both, memory, case.stages, case.limit, prices.received, t, again) for t in tolerances]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,147 @@
+"""A pipeline with its balance, before it runs: what its chunks take, what travels, and how long a step lasts.
+
+`plan` asks so with modelled times, a run with measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tiledseg.errors import ConfigError
+from tiledseg.pipeline.balance import cuts
+from tiledseg.pipeline.folding import ChunkTimes
+from tiledseg.pipeline.schedule import (
+    Pipeline,
+    Program,
+    Route,
+    chunk_ranks,
+    chunk_skips,
+    kept_of,
+    most_in_flight,
+    program,
+)
+from tiledseg.pipeline.simulation import Timeline, simulate
+from tiledseg.planning.stages_cost import StagePrices
+
+MessageTime = Callable[[int], float]  # bytes -> time of one message
+
+
+@dataclass(frozen=True)
+class PipelineCase:
+    """What a balance is chosen for: how the pipeline runs, and what its layers cost.
+
+    `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
+    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
+    """
+
+    schedule: str
+    modes: tuple[str, ...]
+    micro_batches: int
+    prices: StagePrices
+    forward: Sequence[float]
+    backward: Sequence[float]
+    message: MessageTime | None
+    limit: int | None
+
+    @property
+    def stages(self) -> int:
+        return len(self.modes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each chunk."""
+        return chunk_ranks(self.schedule, self.stages)
+
+    def recomputes(self, rank: int) -> bool:
+        """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
+        return self.modes[rank] == "always" or (self.modes[rank] == "except_last" and self.micro_batches > 1)
+
+    def memory(self) -> Callable[[int, int, int], int]:
+        """Bytes of layers (first, stop) as a chunk, while micro-batches are in flight."""
+        held = most_in_flight(self.schedule, self.stages, self.micro_batches)
+
+        def memory(first: int, stop: int, chunk: int) -> int:
+            kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
+            return self.prices.memory(first, stop).total(*kept)
+
+        return memory
+
+
+@dataclass(frozen=True)
+class StagedPipeline:
+    """A pipeline with its balance; `times` of its chunks, in which recomputation is part of the backward pass."""
+
+    case: PipelineCase
+    balance: tuple[int, ...]
+    pipeline: Pipeline
+    times: ChunkTimes
+
+    @cached_property
+    def actions(self) -> Program:
+        """What each rank does in a step."""
+        return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
+
+    def route_bytes(self, route: Route) -> int:
+        """Bytes that travel along a route, one way, for one micro-batch."""
+        if self.pipeline.is_local(route):
+            return 0
+        if route.skip:
+            return self.case.prices.skip_bytes(route.skip)
+        return self.case.prices.activation_bytes(cuts(self.balance)[route.target][0])
+
+    @property
+    def period(self) -> float:
+        """Time from one micro-batch to the next in a long step: as the slowest rank computes, or sends."""
+        computing, sending = ([0.0] * self.pipeline.size for _ in range(2))
+        for rank, forward, backward in zip(self.pipeline.ranks, self.times.forward, self.times.backward, strict=True):
+            computing[rank] += forward + backward
+        for route in self.pipeline.routes:
+            if self.case.message and not self.pipeline.is_local(route):
+                for end in (route.source, route.target):  # the activation, and its gradient
+                    sending[self.pipeline.ranks[end]] += self.case.message(self.route_bytes(route))
+        return max(*computing, *sending)
+
+    def timeline(self, transfers: bool = True) -> Timeline:
+        """A simulated step; without `transfers` messages take no time."""
+        message = self.case.message if transfers else None
+        seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
+        return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
+
+
+def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
+    """The pipeline of a balance that fits (see `balance.parse_balance`)."""
+    pipeline = Pipeline(case.ranks, chunk_skips(case.prices.skips, cuts(balance)))
+    return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
+
+
+def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
+    """In words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
+    if case.schedule != "folded":
+        return []
+    skips = chunk_skips(case.prices.skips, cuts(balance))
+    torn = [skip for skip in skips if case.ranks[skip.source] != case.ranks[skip.target]]
+    return [f"{skip.skip} from stage {case.ranks[skip.source]} to {case.ranks[skip.target]}" for skip in torn]
+
+
+def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
+    """Raise ConfigError that lists the torn skips of a balance that the user knows as `name`."""
+    torn = torn_skips(case, balance)
+    if torn:
+        raise ConfigError(
+            f"the schedule folded keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
+            f"{', '.join(torn)}; move the cuts, or give auto"
+        )
+
+
+def _chunk_times(case: PipelineCase, balance: Sequence[int]) -> ChunkTimes:
+    """Of each chunk, and of the activation that it sends to the next."""
+    runs = cuts(balance)
+    forward = [sum(case.forward[first:stop]) for first, stop in runs]
+    backward = [sum(case.backward[first:stop]) for first, stop in runs]
+    for chunk, rank in enumerate(case.ranks):
+        backward[chunk] += forward[chunk] * case.recomputes(rank)
+    if case.message is None:
+        return ChunkTimes(forward, backward)
+    return ChunkTimes(forward, backward, [case.message(case.prices.activation_bytes(first)) for first, _ in runs[1:]])
