@@ -21,7 +21,7 @@ class ParallelConfig:
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
             on the machine (python -m benchmarks.spatial.main measures it)
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
-        balance: layers a stage as a list (folded: a chunk), auto (by layer times measured at the start) or modelled
+        balance: layers a stage as a list (folded: a chunk), auto (by times measured at the start) or modelled
             (by multiply-adds)
         schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.cases import Case
+from tests.bad_input.case import Case
 from tests.small_files import tree
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.cases import CASES, Case
+from tests.bad_input.case import Case
+from tests.bad_input.cases import CASES
 from tests.bad_input.refusal import check_refusal, command
 
 

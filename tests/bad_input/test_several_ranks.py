@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.cases import CASES, Case
+from tests.bad_input.case import Case
+from tests.bad_input.cases import CASES
 from tests.bad_input.refusal import check_line, command
 from tests.small_files import tree
 from tiledseg.comm import failure, session

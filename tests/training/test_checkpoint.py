@@ -1,28 +1,18 @@
-"""Checkpoints: whole or not there, found damaged where they are, nothing in them can run, and back bit for bit."""
+"""Checkpoints: back bit for bit, and which of them a resume finds."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import re
 import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
-import tiledseg
+from tests.training.saved import make_network, save, state_of, train
 from tiledseg.config import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training import checkpoint as module
 from tiledseg.training.checkpoint import (
     clean_leftovers,
     contents_of,
@@ -35,44 +25,6 @@ from tiledseg.training.checkpoint import (
     save_checkpoint,
 )
 from tiledseg.training.optimizer import build_optimizer
-
-FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
-
-
-def make_network(seed: int = 0, channels: int = 3) -> nn.Module:
-    torch.manual_seed(seed)
-    network = nn.Sequential(nn.Conv2d(2, channels, 3), nn.BatchNorm2d(channels), nn.Conv2d(channels, 2, 1))
-    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(step)
-        optimizer.zero_grad()
-        network(torch.randn(1, 2, 6, 6, generator=generator)).square().sum().backward()
-        optimizer.step()
-
-
-def state_of(step: int) -> dict[str, Any]:
-    return {
-        "config": {"data": {"classes": {10: 0, 9: 1, "8": None}}},  # keys that JSON turns into text, in another order
-        "network": {},
-        "normalization": {"mean": [0.1, 1e-300]},
-        "position": {"epoch": 0, "step": step},
-        "sampling": {},
-        "step": step,
-    }
-
-
-def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
-    """A checkpoint whose weights tell its step."""
-    network = make_network(seed)
-    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
-    train(network, optimizer, step)
-    return save_checkpoint(folder, step, contents_of(network, optimizer), state_of(step), keep)
-
-
-# --- back bit for bit
 
 
 @pytest.mark.parametrize(
@@ -224,213 +176,3 @@ def test_leftovers_of_a_crash_are_neither_found_nor_kept(tmp_path: Path) -> None
     assert newest_step(tmp_path) == 1
     clean_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000001"]
-
-
-# --- damage
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("whole"), 2)
-
-
-@settings(
-    derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(name=st.sampled_from(FILES), at=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255), cut=st.booleans())
-def test_a_changed_byte_or_a_cut_is_found(
-    whole: Path, tmp_path: Path, name: str, at: float, flip: int, cut: bool
-) -> None:
-    """Only the manifest's white space may change: its content is then still the same."""
-    path = tmp_path / "step-000002"
-    shutil.rmtree(path, ignore_errors=True)
-    shutil.copytree(whole, path)
-    data = bytearray((path / name).read_bytes())
-    place = int(at * len(data))
-    if cut:
-        del data[place:]
-    else:
-        data[place] ^= flip
-    (path / name).write_bytes(data)
-    error, state = attempt(path)
-    assert "\n" not in error
-    assert error or (name == "manifest.json" and state == find_checkpoint(whole).state)
-
-
-def attempt(path: Path) -> tuple[str, dict[str, Any]]:
-    """What is wrong with a checkpoint, or its state."""
-    try:
-        return "", find_checkpoint(path).state
-    except CheckpointError as error:
-        return str(error), {}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(whole: Path, tmp_path: Path, name: str) -> None:
-    path = shutil.copytree(whole, tmp_path / "step-000002")
-    (path / name).unlink()
-    with pytest.raises(CheckpointError, match=name):
-        find_checkpoint(path)
-    with pytest.raises(CheckpointError):
-        newest_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", ["null", "[]", "3", '"text"', "{}", '{"format": 1}', '{"format": 1, "state": null}']
-)
-def test_a_manifest_of_another_kind_is_refused(whole: Path, tmp_path: Path, content: str) -> None:
-    path = shutil.copytree(whole, tmp_path / "step-000002")
-    (path / "manifest.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"manifest\.json"):
-        find_checkpoint(path)
-
-
-def test_latest_cannot_lead_elsewhere(whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text(f"{whole}\n")
-    with pytest.raises(CheckpointError, match="no checkpoint's name"):
-        find_checkpoint(tmp_path)
-
-
-# --- nothing can run
-
-
-class Bomb:
-    """Leaves a file where somebody unpickles it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, int]]:
-        return os.open, (str(self.path), os.O_CREAT)
-
-
-@pytest.mark.parametrize("name", FILES[:2])
-def test_a_pickle_with_the_right_checksum_is_not_run(whole: Path, tmp_path: Path, name: str) -> None:
-    path, trace = shutil.copytree(whole, tmp_path / "step-000002"), tmp_path / "trace"
-    (path / name).write_bytes(pickle.dumps(Bomb(trace)))
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest.pop("own_checksum")
-    manifest["checksums"][name] = module._sha256(path / name)
-    manifest["own_checksum"] = module._own_checksum(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=name):
-        find_checkpoint(path)
-    assert not trace.exists()
-    os.close(pickle.loads(pickle.dumps(Bomb(trace))))
-    assert trace.exists(), "the bomb of this test is none"
-
-
-def test_no_module_reads_pickles() -> None:
-    """Objects travel between the ranks of one job only, through torch.distributed and mpi4py."""
-    sources = sorted(Path(next(iter(tiledseg.__path__))).rglob("*.py"))
-    assert len(sources) > 50
-    for path in sources:
-        found = re.findall(r"torch\.load\b|\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|allow_pickle", path.read_text())
-        found = [word for word in found if word != "eval("] + re.findall(r"(?<![.\w])eval\(", path.read_text())
-        assert not found, f"{path}: {found}"
-
-
-# --- killed between any two file operations
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("before", [(1,), (1, 2)], ids=["a-new-step", "a-step-that-is-there"])
-def test_killed_at_any_moment_of_a_save(tmp_path: Path, keep: int, before: tuple[int, ...]) -> None:
-    """The law: what a resume finds is the old checkpoint or the new one, whole; and saving again leaves no trace.
-
-    A child process is killed (SIGKILL) before its first, second, third ... file operation, until one gets through. A
-    step is saved over one of the same number only where that one was damaged.
-    """
-    template = tmp_path / "template"
-    for step in before:
-        save(template, step, keep=9)
-    if 2 in before:
-        (template / "step-000002" / "model.safetensors").write_bytes(b"damaged")
-    outcomes = []
-    for count in range(1, 200):
-        folder = Path(shutil.copytree(template, tmp_path / "run"))
-        got_through = survives(count, folder, lambda folder=folder: save(folder, 2, keep))
-        found = newest_checkpoint(folder)
-        assert found is not None, f"operation {count} left no whole checkpoint"
-        load_network(found, make_network())
-        outcomes.append(found.state["step"])
-        check_nothing_half_named(folder, damaged=2 in before)
-        assert find_checkpoint(folder).state["step"] == 1 if outcomes[-1] == 1 and 2 not in before else True
-        clean_leftovers(folder)
-        save(folder, 2, keep)
-        assert find_checkpoint(folder).state["step"] == 2
-        wanted = ["latest", "step-000002"] if keep == 1 else ["latest", "step-000001", "step-000002"]
-        assert sorted(path.name for path in folder.iterdir()) == wanted
-        shutil.rmtree(folder)
-        if got_through:
-            break
-    assert got_through
-    assert outcomes == sorted(outcomes), "once the new one was there, it stayed"
-    assert set(outcomes) == {1, 2}
-    assert len(outcomes) > 12, "the operations were not seen"
-
-
-def check_nothing_half_named(folder: Path, damaged: bool) -> None:
-    """Every folder of a checkpoint's name is whole (but for the one that was damaged before)."""
-    for path in folder.glob("step-*"):
-        if not (damaged and (path / "model.safetensors").read_bytes() == b"damaged"):
-            assert find_checkpoint(path).path == path
-
-
-def survives(count: int, folder: Path, work: Callable[[], Any]) -> bool:
-    """Runs `work` in a child, killed before its `count`-th file operation in `folder`. Whether it got through."""
-    child = os.fork()
-    if child == 0:
-        try:
-            kill_before(count, folder)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return False
-    assert os.WEXITSTATUS(status) == 0
-    return True
-
-
-def kill_before(count: int, folder: Path) -> None:
-    """Arms this process for ever. safetensors writes outside Python: its files are cut in the middle by hand."""
-    left = [count]
-
-    def meet() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if (changes or writes) and str(arguments[0]).startswith(str(folder)):
-            meet()
-
-    write = module.save_file
-
-    def save_file(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        meet()
-        write(tensors, path)
-        whole = path.read_bytes()
-        os.truncate(path, len(whole) // 2)  # met by `watch`, then dead before or after the cut
-        meet()
-        path.write_bytes(whole)
-        meet()
-
-    flush = module._flush
-    module._flush = lambda path: (meet(), flush(path))[1]  # type: ignore[assignment]
-    module.save_file = save_file  # type: ignore[assignment]
-    sys.addaudithook(watch)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """A forked child has no other threads than the one that forked it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

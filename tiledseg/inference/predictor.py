@@ -34,6 +34,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
 from tiledseg.training.checkpoint import Checkpoint, load_network
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
+from tiledseg.training.norm_check import MAPPED, check_statistics
 from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.training.precision import INPUT_DTYPES, make_deterministic
@@ -132,6 +133,7 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
             "use --parallel.halo layer, or --tiling.grid 1, or accept it with --parallel.exact false"
         )
     halo = plan_halos(parallel, layers, [tiling], ranks, 1, unet.bands, value)
+    check_statistics(unet, [tiling], halo.halo == "layer", MAPPED)
     largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
     pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
     return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data["ignore_index"])

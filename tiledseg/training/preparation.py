@@ -23,6 +23,7 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.training.halo_plan import HaloPlan, layer_memory, plan_halos, plan_notes
+from tiledseg.training.norm_check import TRAINED, check_statistics
 from tiledseg.training.pipeline_plan import MicroBatchSize, micro_batch_size
 
 BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
@@ -77,6 +78,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     tilings = (*training.tilings, *(validation.tilings if validation else ()))
     value = BYTES_PER_VALUE[config.train.precision]
     halo = plan_halos(config.parallel, network.layers(), tilings, ranks, per_step, network.bands, value)
+    check_statistics(network, tilings, halo.halo == "layer", TRAINED)
     needed = layer_memory(halo, network.layers(), tilings, network.bands, value)
     warnings = [
         *_notes(found.images, training.tilings),

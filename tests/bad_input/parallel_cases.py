@@ -1,0 +1,92 @@
+"""Broken ways of spreading the work: halo modes and pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.bad_input.case import predict, train
+
+_LAYER = "--train.tiles_per_step null --parallel.halo layer"
+_EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
+
+HALO_MODES = (
+    train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
+    train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
+    train("mesh-word", f"{_LAYER} --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
+    train("mesh-of-three", f"{_LAYER} --parallel.mesh [1,1,1]", "parallel.mesh", "[1, 1, 1]", "[R, C]"),
+    train("mesh-of-none", f"{_LAYER} --parallel.mesh [0,1]", "parallel.mesh", "[0, 1]", "[R, C]"),
+    train("mesh-of-more-ranks-than-the-job", f"{_EXCHANGE} --parallel.mesh [9,9]", "[9, 9]", "81", "start more ranks"),
+    train("mesh-finer-than-the-grid", f"{_LAYER} --parallel.mesh [3,1]", "parallel.mesh", "3", "mesh"),
+    train("fusion-without-a-mode", "--parallel.fusion 2", "parallel.fusion", "2", "read", "layer"),
+    train("fusion-in-exchange", f"{_EXCHANGE} --parallel.fusion 2", "parallel.fusion", "2", "exchange", "layer"),
+    train("fusion-of-none", f"{_LAYER} --parallel.fusion 0", "parallel.fusion", "0", "auto", "from 1"),
+    train("fusion-word", f"{_LAYER} --parallel.fusion all", "parallel.fusion", "all", "auto"),
+    train("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+    train("images-of-none", f"{_LAYER} --train.images_per_step 0", "train.images_per_step", "0", "at least 1"),
+    train("more-images-than-there-are", f"{_LAYER} --train.images_per_step 2", "images_per_step", "2", "at most"),
+    train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
+    train("norm-that-exchange-changes", f"{_EXCHANGE} --model.norm group", "model.norm", "group", "halo layer"),
+    predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    predict("mesh-word", "--parallel.halo layer --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
+    predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "exchange or layer"),
+    predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
+    predict("fusion-word", "--parallel.halo layer --parallel.fusion all", "parallel.fusion", "all", "auto"),
+    predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
+)
+
+_PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
+
+PIPELINES = (
+    train("no-stages", "--parallel.stages 0", "parallel.stages", "0", "at least 1"),
+    train("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
+    train("schedule", f"{_PIPELINES} --parallel.schedule zigzag", "parallel.schedule", "zigzag", "1f1b, gpipe, folded"),
+    train("schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"),
+    train("balance-without-stages", "--parallel.balance [6,7]", "parallel.balance", "[6, 7]", "parallel.stages is 1"),
+    train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),
+    train("micro-batches-without-stages", "--parallel.micro_batches 2", "parallel.micro_batches", "2", "stages is 1"),
+    train("balance-word", f"{_PIPELINES} --parallel.balance even", "parallel.balance", "even", "auto", "[14,24,30"),
+    train("balance-of-none", f"{_PIPELINES} --parallel.balance [0,6,7]", "parallel.balance", "[0, 6, 7]", "auto"),
+    train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
+    train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
+    train("recompute-word", f"{_PIPELINES} --parallel.recompute often", "parallel.recompute", "often", "except_last"),
+    train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
+    train("no-micro-batches", f"{_PIPELINES} --parallel.micro_batches 0", "parallel.micro_batches", "0", "at least 1"),
+    train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),
+    replace(
+        train("balance-that-does-not-sum", f"{_PIPELINES} --parallel.balance [4,4,4]", "[4,4,4]", "12", "17"),
+        least_ranks=3,
+    ),
+    replace(
+        train(
+            "skip-torn-from-its-rank",
+            f"{_PIPELINES} --parallel.schedule folded --parallel.balance [5,2,3,3,4]",
+            "folded",
+            "skip0 from stage",
+            "move the cuts",
+        ),
+        least_ranks=3,
+    ),
+    replace(
+        train(
+            "stage-too-large",
+            f"{_PIPELINES} --parallel.balance modelled --model.base_channels 120000",
+            "stage",
+            "bytes",
+            "more stages",
+        ),
+        least_ranks=3,
+    ),
+    replace(
+        train(
+            "given-stage-too-large",
+            f"{_PIPELINES} --parallel.balance [6,6,5] --model.base_channels 120000",
+            "stage 1 of parallel.balance",
+            "GiB",
+            "move layers",
+        ),
+        least_ranks=3,
+    ),
+    predict("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
+    predict("balance-word", "--parallel.stages 2 --parallel.balance even", "parallel.balance", "even", "auto"),
+)
