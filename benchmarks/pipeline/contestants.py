@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 # The C library hands freed memory back to the system, which then has to fill pages with zeros again: it is told not to.
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 CHANNELS_LAST, CONTIGUOUS = "channels_last", "contiguous"
+SERIAL = "serial.py"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Contestant:
 
 def one_process(layout: str) -> Contestant:
     words = layout.replace("_", " ")
-    return Contestant(f"one process, {words}", "serial.py", layout=layout, is_ours=True)
+    return Contestant(f"one process, {words}", SERIAL, layout=layout, is_ours=True)
 
 
 def ours(name: str, stages: int, *arguments: str, shares: bool = False) -> Contestant:

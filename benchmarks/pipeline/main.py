@@ -10,23 +10,23 @@ ours fails, the exit code is 1. See README.md for what is measured and what two 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs and parts are run
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 from ceiling import ceiling_table, measure_ceiling
-from contestants import CHANNELS_LAST, KEPT_MEMORY, contestants, finder
+from contestants import CHANNELS_LAST, KEPT_MEMORY, SERIAL, Contestant, contestants, finder
+from parts import run_parts
 from tables import account_table, rows, side_by_side_table
 from turns import Turns, find_balance, take_turns
 
-from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.errors import ConfigError
 
 PARTS = ("ceiling", "contest")
 BASE, OURS = "one process, channels last", "tiledseg, 1f1b"
@@ -34,31 +34,12 @@ BASE, OURS = "one process, channels last", "tiledseg, 1f1b"
 
 def main() -> int:
     options = _parser().parse_args()
-    found: dict[str, Any] = {"machine": machine(), "options": {k: str(v) for k, v in vars(options).items()}}
     try:
         _check(options)
-        print(f"{_workload(options)}\n", flush=True)
-        for part in options.parts:
-            tables, found[part] = PROGRAMS[part](options)
-            print(f"{tables}\n", flush=True)
-    except TiledsegError as error:
+    except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    finally:
-        found["load_after"] = os.getloadavg()[0]
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"load {found['machine']['load_before']:.1f} before, {found['load_after']:.1f} after")
-    return 0
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
-    }
+    return run_parts(options, PROGRAMS, _workload(options))
 
 
 def _ceiling(options: argparse.Namespace) -> tuple[str, Any]:
@@ -71,11 +52,7 @@ def _ceiling(options: argparse.Namespace) -> tuple[str, Any]:
 def _contest(options: argparse.Namespace) -> tuple[str, Any]:
     effort = ("--repeat", str(options.steps), "--warm-up", str(options.warm_up))
     flags = (*_network(options), "--micro-batches", str(options.micro_batches), *effort)
-    everyone = [
-        contestant
-        for contestant in contestants(options.stages, options.torchgpipe_path)
-        if contestant.name in (BASE, OURS) or contestant.name.startswith(tuple(options.who))
-    ]
+    everyone = _chosen(contestants(options.stages, options.torchgpipe_path), tuple(options.who))
     with tempfile.TemporaryDirectory() as folder:
         turns = Turns(flags, (), options.turns, options.limit, Path(folder), _environment(options))
         balance = tuple(options.balance or find_balance(finder(options.stages), turns))
@@ -83,6 +60,13 @@ def _contest(options: argparse.Namespace) -> tuple[str, Any]:
     result = rows(found, BASE, OURS)
     tables = [f"Balance that all share: {list(balance)}", side_by_side_table(result), account_table(result)]
     return "\n\n".join(tables), {"balance": balance, "rows": result}
+
+
+def _chosen(everyone: Sequence[Contestant], names: tuple[str, ...]) -> list[Contestant]:
+    """Those asked for, ours, and one process of each layout among them, which says what rounding may do."""
+    asked = [one for one in everyone if one.name in (BASE, OURS) or one.name.startswith(names)]
+    layouts = {one.layout for one in asked}
+    return [one for one in everyone if one in asked or (one.script == SERIAL and one.layout in layouts)]
 
 
 PROGRAMS = {"ceiling": _ceiling, "contest": _contest}

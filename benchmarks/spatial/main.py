@@ -10,50 +10,23 @@ ratios are of neighbouring passes. See README.md for what each part answers and 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs and parts are run
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 from conversion import conversion_table, measure_conversions
+from parts import run_parts
 from scaling import Effort, efficiency_table, measure_scaling, scaling_table
 from side_by_side import contestants, measure_side_by_side, side_by_side_table
 from variants import measure_variants, variants_table
-
-from tiledseg.errors import TiledsegError
 
 PARTS = ("scaling", "variants", "conversion", "peers")
 
 
 def main() -> int:
-    options = _parser().parse_args()
-    found: dict[str, Any] = {"machine": machine(), "options": {k: str(v) for k, v in vars(options).items()}}
-    try:
-        for part in options.parts:
-            tables, found[part] = PROGRAMS[part](options)
-            print(f"\n{tables}", flush=True)
-    except TiledsegError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    finally:
-        found["load_after"] = os.getloadavg()[0]
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"\nload {found['machine']['load_before']:.1f} before, {found['load_after']:.1f} after")
-    return 0
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "load_before": os.getloadavg()[0],
-    }
+    return run_parts(_parser().parse_args(), PROGRAMS)
 
 
 def _scaling(options: argparse.Namespace) -> tuple[str, Any]:
