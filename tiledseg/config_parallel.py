@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.config_checks import at_least, one_of
+from tiledseg.config_checks import at_least, counts_of, one_of
 from tiledseg.errors import ConfigError
 
 
@@ -97,8 +97,8 @@ class ParallelConfig:
         """Layers of each chunk, or None where the program chooses them."""
         if self.balance in ("auto", "modelled"):
             return None
-        values = self.balance
-        if isinstance(values, str) or not values or not all(isinstance(v, int) and v >= 1 for v in values):
+        values = counts_of(self.balance) if isinstance(self.balance, str) else self.balance
+        if not values or not all(isinstance(v, int) and v >= 1 for v in values):
             raise ConfigError(
                 f"parallel.balance is {self.balance}; give auto, modelled, or layers a stage as [14,24,30,22,12,7]"
             )

@@ -62,11 +62,15 @@ def test_measured_messages_decide_too() -> None:
     assert times.sending == pytest.approx([1e-12 * prices.activation_bytes(quick.balance[0])])
 
 
+@pytest.mark.parametrize("brackets", [None, "{}", "[]"], ids=["list", "braces", "brackets"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_papers_balances_are_taken_as_they_are(preset: str) -> None:
+def test_the_papers_balances_are_taken_as_they_are(preset: str, brackets: str | None) -> None:
+    """As a list, and as text, in braces as the paper writes them."""
     named = PRESETS[preset]
     layers = UNet(named.levels, norm=named.norm, base_channels=1).layers()
-    parallel = ParallelConfig(stages=6, balance=list(named.balance))
+    text = ",".join(map(str, named.balance))
+    parallel = ParallelConfig(stages=6, balance=text.join(brackets) if brackets else list(named.balance))
+    parallel.check()
     found = plan_pipeline(parallel, layers, 4, MicroBatchSize((256, 256), 24, 4), None)
     assert found is not None
     assert found.balance == named.balance

@@ -5,11 +5,11 @@ Times are the multiply-adds of the layers at the machine's speed; a step is so m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts, parse_balance
@@ -79,11 +79,10 @@ def parse_counts(text: str) -> tuple[int, ...] | None:
     """Layer counts of '[14,24,30]', '{14,24,30}' or '14,24,30'; None for 'auto'. Raises ConfigError for others."""
     if text.strip() == "auto":
         return None
-    inner = re.fullmatch(r"\s*(?:\[(.*)\]|\{(.*)\}|([^\[\]{}]*))\s*", text)
-    words = next((part for part in inner.groups() if part is not None), "").split(",") if inner else []
-    if not words or not all(re.fullmatch(r"\s*[+-]?\d+\s*", word) for word in words):
+    counts = counts_of(text)
+    if counts is None:
         raise ConfigError(f"--balance is '{text}'; give auto, or counts of layers: [14,24,30,22,12,7]")
-    return tuple(map(int, words))
+    return counts
 
 
 @dataclass(frozen=True)
