@@ -12,11 +12,10 @@ from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
-from tiledseg.planning.report import plan
+from tiledseg.planning.report import Planned, plan
 from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
 from tiledseg.planning.table import table
 
@@ -31,20 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
     question = _question(flags)
-    answer, tiling = plan(question, _stages(flags))
+    planned = plan(question, _stages(flags))
     if flags.plot is not None:
-        _plot(flags.plot, question, tiling)
-    print(json.dumps(answer, indent=2) if flags.format == "json" else table(question, answer))
+        _plot(flags.plot, question, planned)
+    print(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
 
 
-def _plot(path: str, question: Question, tiling: Tiling | None) -> None:
-    if tiling is None:
+def _plot(path: str, question: Question, planned: Planned) -> None:
+    if planned.tiling is None:
         raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
     try:
         from tiledseg.planning.plot import write_plot  # matplotlib is slow to import, and an extra
     except ModuleNotFoundError as error:
         raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
-    write_plot(path, question, tiling)
+    write_plot(path, question, planned.tiling, planned.pipeline)
 
 
 def _parser() -> Parser:
@@ -97,7 +96,9 @@ def _parser() -> Parser:
         "--recompute", metavar="MODE", help="never (default), except_last, always; or a list, one a stage"
     )
     add_format_option(parser)
-    parser.add_argument("--plot", metavar="FILE.png", help="draws the tiles, and E against the grid")
+    parser.add_argument(
+        "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step"
+    )
     return parser
 
 

@@ -10,6 +10,7 @@ from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_line
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.question import Question
 from tiledseg.planning.report import plan_tiling
+from tiledseg.planning.stages import StagesQuestion, stage_pipeline
 
 plot = pytest.importorskip("tiledseg.planning.plot", reason="matplotlib is not installed")
 
@@ -58,3 +59,27 @@ def test_a_plot_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"plan|folder"):
             plot.write_plot(str(path), question, tiling)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "plan.png"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+def test_the_step_is_drawn_as_it_was_simulated(schedule: str) -> None:
+    """A bar for each computation, on its stage, from its start to its end."""
+    question = Question((256, 256), UNet(3, base_channels=8), (1, 1))
+    tiling = plan_tiling(question)
+    staged = stage_pipeline(question, tiling, StagesQuestion(2, micro_batches=4, schedule=schedule))
+    figure = plot.draw(question, tiling, staged)
+    axes = next(a for a in figure.axes if a.get_ylabel() == "stage (GPU)")
+    drawn = sorted(
+        (round(box.y0 + 0.4), box.x0, box.x1)
+        for bars in axes.collections
+        for box in (path.get_extents() for path in bars.get_paths())
+    )
+    wanted = sorted(
+        (rank, 1000 * span.start, 1000 * span.stop)
+        for rank, spans in enumerate(staged.timeline().spans)
+        for span in spans
+    )
+    assert len(drawn) == len(wanted) == 2 * 4 * (3 if schedule == "folded" else 2)
+    assert [value for bar in drawn for value in bar] == pytest.approx([value for bar in wanted for value in bar])
+    assert f"schedule {schedule}" in axes.get_title()
+    assert len({tuple(bars.get_facecolor()[0]) for bars in axes.collections}) == (4 if schedule == "folded" else 2)

@@ -13,7 +13,7 @@ from tiledseg.planning.report import by_stage, paper_part, plan
 
 
 def test_the_papers_setting() -> None:
-    answer, tiling = plan(Question((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
+    answer, tiling, _ = plan(Question((10000, 10000), UNet(), (8, 8), images=100, gpus=1200))
     assert tiling is not None
     assert answer["paper"] == {
         "shrink": 2,
@@ -54,7 +54,7 @@ def test_rectangles_have_a_side_each() -> None:
 
 def test_image_work_is_the_sum_over_tiles() -> None:
     question = Question((500, 700), UNet(4, base_channels=4), (3, 2))
-    answer, tiling = plan(question)
+    answer, tiling, _ = plan(question)
     assert tiling is not None
     network, single = answer["network"], plan(Question((500, 700), UNet(4, base_channels=4), (1, 1)))[0]["network"]
     assert network["multiply_adds_context"] == sum(layer["multiply_adds"] for layer in network["by_layer"])
@@ -85,14 +85,14 @@ def test_memory_says_whether_it_fits() -> None:
 
 def test_an_automatic_grid_fits_and_busies_the_gpus() -> None:
     network = UNet(base_channels=16)
-    answer, _ = plan(Question((5000, 5000), network, None, gpu_memory=2**30, images=10, gpus=100))
+    answer, _, _ = plan(Question((5000, 5000), network, None, gpu_memory=2**30, images=10, gpus=100))
     rows, cols = answer["exact"]["grid"]
     assert answer["memory"]["fits"]
     assert rows * cols * 10 >= 100
 
 
 def test_another_stride_has_the_formula_only() -> None:
-    answer, tiling = plan(Question((1000, 1000), UNet(), (4, 4), stride=2))
+    answer, tiling, _ = plan(Question((1000, 1000), UNet(), (4, 4), stride=2))
     assert tiling is None
     assert set(answer) == {"paper", "omitted", "cluster"}
     assert "stride 2" in answer["omitted"]

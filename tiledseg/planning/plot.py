@@ -1,4 +1,4 @@
-"""The plan as a figure: the tiled raster with a context and its halo, and E against the grid."""
+"""The plan as a figure: the tiled raster with a context and its halo, E against the grid, and a pipeline's step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -19,6 +19,8 @@ from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid
 from tiledseg.planning.question import Question
+from tiledseg.planning.schedule_plot import draw_schedule
+from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.table import heading
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"
@@ -52,7 +54,7 @@ def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
     )
 
 
-def write_plot(path: str, question: Question, tiling: Tiling) -> None:
+def write_plot(path: str, question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> None:
     """Writes the figure as a PNG, whole or not at all. Raises OutputError where the file cannot be written."""
     target = Path(path)
     if target.suffix.lower() != ".png":
@@ -60,7 +62,7 @@ def write_plot(path: str, question: Question, tiling: Tiling) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
-            draw(question, tiling).savefig(file, format="png", dpi=120)
+            draw(question, tiling, staged).savefig(file, format="png", dpi=120)
         os.replace(temporary, target)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -68,14 +70,19 @@ def write_plot(path: str, question: Question, tiling: Tiling) -> None:
         raise OutputError(f"cannot write the plot '{path}': {error.strerror}; give a writable file") from None
 
 
-def draw(question: Question, tiling: Tiling) -> Figure:
+def draw(question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> Figure:
     """The figure; drawn without a display."""
-    figure = Figure(figsize=(13, 6.4), layout="constrained")
+    below = 0.0 if staged is None else 1.6 + 0.35 * staged.case.stages  # inches
+    figure = Figure(figsize=(13, 6.4 + below), layout="constrained")
     FigureCanvasAgg(figure)
-    raster, efficiency = figure.subplots(1, 2)
+    tiles: FigureBase = figure
+    if staged is not None:
+        tiles, steps = figure.subfigures(2, 1, height_ratios=(6.4, below), squeeze=False)[:, 0]
+        draw_schedule(steps.subplots(), staged)
+    raster, efficiency = tiles.subplots(1, 2)
     _draw_raster(raster, question, tiling)
     _draw_efficiency(efficiency, question, tiling)
-    figure.legend(*raster.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
+    tiles.legend(*raster.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
     first, second, third = heading(question).split("\n")
     figure.suptitle(f"{first}\n{second}, {third}", fontsize=10)
     return figure

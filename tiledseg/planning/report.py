@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
@@ -17,14 +17,23 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.modes_report import modes_part
 from tiledseg.planning.question import Question
 from tiledseg.planning.search import choose_grid
-from tiledseg.planning.stages import StagesQuestion, stages_part
+from tiledseg.planning.staged_pipeline import StagedPipeline
+from tiledseg.planning.stages import StagesQuestion, stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory
 
 Answer = dict[str, Any]
 
 
-def plan(question: Question, stages: StagesQuestion | None = None) -> tuple[Answer, Tiling | None]:
-    """The answer, and the tiling that it is about; with `stages`, a pipeline's part too.
+class Planned(NamedTuple):
+    """The answer, the tiling that it is about, and the pipeline if one was asked for."""
+
+    answer: Answer
+    tiling: Tiling | None
+    pipeline: StagedPipeline | None
+
+
+def plan(question: Question, stages: StagesQuestion | None = None) -> Planned:
+    """The plan; with `stages`, a pipeline's part too.
 
     A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no
     network, and no tiling (None), to be exact about. Raises GeometryError for a grid or size that cannot be.
@@ -33,10 +42,13 @@ def plan(question: Question, stages: StagesQuestion | None = None) -> tuple[Answ
         assert question.grid is not None, "the command refuses grid auto with another stride"
         reason = f"networks of this project convolve with stride 1, so nothing is exact for stride {question.stride}"
         parts: Answer = {"paper": paper_part(question, question.grid), "omitted": reason}
-        return parts | {"cluster": cluster_part(question, question.grid)}, None
+        return Planned(parts | {"cluster": cluster_part(question, question.grid)}, None, None)
     tiling = plan_tiling(question)
-    pipeline = {} if stages is None else {"stages": stages_part(question, tiling, stages)}
-    return {
+    staged, pipeline = None, {}
+    if stages is not None:
+        staged = stage_pipeline(question, tiling, stages)
+        pipeline = {"stages": stages_part(question, tiling, stages, staged)}
+    answer = {
         "paper": paper_part(question, tiling.grid),
         "exact": exact_part(question, tiling),
         "network": network_part(question, tiling),
@@ -44,7 +56,8 @@ def plan(question: Question, stages: StagesQuestion | None = None) -> tuple[Answ
         "modes": modes_part(question, tiling),
         **pipeline,
         "cluster": cluster_part(question, tiling.grid),
-    }, tiling
+    }
+    return Planned(answer, tiling, staged)
 
 
 def plan_tiling(question: Question) -> Tiling:

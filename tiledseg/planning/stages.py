@@ -113,8 +113,8 @@ class _Plan:
         return sum(times.forward[chunk] + times.backward[chunk] for chunk in self.of_rank(rank))
 
 
-def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> dict[str, Any]:
-    """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1.
+def stage_pipeline(question: Question, tiling: Tiling, asked: StagesQuestion) -> StagedPipeline:
+    """The pipeline asked for, with its balance.
 
     Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
     """
@@ -126,7 +126,11 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
     given = None if asked.balance is None else parse_balance(asked.balance, len(layers))
     if given is not None:
         check_skips(case, given, "--balance")
-    staged = choose(case) if given is None else stage(case, given)
+    return choose(case) if given is None else stage(case, given)
+
+
+def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion, staged: StagedPipeline) -> dict[str, Any]:
+    """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
     found = _Plan(asked, question.machine, staged, held)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
@@ -134,7 +138,7 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion) -> di
         "stages": asked.stages,
         "schedule": asked.schedule,
         "recompute": list(asked.modes),
-        "micro_batches": case.micro_batches,
+        "micro_batches": staged.case.micro_batches,
         "context": list(tiling.context_max),
         "balance": list(staged.balance),
         "automatic": asked.balance is None,
