@@ -11,7 +11,7 @@ rank r, the innermost chunk stands alone on the last rank. There a cut is a pair
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -98,6 +98,19 @@ def choose_balance(
     share, where that saves traffic.
     Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
     """
+    return choose_balances(times, memory, stages, limit, traffic, (tolerance,), again)[0]
+
+
+def choose_balances(
+    times: Sequence[float],
+    memory: Memory | None,
+    stages: int,
+    limit: int | None,
+    traffic: Traffic | None,
+    tolerances: Sequence[float],
+    again: Again | None = None,
+) -> list[tuple[int, ...]]:
+    """Those of `choose_balance` for each of some tolerances, in a fraction of the time."""
     layers = len(times)
     prices = _prices(times, memory, limit, traffic, stages, stages, again)
     levels: list[list[Middle]] = [
@@ -107,8 +120,8 @@ def choose_balance(
     def parts(before: Middle, after: Middle, stage: int) -> tuple[Part, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    path = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, tolerance, in_line=True)
-    return tuple(after[0] - before[0] for before, after in pairwise(path))
+    paths = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, tolerances, in_line=True)
+    return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in paths]
 
 
 def choose_folded(
@@ -127,6 +140,20 @@ def choose_folded(
     any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balance`.
     Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
     """
+    return choose_folded_balances(times, skips, memory, ranks, limit, traffic, (tolerance,), again)[0]
+
+
+def choose_folded_balances(
+    times: Sequence[float],
+    skips: Sequence[tuple[int, int]],
+    memory: Memory | None,
+    ranks: int,
+    limit: int | None,
+    traffic: Traffic | None,
+    tolerances: Sequence[float],
+    again: Again | None = None,
+) -> list[tuple[int, ...]]:
+    """Those of `choose_folded` for each of some tolerances, in a fraction of the time."""
     layers, chunks = len(times), 2 * ranks - 1
     prices = _prices(times, memory, limit, traffic, chunks, ranks, again)
     ends = {layer for skip in skips for layer in skip}
@@ -140,7 +167,12 @@ def choose_folded(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    path = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, tolerance, in_line=False)
+    paths = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, tolerances, in_line=False)
+    return list(map(_folded_counts, paths))
+
+
+def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
+    """Layers of each chunk: the way down, the innermost, the way up."""
     down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
     up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
@@ -175,14 +207,15 @@ def _choose(
     levels: Sequence[Sequence[Middle]],
     parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
     prices: _Prices,
-    tolerance: float,
+    tolerances: Sequence[float],
     in_line: bool,
-) -> list[Middle]:
-    """The path through the levels, a step a stage: least greatest load first, then least traffic.
+) -> list[list[Middle]]:
+    """For each tolerance the path through the levels, a step a stage: least greatest load first, then least traffic.
 
     `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.
     """
     slowest: dict[Middle, float] = {levels[0][0]: 0}
+    ways: list[dict[Middle, float]] = []  # to each place of a level, the least greatest load
     for stage, level in enumerate(levels[1:]):
         reached: dict[Middle, float] = {}
         for after in level:
@@ -199,22 +232,29 @@ def _choose(
         if not reached:
             raise ConfigError(_no_room(stage, level, slowest, parts, prices))
         slowest = reached
-    return _least_traffic(levels, parts, prices, (1 + tolerance) * next(iter(slowest.values())), in_line)
+        ways.append(reached)
+    least = next(iter(slowest.values()))
+    return [
+        _least_traffic(levels[0][0], ways, parts, prices, (1 + tolerance) * least, in_line) for tolerance in tolerances
+    ]
 
 
 def _least_traffic(
-    levels: Sequence[Sequence[Middle]],
+    start: Middle,
+    ways: Sequence[Mapping[Middle, float]],
     parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
     prices: _Prices,
     most: float,
     in_line: bool,
 ) -> list[Middle]:
     """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
-    paths: dict[Middle, tuple[int, list[Middle]]] = {levels[0][0]: (0, [levels[0][0]])}
-    for stage, level in enumerate(levels[1:]):
+    paths: dict[Middle, tuple[int, list[Middle]]] = {start: (0, [start])}
+    for stage, level in enumerate(ways):
         reached: dict[Middle, tuple[int, list[Middle]]] = {}
-        for after in level:
+        for after in (place for place, least in level.items() if least <= most):
             for before in reversed(paths):
+                if after in reached and paths[before][0] >= reached[after][0]:
+                    continue  # whatever the step sends on top, it saves nothing
                 taken = parts(before, after, stage)
                 load = prices.load(taken)
                 if in_line and load > most:

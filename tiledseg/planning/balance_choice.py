@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
-from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balance, choose_folded, cuts
+from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balances, choose_folded_balances, cuts
 from tiledseg.pipeline.folding import Rule, best_rule, course, makespan, urgent_first
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
@@ -121,9 +121,7 @@ def _balances(case: PipelineCase) -> list[Balance]:
     memory, prices = case.memory(), case.prices
     if case.schedule == "folded":
         ends = [(stash, pop) for _, stash, pop in prices.skips]
-        found = [
-            choose_folded(both, ends, memory, case.stages, case.limit, prices.handed_on, t, again) for t in tolerances
-        ]
+        found = choose_folded_balances(both, ends, memory, case.stages, case.limit, prices.handed_on, tolerances, again)
     else:
-        found = [choose_balance(both, memory, case.stages, case.limit, prices.received, t, again) for t in tolerances]
+        found = choose_balances(both, memory, case.stages, case.limit, prices.received, tolerances, again)
     return list(dict.fromkeys(found))
