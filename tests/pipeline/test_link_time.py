@@ -55,5 +55,5 @@ def test_the_parts_of_a_message_are_told_apart(mesh: Mesh) -> None:
     if mesh.rank < 2:
         link = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, torch.device("cpu"))
         assert link.latency >= DELAY
-        assert link.per_byte >= 0.9e-8
+        assert link.per_byte >= 0.5e-8
     messages.close()
