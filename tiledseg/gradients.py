@@ -19,7 +19,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from tiledseg.comm.collectives import Communicator, Work
+from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.work import Work
 
 BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small enough that several overlap with backward
 

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
-    from paper_table import Row
+    from paper_simulation import Row
 
 matplotlib.use("Agg")
 STAGES = 6

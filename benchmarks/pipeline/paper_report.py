@@ -10,7 +10,7 @@ from spread import markdown
 from tiledseg.pipeline.balance import choose_balance
 
 if TYPE_CHECKING:
-    from paper_table import Row, Simulated
+    from paper_simulation import Row, Simulated
 
 STAGES = 6
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tiledseg.comm.collectives import Work
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.comm.work import Work
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.link_time import Link, measure_link, slowest_link
 

@@ -10,8 +10,8 @@ import torch
 from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import Work
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.work import Work
 from tiledseg.geometry.decomposition import plan_exchange
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.planning.cost import layer_costs

@@ -9,14 +9,13 @@ order everywhere. A rank that fails breaks the rule for all; `session` then ends
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from tiledseg.comm.point_to_point import PointToPoint, SerialPointToPoint
+from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
-
-if TYPE_CHECKING:
-    from tiledseg.comm.point_to_point import PointToPoint
 
 # Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
 # round at different places, so that results would depend on them.
@@ -28,13 +27,6 @@ _SUM_DTYPES = {
     torch.bfloat16: torch.float32,
     torch.float16: torch.float32,
 }
-
-
-class Work(Protocol):
-    """A sum, or an exchange of messages, under way."""
-
-    def wait(self) -> None:
-        """Returns once the tensors hold the result. Raises CommunicationError where a peer was lost."""
 
 
 class Communicator(Protocol):
@@ -84,13 +76,6 @@ class Communicator(Protocol):
         """Ends the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
 
 
-class DoneWork:
-    """What needed nothing to be done."""
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-
 class SerialCommunicator:
     """One rank alone: every operation is the identity and no library is needed."""
 
@@ -125,8 +110,6 @@ class SerialCommunicator:
 
     def point_to_point(self) -> PointToPoint:
         """Messages to nobody."""
-        from tiledseg.comm.point_to_point import SerialPointToPoint
-
         return SerialPointToPoint()
 
     def close(self) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tiledseg.comm.collectives import DoneWork, Work, as_bytes
+from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.point_to_point import Message, Traffic, check_messages
+from tiledseg.comm.work import DoneWork, Work
 
 
 class HostBuffers:

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.collectives import DoneWork, Work
+from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
 
 

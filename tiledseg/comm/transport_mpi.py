@@ -11,9 +11,7 @@ import torch
 
 from tiledseg.comm.collectives import (
     Communicator,
-    DoneWork,
     SerialCommunicator,
-    Work,
     as_bytes,
     check_groups,
     check_source,
@@ -21,6 +19,7 @@ from tiledseg.comm.collectives import (
 )
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
 
 if TYPE_CHECKING:

@@ -18,9 +18,7 @@ import torch.distributed as dist
 
 from tiledseg.comm.collectives import (
     Communicator,
-    DoneWork,
     SerialCommunicator,
-    Work,
     as_bytes,
     check_groups,
     check_source,
@@ -29,6 +27,7 @@ from tiledseg.comm.collectives import (
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.rendezvous import arrival_timeout
+from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
 
 # Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import Work
 from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.work import Work
 from tiledseg.errors import ConfigError
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.chunk import ACTIVATION, Chunk, Held, MicroBatch, Tensors

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import Work
 from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.work import Work
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
 
