@@ -5,17 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-if TYPE_CHECKING:
-    from paper_simulation import Row
+from paper_simulation import BY_HAND_STAGES, Row
 
 matplotlib.use("Agg")
-STAGES = 6
 COLOURS = {"by hand": "#d95f02", "1f1b": "#1b9e77", "gpipe": "#7570b3", "folded": "#e7298a"}
 PARTS = {"work": "#4daf4a", "imbalance": "#ff7f00", "bubble": "#bdbdbd", "transfers": "#377eb8"}
 
@@ -29,7 +25,7 @@ def write_plot(path: Path, rows: Sequence[Row], heading: str) -> None:
     for column, model in enumerate(models):
         chosen = [row for row in rows if (row.network, row.model, row.size) == (network, model, size)]
         _speed_ups(grid[0][column], chosen, f"{model}, {size} x {size} px")
-        _shares(grid[1][column], [row for row in chosen if row.stages == STAGES])
+        _shares(grid[1][column], [row for row in chosen if row.stages == BY_HAND_STAGES])
     whose = "the paper's network" if network == "paper" else "this project's preset"
     title = f"{whose}: {heading}"
     figure.suptitle("\n".join(textwrap.wrap(title, 125)), fontsize=10)
@@ -66,5 +62,5 @@ def _shares(axes: Axes, rows: Sequence[Row]) -> None:
     for place, row in enumerate(ordered):
         axes.text(101, place, f"{row.speed_up:.2f} x", va="center", fontsize=9)
     axes.set_xlim(0, 125)
-    axes.set_xlabel(f"share of a step on {STAGES} stages (%)")
+    axes.set_xlabel(f"share of a step on {BY_HAND_STAGES} stages (%)")
     axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, 1.16), frameon=False)

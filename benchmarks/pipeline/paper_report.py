@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from paper_simulation import BY_HAND_STAGES, Row, Simulated
 from spread import markdown
 
 from tiledseg.pipeline.balance import choose_balance
-
-if TYPE_CHECKING:
-    from paper_simulation import Row, Simulated
-
-STAGES = 6
 
 
 def caps_table(simulated: Sequence[Simulated], rows: Sequence[Row]) -> str:
@@ -25,10 +20,10 @@ def caps_table(simulated: Sequence[Simulated], rows: Sequence[Row]) -> str:
         found = {
             (row.schedule, row.by_hand): row
             for row in rows
-            if (row.network, row.model, row.size, row.stages) == (case.network, case.model, case.size, STAGES)
+            if (row.network, row.model, row.size, row.stages) == (case.network, case.model, case.size, BY_HAND_STAGES)
         }
         work = [float(value) for value in one.work]
-        best = one.cap(choose_balance(work, None, STAGES), work)
+        best = one.cap(choose_balance(work, None, BY_HAND_STAGES), work)
         hand, ours, folded = found["1f1b", True], found["1f1b", False], found["folded", False]
         lines.append((
             f"{case.network}, {case.model}", case.size, f"{one.measured:.3g}",
@@ -43,7 +38,7 @@ def caps_table(simulated: Sequence[Simulated], rows: Sequence[Row]) -> str:
 def shares_table(rows: Sequence[Row], size: int) -> str:
     """Where the time of a step goes on 6 stages, and the bytes of a step."""
     head = ("network", "balance, schedule", "speed-up", "work", "imbalance", "bubble", "transfers", "GB a step")
-    chosen = [row for row in rows if row.stages == STAGES and row.size == size]
+    chosen = [row for row in rows if row.stages == BY_HAND_STAGES and row.size == size]
     return markdown(head, [
         (f"{r.network}, {r.model}", f"{'by hand' if r.by_hand else 'ours'}, {r.schedule}", f"{r.speed_up:.2f}",
          *(f"{100 * share:.0f} %" for share in (r.work, r.imbalance, r.bubble, r.transfers)), f"{r.bytes / 1e9:.1f}")

@@ -90,7 +90,7 @@ class Simulated:
         staged = stage(case, by_hand) if by_hand else choose(case)
         free, real = staged.timeline(transfers=False).makespan, staged.timeline().makespan
         cap = self.cap(staged.balance, self.both, schedule)
-        alone = self.micro_batches * sum(self.both)
+        alone = case.alone
         sent = sum(map(staged.route_bytes, staged.pipeline.routes))
         return Row(
             *(self.case.network, self.case.model, self.case.size, schedule, stages, bool(by_hand), staged.balance),

@@ -8,12 +8,13 @@ one or two at a time, as long as the step gets shorter. The same question has th
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
-from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balances, choose_folded_balances, cuts
+from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balances, choose_folded_balances
 from tiledseg.pipeline.folding import Rule, best_rule, course, makespan, urgent_first
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
@@ -30,6 +31,7 @@ def choose(case: PipelineCase) -> StagedPipeline:
     """The pipeline of the automatic balance. Raises ConfigError where none fits the network or the limit."""
     sample = replace(case, micro_batches=min(case.micro_batches, _SAMPLE))
 
+    @functools.cache
     def step_time(balance: Balance) -> float:
         return _step_time(case, stage(sample, balance), None)
 
@@ -39,7 +41,7 @@ def choose(case: PipelineCase) -> StagedPipeline:
 
 def _moved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
     """Where moves lead to from `start`, while each makes the step shorter."""
-    places, moves, fits = _places(case, start), _moves(case), _fits(case)
+    places, moves = _places(case, start), _moves(case)
     rule = None
     if case.schedule == "folded":  # one rule for all orders: to try all on each balance takes 30 times as long
         rule = best_rule(course(case.ranks, stage(sample, start).times), sample.micro_batches)
@@ -50,7 +52,7 @@ def _moved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
             break
         idle += 1
         balance = _apply(best, move, places)
-        if balance is None or not fits(balance):
+        if balance is None or not _fits(case, balance):
             continue
         tries += 1
         time = _step_time(case, stage(sample, balance), rule)
@@ -97,20 +99,9 @@ def _apply(balance: Balance, move: Move, places: Sequence[int]) -> Balance | Non
     return tuple(b - a for a, b in pairwise(stops))
 
 
-def _fits(case: PipelineCase) -> Callable[[Balance], bool]:
+def _fits(case: PipelineCase, balance: Balance) -> bool:
     """Whether a balance keeps to the limit, and a folded one its skips on their ranks."""
-    memory = case.memory()
-
-    def fits(balance: Balance) -> bool:
-        if torn_skips(case, balance):
-            return False
-        needs = [0] * case.stages
-        if case.limit is not None:
-            for chunk, (first, stop) in enumerate(cuts(balance)):
-                needs[case.ranks[chunk]] += memory(first, stop, chunk)
-        return case.limit is None or max(needs) <= case.limit
-
-    return fits
+    return not torn_skips(case, balance) and (case.limit is None or max(case.rank_bytes(balance)) <= case.limit)
 
 
 def _balances(case: PipelineCase) -> list[Balance]:

@@ -28,11 +28,10 @@ def draw_schedule(axes: Axes, staged: StagedPipeline) -> None:
                 axes.text(begin + length / 2, rank, number, ha="center", va="center", fontsize=6.5)
     axes.set(xlim=(0, 1000 * step), ylim=(case.stages - 0.5, -0.5), xlabel="time (ms)", ylabel="stage (GPU)")
     axes.set_yticks(range(case.stages))
-    alone = case.micro_batches * (sum(case.forward) + sum(case.backward))
     balance = ",".join(map(str, staged.balance))
     axes.set_title(
         f"A simulated step of {case.micro_batches} micro-batches: schedule {case.schedule}, balance [{balance}]; "
-        f"{alone / step:.2f} x one GPU, {100 * timeline.busy_share:.0f} % busy",
+        f"{case.alone / step:.2f} x one GPU, {100 * timeline.busy_share:.0f} % busy",
         fontsize=10,
     )
     axes.legend(handles=_keys(staged), loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=5, frameon=False)

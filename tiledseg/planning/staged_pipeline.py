@@ -68,6 +68,18 @@ class PipelineCase:
 
         return memory
 
+    def rank_bytes(self, balance: Sequence[int]) -> list[int]:
+        """What each rank needs with a balance."""
+        memory, needed = self.memory(), [0] * self.stages
+        for chunk, (first, stop) in enumerate(cuts(balance)):
+            needed[self.ranks[chunk]] += memory(first, stop, chunk)
+        return needed
+
+    @property
+    def alone(self) -> float:
+        """Time of a step on one rank, where nothing is recomputed or sent."""
+        return self.micro_batches * (sum(self.forward) + sum(self.backward))
+
 
 @dataclass(frozen=True)
 class StagedPipeline:

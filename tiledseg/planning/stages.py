@@ -214,7 +214,7 @@ def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
 def _step(found: _Plan) -> dict[str, float]:
     """Where the time of a step goes: five parts that sum to it, then what follows from them."""
     ranks, machine, micro_batches = found.asked.stages, found.machine, found.staged.case.micro_batches
-    alone = machine.compute_seconds(sum(found.work)) * micro_batches
+    alone = found.staged.case.alone
     slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * micro_batches
     busiest = max(map(found.seconds, range(ranks))) * micro_batches
     free, real = found.staged.timeline(transfers=False), found.staged.timeline()

@@ -14,7 +14,7 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import cuts, parse_balance
+from tiledseg.pipeline.balance import parse_balance
 from tiledseg.pipeline.executor import Settings
 from tiledseg.pipeline.layer_times import LayerTime
 from tiledseg.pipeline.link_time import Link
@@ -143,10 +143,10 @@ def plan_pipeline(
 
 def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
     """Raise ConfigError for the first stage whose layers need more than the case's limit, where there is one."""
-    memory = case.memory()
-    for rank in range(case.stages):
-        needed = sum(memory(*run, c) for c, run in enumerate(cuts(balance)) if case.ranks[c] == rank)
-        if case.limit is not None and needed > case.limit:
+    if case.limit is None:
+        return
+    for rank, needed in enumerate(case.rank_bytes(balance)):
+        if needed > case.limit:
             raise ConfigError(_too_large(rank, needed, case.limit, balance))
 
 

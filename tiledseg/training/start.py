@@ -65,7 +65,7 @@ def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: 
         link = slowest_link(mesh.communicator, preparation.halo.mesh, mesh.device)
 
     def decide() -> PipelinePlan | None:
-        measured = link and Measured(_layer_times(config, preparation, mesh.device), link)
+        measured = Measured(_layer_times(config, preparation, mesh.device), link) if link else None
         return plan_pipeline(parallel, network.layers(), network.bands, preparation.micro_batch, memory, measured)
 
     return mesh.on_root(decide)
