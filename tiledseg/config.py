@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tiledseg.config_checks import at_least, one_of
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.widths import ACTIVATION_BYTES
 
 
 @dataclass
@@ -200,7 +201,7 @@ class TrainConfig:
     deterministic: bool = True
 
     def check(self) -> None:
-        one_of("train.precision", self.precision, ("fp32", "bf16", "fp64"))
+        one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
         for key in ("epochs", "images_per_step", "checkpoint_every", "keep_checkpoints", "validate_every"):
             at_least(f"train.{key}", getattr(self, key), 1)
         at_least("train.seed", self.seed, 0)

@@ -14,10 +14,11 @@ from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.question import BYTES_PER_VALUE, Question, parse_bytes
+from tiledseg.planning.question import Question, parse_bytes
 from tiledseg.planning.report import Planned, plan
 from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
 from tiledseg.planning.table import table
+from tiledseg.widths import ACTIVATION_BYTES
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
 
@@ -75,7 +76,7 @@ def _parser() -> Parser:
         "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
     )
     cluster = parser.add_argument_group("memory and cluster")
-    cluster.add_argument("--precision", choices=tuple(BYTES_PER_VALUE), default="fp32", help="(default fp32)")
+    cluster.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="(default fp32)")
     cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say")
     cluster.add_argument("--gpus-per-node", type=int, default=6, help="GPUs a node (default 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")

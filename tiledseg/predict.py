@@ -10,6 +10,7 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.errors import ConfigError
+from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +26,7 @@ def build_parser() -> Parser:
     parser.add_argument("--output", required=True, help="GeoTIFF of class numbers to write")
     parser.add_argument("--probabilities", help="GeoTIFF of class probabilities to write, one band a class")
     parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32", help="default fp32")
+    parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
         "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
     )
@@ -126,8 +127,7 @@ def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: P
         prefetch=options.workers,
         verbosity=options.verbosity,
     )
-    memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
-    predict(request, checkpoint, memory, mesh)
+    predict(request, checkpoint, memory_per_rank(mesh), mesh)
 
 
 if __name__ == "__main__":

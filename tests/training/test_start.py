@@ -90,6 +90,25 @@ def test_a_failure_before_the_first_step_leaves_no_trace(
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_layers_are_timed_with_the_kernels_of_the_steps(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """`balance: auto` of other kernels would be that of another run."""
+    found: list[bool] = []
+
+    def fail(*_: object) -> None:
+        found.append(torch.are_deterministic_algorithms_enabled())
+        raise InputError("seen")
+
+    torch.use_deterministic_algorithms(not deterministic)
+    monkeypatch.setattr(module, "_plan_pipeline", fail)
+    with pytest.raises(InputError, match="seen"):
+        run(config_of(material, tmp_path / "run", deterministic=deterministic))
+    torch.use_deterministic_algorithms(False)
+    assert found == [deterministic]
+
+
 def test_what_a_crash_has_left_is_cleared(material: Material, finished: Path, tmp_path: Path) -> None:
     folder = copy(finished, tmp_path)
     (folder / "checkpoints" / ".partial-step-000099").mkdir()

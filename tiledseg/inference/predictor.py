@@ -37,9 +37,9 @@ from tiledseg.training.halo_plan import HaloPlan, plan_halos
 from tiledseg.training.norm_check import MAPPED, check_statistics
 from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.training.precision import INPUT_DTYPES, make_deterministic
-from tiledseg.training.preparation import BYTES_PER_VALUE
+from tiledseg.training.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.training.progress import StepProgress
+from tiledseg.widths import ACTIVATION_BYTES
 
 _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any number of classes
 
@@ -121,7 +121,7 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
     grid = request.grid or (info.tiling.grid if info.tiling else None)  # a tile store has its own
     if grid is None and whole and parallel.exact:
         grid = (1, 1)
-    value = BYTES_PER_VALUE[request.precision]
+    value = ACTIVATION_BYTES[request.precision]
     if grid is None:
         pipelines = max(1, ranks // parallel.stages)
         grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, pipelines, bands=unet.bands)
@@ -197,7 +197,7 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Ma
 
 def load_trained(checkpoint: Checkpoint, unet: UNet) -> FlatNetwork:
     """The checkpoint's network, ready to map, on the CPU."""
-    make_deterministic(True)
+    use_one_kernel(True)
     network = build_unet(unet)
     load_network(checkpoint, network)
     network.eval()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
-from tiledseg.planning.cost import INDEX_BYTES, SINGLE_BYTES, LayerCost, loss_bytes
+from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes
+from tiledseg.widths import wide_bytes
 
 VIEWING_NORMS = ("instance", "pixel")  # they compute in another layout and return a view
 
@@ -86,7 +87,7 @@ class _Walk:
             handed_on = cost.output_bytes
         elif isinstance(layer, Moved):
             handed_on = cost.input_bytes
-        weights = cost.parameters * max(self.bytes_per_value, SINGLE_BYTES)
+        weights = cost.parameters * wide_bytes(self.bytes_per_value)
         self.peak = max(self.peak, self.live + sum(self.waiting.values()) + self.gradient + new + weights)
         self.live, self.gradient = self.live - kept, handed_on
         if isinstance(layer, Stash):

@@ -30,9 +30,9 @@ from tiledseg.geometry.layer import (
 )
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.widths import SINGLE_BYTES, norm_bytes, wide_bytes
 
 INDEX_BYTES = 8  # indices of a max pooling, labels of a loss
-SINGLE_BYTES = 4  # float32: the least that parameters and statistics are kept in
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,8 @@ def keep_for_backward(
         case Activation():
             return keep(tensor), tensor
         case Norm(kind=kind) if kind != "none":
-            width_bytes = max(bytes_per_value, SINGLE_BYTES)
-            inner = width_bytes if kind in ("pixel", "group") else bytes_per_value
-            statistics = width_bytes * _statistics(layer, shape)
+            inner = norm_bytes(kind, bytes_per_value)
+            statistics = wide_bytes(bytes_per_value) * _statistics(layer, shape)
             return keep(tensor, inner) + statistics, Tensor(values, value_bytes=inner)
         case Dropout(probability=p) if p > 0:
             return bytes_per_value * channels, Tensor(values, value_bytes=bytes_per_value)
@@ -142,4 +141,4 @@ def loss_bytes(costs: Sequence[LayerCost], bytes_per_value: int) -> int:
     """What the cross-entropy of the last layer's logits keeps: log-probabilities, sum of weights, and labels."""
     channels, height, width = costs[-1].shape
     logits = channels * height * width
-    return (logits + 1) * max(bytes_per_value, SINGLE_BYTES) + height * width * INDEX_BYTES
+    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES

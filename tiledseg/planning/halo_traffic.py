@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.decomposition import Decomposition
 from tiledseg.geometry.layer import Convolution, Layer, Norm, PopConcatenate, Stash, TransposedConvolution
-from tiledseg.planning.cost import SINGLE_BYTES
 from tiledseg.planning.rank_steps import DimStep, RankSteps, swaps
+from tiledseg.widths import norm_bytes, wide_bytes
 
 WHOLE_IMAGE_NORMS = ("batch", "group", "instance")  # their statistics are summed over the ranks
 STATISTIC_BYTES = 8  # float64
@@ -69,7 +69,7 @@ class TensorAt:
 def tensors_before(layers: Sequence[Layer], bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
     """Before each layer the tensor whose halos travel there: its input, or the skip that it pops.
 
-    With 2-byte values (bf16 autocast) the network's input and what a pixel norm makes have 4 bytes a value.
+    With 2-byte values (bf16 autocast) the network's input and what a pixel or group norm makes have 4 (`widths`).
     """
     found, stashed = [], {}
     current = input_tensor(bands, value_bytes)
@@ -84,15 +84,15 @@ def tensors_before(layers: Sequence[Layer], bands: int, value_bytes: int = 4) ->
 
 def input_tensor(bands: int, value_bytes: int) -> TensorAt:
     """The network's input."""
-    return TensorAt(bands, max(value_bytes, SINGLE_BYTES), False)
+    return TensorAt(bands, wide_bytes(value_bytes), False)
 
 
 def _width(layer: Layer, tensor: TensorAt, value_bytes: int) -> int:
     match layer:
         case Convolution() | TransposedConvolution():
             return value_bytes
-        case Norm(kind="pixel"):
-            return max(value_bytes, SINGLE_BYTES)
+        case Norm(kind=kind) if kind != "none":
+            return norm_bytes(kind, value_bytes)
     return tensor.value_bytes
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine
+from tiledseg.widths import ACTIVATION_BYTES
 
-BYTES_PER_VALUE = {"fp32": 4, "bf16": 2, "fp64": 8}
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
@@ -60,7 +60,7 @@ class Question:
 
     @property
     def bytes_per_value(self) -> int:
-        return BYTES_PER_VALUE[self.precision]
+        return ACTIVATION_BYTES[self.precision]
 
 
 def parse_bytes(text: str) -> int:

@@ -15,8 +15,9 @@ from itertools import accumulate, pairwise
 
 from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
 from tiledseg.planning.backward_walk import backward_peak
-from tiledseg.planning.cost import SINGLE_BYTES, LayerCost, Tensor, keep_for_backward, loss_bytes
+from tiledseg.planning.cost import LayerCost, Tensor, keep_for_backward, loss_bytes
 from tiledseg.planning.step_memory import ADAM_VALUES
+from tiledseg.widths import copy_bytes, wide_bytes
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,11 @@ class StagePrices:
     def memory(self, first: int, stop: int) -> StageMemory:
         """Bytes of a rank that holds the run; the loss belongs to the last layer."""
         parameters = self._parameters[stop] - self._parameters[first]
-        width = max(self.bytes_per_value, SINGLE_BYTES)
-        copies = parameters * self.bytes_per_value if self.bytes_per_value < SINGLE_BYTES else 0
+        width = wide_bytes(self.bytes_per_value)
         up_to = self._kept_from(first)[: stop - first + 1]
         received = self.received(first, stop)
         return StageMemory(
-            weights=parameters * width + copies,
+            weights=parameters * (width + copy_bytes(self.bytes_per_value)),
             gradients=parameters * width,
             optimizer=ADAM_VALUES * parameters * width,
             activations=up_to[-1] + self._loss(stop),

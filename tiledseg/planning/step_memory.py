@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.layer import Layer
 from tiledseg.planning.backward_walk import backward_peak
-from tiledseg.planning.cost import SINGLE_BYTES, LayerCost, layer_costs, loss_bytes
+from tiledseg.planning.cost import LayerCost, layer_costs, loss_bytes
+from tiledseg.widths import copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
 
@@ -57,12 +58,11 @@ def walked_memory(
     layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int, optimizer_values: int = ADAM_VALUES
 ) -> StepMemory:
     """The same, of layers whose costs are known; `Moved` stands for what is done between layers."""
-    weight_bytes = max(bytes_per_value, SINGLE_BYTES)
+    weight_bytes = wide_bytes(bytes_per_value)
     parameters = sum(c.parameters for c in costs)
-    copies = parameters * bytes_per_value if bytes_per_value < SINGLE_BYTES else 0  # autocast keeps cast weights
     kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs, bytes_per_value)
     return StepMemory(
-        weights=parameters * weight_bytes + copies,
+        weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
         gradients=parameters * weight_bytes,
         optimizer=parameters * weight_bytes * optimizer_values,
         activations=kept,

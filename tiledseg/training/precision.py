@@ -21,15 +21,24 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def make_deterministic(on: bool) -> None:
-    """Same inputs, same bits, run after run; without it, TF32 and cuDNN's choice by timing are allowed."""
+def use_one_kernel(on: bool) -> None:
+    """A forward pass takes the same kernels for every tile, each adding in one order, without TF32; else TF32 and
+    cuDNN's choice by timing are allowed. All that a map needs."""
+    torch.backends.cudnn.deterministic = on  # a transposed convolution's forward pass is a convolution's backward pass
     torch.backends.cuda.matmul.allow_tf32 = not on
     torch.backends.cudnn.allow_tf32 = not on
     torch.backends.cudnn.benchmark = not on
+
+
+def make_deterministic(on: bool) -> None:
+    """Same inputs, same bits, run after run, backward passes included."""
+    use_one_kernel(on)
     if on:
         # cuBLAS reads this when it starts; without it two streams could share a workspace and change sums.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(on)
+    # torch would write NaN over every new buffer first; nothing here reads what it has not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def to_network_input(x_CHW: np.ndarray, device: torch.device) -> torch.Tensor:

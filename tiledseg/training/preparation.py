@@ -25,8 +25,7 @@ from tiledseg.raster.statistics import check_alike
 from tiledseg.training.halo_plan import HaloPlan, layer_memory, plan_halos, plan_notes
 from tiledseg.training.norm_check import TRAINED, check_statistics
 from tiledseg.training.pipeline_plan import MicroBatchSize, micro_batch_size
-
-BYTES_PER_VALUE = {"fp32": 4, "bf16": 4, "fp64": 8}  # autocast keeps float32 copies beside bfloat16 ones
+from tiledseg.widths import ACTIVATION_BYTES
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     per_step = config.train.images_per_step
     sampler = Sampler(tiles, config.train.seed, config.train.tiles_per_step, per_step)
     tilings = (*training.tilings, *(validation.tilings if validation else ()))
-    value = BYTES_PER_VALUE[config.train.precision]
+    value = ACTIVATION_BYTES[config.train.precision]
     halo = plan_halos(config.parallel, network.layers(), tilings, ranks, per_step, network.bands, value)
     check_statistics(network, tilings, halo.halo == "layer", TRAINED)
     needed = layer_memory(halo, network.layers(), tilings, network.bands, value)
@@ -138,7 +137,7 @@ class _Cutter:
         needs_whole = self.config.parallel.exact and self.network.norm not in EXACT_NORMS
         if needs_whole:
             return 1, 1
-        value = BYTES_PER_VALUE[self.config.train.precision]
+        value = ACTIVATION_BYTES[self.config.train.precision]
         layers = self.network.layers()
         return choose_grid(
             info.shape, layers, self.footprint, self.memory_bytes, value, self.pipelines, bands=self.network.bands

@@ -30,7 +30,7 @@ from tiledseg.training.checkpoint import (
 from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipeline, spread_note
-from tiledseg.training.precision import PARAMETER_DTYPES
+from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import METRICS, write_whole
@@ -43,7 +43,8 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
 
     Every check comes before the first write; a failed one leaves no trace.
     """
-    memory = min(mesh.communicator.gather_objects(memory_per_rank(mesh)))
+    make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
+    memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
     pipeline = _plan_pipeline(config, preparation, memory, mesh)
     checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))

@@ -26,7 +26,7 @@ from tiledseg.training.halo_modes import Part
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.pipeline_plan import PipelinePlan
-from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, make_deterministic
+from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import MetricsLog, plot_progress, read_metrics, write_whole
@@ -53,7 +53,6 @@ class Trainer:
         self.mesh = mesh
         self.preparation = preparation
         self.normalization = normalization
-        make_deterministic(config.train.deterministic)
         train = config.train
         self.network = build_unet(preparation.network, train.seed).to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:

@@ -1,0 +1,58 @@
+"""Which kernels a run takes, and that none of its results stands in memory that nobody wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.law.test_devices import tiled_step
+from tiledseg.training.precision import make_deterministic, use_one_kernel
+
+CPU = torch.device("cpu")
+FLAGS = (
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "allow_tf32"),
+)
+
+
+@pytest.fixture(autouse=True)
+def flags_as_before() -> Iterator[None]:
+    before = [getattr(place, name) for place, name in FLAGS]
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    for (place, name), value in zip(FLAGS, before, strict=True):
+        setattr(place, name, value)
+
+
+def test_a_map_asks_for_one_kernel_and_no_more() -> None:
+    """Slow deterministic kernels serve the backward pass, which a map has not."""
+    use_one_kernel(True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_deterministic_training_does_not_fill_new_memory() -> None:
+    make_deterministic(True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.empty(1 << 12).isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_no_result_stands_in_memory_that_nobody_wrote(precision: str) -> None:
+    """New memory filled with NaN changes no bit of a step."""
+    make_deterministic(True)
+    loss, found = tiled_step(CPU, precision)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(4).isnan().all()
+    filled_loss, filled = tiled_step(CPU, precision)
+    assert loss == filled_loss
+    assert all(torch.equal(found[name], filled[name]) for name in found)

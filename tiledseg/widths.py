@@ -1,0 +1,35 @@
+"""Bytes of a value in each kind of tensor, by precision: what `plan`, `train`, `predict` and balances ask, all here.
+
+| tensor | fp32 | bf16 | fp64 |
+| --- | --- | --- | --- |
+| output of a convolution, and what follows in its dtype: activations, halos, messages between stages | 4 | 2 | 8 |
+| weights, gradients, values of the optimizer | 4 | 4 | 8 |
+| copy of the weights that autocast casts | - | 2 | - |
+| input of the network | 4 | 4 | 8 |
+| output of a pixel or group norm, its halos | 4 | 4 | 8 |
+| loss, statistics of norms that are kept | 4 | 4 | 8 |
+
+The first row names a precision for all that counts: the others follow from it. bf16 is autocast of PyTorch, whose list
+for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in bfloat16).
+"""
+
+from __future__ import annotations
+
+ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
+SINGLE_BYTES = 4  # float32
+SINGLE_NORMS = ("pixel", "group")  # autocast computes them in float32
+
+
+def wide_bytes(activation_bytes: int) -> int:
+    """Of weights, gradients, inputs, losses and statistics: float32 at least."""
+    return max(activation_bytes, SINGLE_BYTES)
+
+
+def copy_bytes(activation_bytes: int) -> int:
+    """Of a weight's copy that autocast keeps beside it; 0 without autocast."""
+    return activation_bytes if activation_bytes < SINGLE_BYTES else 0
+
+
+def norm_bytes(kind: str, activation_bytes: int) -> int:
+    """Of what a norm of this kind takes and gives."""
+    return wide_bytes(activation_bytes) if kind in SINGLE_NORMS else activation_bytes
