@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.config import OptimizerConfig
+from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
@@ -24,7 +25,7 @@ def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr
     per_epoch, epochs = run
     total = per_epoch * epochs
     config = OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=2)
-    rates = [learning_rate(config, step, per_epoch, total) for step in range(total)]
+    rates = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
     assert rising == [pytest.approx(lr * (step + 1) / warmup) for step in range(len(rising))]
@@ -40,7 +41,8 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
     total = per_epoch * epochs
 
     def rate(policy: str, step: int) -> float:
-        return learning_rate(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5), step, per_epoch, total)
+        course = Course(epochs, per_epoch)
+        return learning_rate(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5), step, course)
 
     for step in range(total):
         assert rate("constant", step) == 2

@@ -1,4 +1,4 @@
-"""Optimizers, and the learning rate as a pure function of the step: nothing to save, nothing to drift on resume."""
+"""Optimizers, and the learning rate as a pure function of the step and the run's course: nothing that could drift."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tiledseg.config import OptimizerConfig
+from tiledseg.training.course import Course
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -20,23 +21,25 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
     return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
+def learning_rate(config: OptimizerConfig, step: int, course: Course) -> float:
     """The rate of optimizer step `step`, counted from 0.
 
     constant: lr. step: lr * gamma^(epoch // step_size). polynomial: lr * (1 - t)^power and cosine:
-    lr * (1 + cos(pi t)) / 2, with t the share of all steps behind the warm-up. Over the first `warmup_steps` the rate
-    rises linearly to lr.
+    lr * (1 + cos(pi t)) / 2, with t the share of the epochs after the warm-up that is done. Over the first
+    `warmup_steps` the rate rises linearly to lr.
+
+    The warm-up counts steps, the policy epochs: t goes on from where it was, where a resumed run has other steps an
+    epoch, and ends with the last epoch. With another number of epochs the rate is that of a run of so many.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
     match config.policy:
         case "step":
-            return config.lr * config.gamma ** (step // steps_per_epoch // config.step_size)
+            return config.lr * config.gamma ** (math.floor(course.epochs_after(step)) // config.step_size)
         case "polynomial":
-            return config.lr * max(0.0, 1 - done) ** config.power
+            return config.lr * (1 - course.share_after(step, config.warmup_steps)) ** config.power
         case "cosine":
-            return config.lr * (1 + math.cos(math.pi * min(1.0, done))) / 2
+            return config.lr * (1 + math.cos(math.pi * course.share_after(step, config.warmup_steps))) / 2
     return config.lr
 
 

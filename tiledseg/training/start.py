@@ -16,6 +16,7 @@ from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import Link, slowest_link
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
     Checkpoint,
@@ -126,6 +127,13 @@ def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation
         raise CheckpointError(
             f"{checkpoint.path} stands in the middle of an epoch of other steps: {key} is {saved.get(key)} there and "
             f"{own[key]} in this run; use the same, or another run.output"
+        )
+    position = Position(**checkpoint.state["position"])
+    if position > (config.train.epochs, 0):
+        done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
+        raise CheckpointError(
+            f"{checkpoint.path} has done {done}, but train.epochs is {config.train.epochs}; give at least "
+            f"{position.epoch + (position.step > 0)}, or another run.output"
         )
     name = checkpoint.state["config"]["optimizer"]["name"]
     if name != config.optimizer.name:

@@ -22,6 +22,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.training.agreement import agree_on_buffers, check_agreement
 from tiledseg.training.checkpoint import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.training.collection import collect
+from tiledseg.training.course import Course
 from tiledseg.training.halo_modes import Part
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.parallel_run import ParallelRun
@@ -59,8 +60,13 @@ class Trainer:
             load_network(checkpoint, self.network)
         self.parallel = ParallelRun.open(preparation.halo, self.network, mesh, train.precision, pipeline)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
+        self.sampler = preparation.sampler
+        self.folder = Path(config.run.output)
         self.step = 0
         self.position = Position(0, 0)
+        self.course = Course(train.epochs, self.sampler.steps_per_epoch)
+        self.checkpoints = self.folder / "checkpoints"
+        self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
         self.passes = self.parallel.over(preparation.training.tilings)
@@ -75,9 +81,6 @@ class Trainer:
             config.optimizer.clip_norm,
             wide_sums=train.deterministic,
         )
-        self.sampler = preparation.sampler
-        self.total_steps = train.epochs * self.sampler.steps_per_epoch
-        self.folder = Path(config.run.output)
         self.last_validation: dict[str, Any] | None = None
         self._drawn = time.monotonic()
 
@@ -91,7 +94,7 @@ class Trainer:
                 log = stack.enter_context(contextlib.closing(MetricsLog(self.folder, self.step)))
                 self.last_validation = last_validation(read_metrics(log.path))  # that of a resumed run so far
                 verbosity = self.config.run.verbosity
-                progress = StepProgress(self.total_steps, self.step, verbosity)
+                progress = StepProgress(self.course.total_steps, self.step, verbosity)
                 stack.enter_context(contextlib.closing(progress))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
@@ -130,19 +133,21 @@ class Trainer:
                 epoch_ends = self.position.epoch > position.epoch
                 if epoch_ends and (position.epoch + 1) % train.validate_every == 0 and held_out is not None:
                     self._validate(held_out, position.epoch, log, progress)
-                last = self.step == self.total_steps
+                last = self.course.ends_at(self.position)
                 if last or result.stop or self.step % train.checkpoint_every == 0:
                     self._checkpoint()
                 if result.stop and not last:
                     return True
+        if self.saved_in != self.checkpoints.resolve():
+            self._checkpoint()  # nothing was left to do after a checkpoint in another folder
         return False
 
     def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
-        rate = learning_rate(self.config.optimizer, self.step, self.sampler.steps_per_epoch, self.total_steps)
-        set_learning_rate(self.optimizer, rate)
+        set_learning_rate(self.optimizer, learning_rate(self.config.optimizer, self.step, self.course))
         result = self.stepper.run(self.step, samples, parts, flag.is_set)
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
+        self.saved_in = None
         return result
 
     def _after(self, position: Position) -> Position:
@@ -207,13 +212,14 @@ class Trainer:
     def _checkpoint(self) -> None:
         axes = self.parallel.axes
         check_agreement(self.network, self.mesh, axes.weights)
+        self.saved_in = self.checkpoints.resolve()
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
         contents = collect(contents_of(self.network, self.optimizer), axes)
         if contents is None:
             return
         keep = self.config.train.keep_checkpoints
-        save_checkpoint(self.folder / "checkpoints", self.step, contents, self._state(), keep)
+        save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
         if time.monotonic() - self._drawn > _DRAW_SECONDS:
             self._draw()
 
@@ -228,6 +234,7 @@ class Trainer:
             "network": asdict(self.preparation.network),
             "normalization": asdict(self.normalization),
             "position": self.position._asdict(),
+            "marks": self.course.marks,
             "sampling": sampling_fingerprint(self.config, self.preparation),
             "random": {"seed": self.config.train.seed, "step": self.step},
             "step": self.step,
@@ -235,8 +242,11 @@ class Trainer:
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         load_optimizer(checkpoint, self.optimizer)
-        self.step = checkpoint.state["step"]
-        self.position = Position(**checkpoint.state["position"])
+        state = checkpoint.state
+        self.step, self.saved_in = state["step"], checkpoint.path.parent.resolve()
+        self.position = Position(**state["position"])
+        marks = [(step, epoch) for step, epoch in state.get("marks", [(0, 0)])]
+        self.course = Course.onward(self.course.epochs, self.course.steps_per_epoch, marks, self.step, self.position)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
         data = self.config.data

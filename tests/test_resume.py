@@ -1,0 +1,158 @@
+"""Runs that go on with other settings: their end is that of their last epoch, and nothing changes unsaid."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.runs import Material, lines
+from tests.small_files import tree
+from tiledseg.train import main
+from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.training.trainer import Trainer
+
+WHOLE = ("--train.tiles_per_step", "null")
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("resume"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_plots() -> Iterator[None]:
+    """A drawing takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiledseg.training.trainer.plot_progress", lambda folder, title: False)
+        yield
+
+
+def train(material: Material, folder: Path, *options: str) -> int:
+    return main([*material.train_command(folder)[1:], *options])
+
+
+def one_image(material: Material) -> tuple[str, ...]:
+    return ("--data.images", str(material.root / "one.tif"), "--data.labels", str(material.root / "one-labels.tif"))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    return [line for line in lines(folder) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def begun(material: Material) -> Path:
+    """One image for two epochs of four, one step each: stopped by its epochs."""
+    folder = material.root / "begun"
+    assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", "2") == 0
+    return folder
+
+
+def copy(begun: Path, name: str) -> Path:
+    return Path(shutil.copytree(begun, begun.with_name(name)))
+
+
+def test_more_images_and_epochs_are_trained_to_their_end_and_saved(material: Material, begun: Path) -> None:
+    """It was: exit 0, finished, and the newest checkpoint step-000002: 12 steps lost."""
+    folder = copy(begun, "more-images")
+    assert train(material, folder, *WHOLE, "--train.epochs", "8", "--train.checkpoint_every", "100") == 0
+    assert [line["step"] for line in steps(folder)] == list(range(1, 15))
+    assert [line["epoch"] for line in steps(folder)] == [0, 1, *(epoch for epoch in range(2, 8) for _ in range(2))]
+    assert find_checkpoint(folder).state["step"] == 14
+    found = summary(folder)
+    assert (found["finished"], found["steps"], found["epochs"]) == (True, 14, 8)
+    rates = [line["lr"] for line in steps(folder)][3:]
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.1 * rates[0], "the cosine ends with the last epoch"
+
+
+def test_another_batch_from_an_epochs_edge_on(material: Material) -> None:
+    folder = material.root / "another-batch"
+    assert train(material, folder, "--train.epochs", "2") == 0
+    assert train(material, folder, "--train.tiles_per_step", "2", "--train.checkpoint_every", "100") == 0
+    assert [line["epoch"] for line in steps(folder)] == [0] * 3 + [1] * 3 + [2] * 4 + [3] * 4
+    assert find_checkpoint(folder).state["step"] == summary(folder)["steps"] == 14
+
+
+def test_a_changed_run_that_is_stopped_goes_on_exactly(
+    material: Material, begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change is part of the run: after a stop in its middle, losses, rates and weights have the same bits."""
+    options = (*WHOLE, "--train.epochs", "8", "--optimizer.warmup_steps", "5")
+    whole, stopped = copy(begun, "whole"), copy(begun, "stopped")
+    assert train(material, whole, *options) == 0
+    log_step = Trainer._log_step
+
+    def log_and_die(trainer: Trainer, *arguments: Any) -> None:
+        log_step(trainer, *arguments)
+        if trainer.step == 9:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_log_step", log_and_die)
+        assert train(material, stopped, *options) == 130
+    assert find_checkpoint(stopped).state["step"] == 8
+    assert train(material, stopped, *options) == 0
+    assert lines(stopped) == lines(whole)
+    names = ("model.safetensors", "optimizer.safetensors")
+    for mine, theirs in zip(*([find_checkpoint(f).path / n for n in names] for f in (stopped, whole)), strict=True):
+        assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_a_finished_run_branched_off_leaves_its_checkpoint(material: Material, begun: Path) -> None:
+    """`train.resume` with a path, and nothing left to do: the end is saved in the new folder too."""
+    folder = material.root / "branched"
+    source = ("--train.resume", str(begun))
+    assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", "2", *source) == 0
+    assert find_checkpoint(folder).state["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("done", "asked", "words"),
+    [
+        (("--train.epochs", "3"), "2", "has done 3 epochs, but train.epochs is 2; give at least 3"),
+        (("--train.epochs", "3"), "1", "has done 3 epochs, but train.epochs is 1; give at least 3"),
+    ],
+)
+def test_fewer_epochs_than_are_done_are_refused(
+    material: Material, done: tuple[str, ...], asked: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was: exit 0, and a summary that said finished."""
+    folder = material.root / f"fewer-than-{asked}"
+    assert train(material, folder, *one_image(material), *WHOLE, *done) == 0
+    before = tree(folder)
+    assert train(material, folder, *one_image(material), *WHOLE, "--train.epochs", asked) == 2
+    assert words in capfd.readouterr().err
+    assert tree(folder) == before
+
+
+def test_fewer_epochs_in_the_middle_of_one(
+    material: Material, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Three epochs and a step are more than three; four epochs are still to come, and end there."""
+    folder = material.root / "in-the-middle"
+    log_step = Trainer._log_step
+
+    def log_and_stop(trainer: Trainer, *arguments: Any) -> None:
+        log_step(trainer, *arguments)
+        if trainer.step == 9:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_log_step", log_and_stop)
+        assert train(material, folder, "--train.epochs", "6") == 75
+    assert find_checkpoint(folder).state["position"] == {"epoch": 3, "step": 1}
+    assert train(material, folder, "--train.epochs", "3") == 2
+    assert "has done 3 epochs and 1 steps, but train.epochs is 3; give at least 4" in capfd.readouterr().err
+    assert train(material, folder, "--train.epochs", "4") == 0
+    assert (summary(folder)["steps"], find_checkpoint(folder).state["step"]) == (12, 12)

@@ -1,0 +1,120 @@
+"""Where a run ends and what its learning-rate policy counts, for runs that were changed on the way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiledseg.config import OptimizerConfig
+from tiledseg.raster.sampling import Position
+from tiledseg.training.course import Course
+from tiledseg.training.optimizer import learning_rate
+
+POLICIES = ("constant", "step", "polynomial", "cosine")
+legs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4)  # steps an epoch, epochs
+
+
+def walked(legs: list[tuple[int, int]], epochs: int) -> list[tuple[Course, Position]]:
+    """Course and position before each step of a run that starts a new leg at each resume."""
+    step, position, marks, found = 0, Position(0, 0), ((0, 0),), []
+    for per_epoch, length in legs:
+        course = Course.onward(epochs, per_epoch, marks, step, position)
+        marks = course.marks
+        for epoch in range(position.epoch, position.epoch + length):
+            for index in range(per_epoch):
+                found.append((course, Position(epoch, index)))
+                step += 1
+        position = Position(position.epoch + length, 0)
+    return found
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(legs=legs)
+def test_the_end_is_that_of_the_last_epoch(legs: list[tuple[int, int]]) -> None:
+    """Whatever a leg began with: what is done and what is left make the total, and the end comes at the last epoch."""
+    epochs = sum(length for _, length in legs)
+    run = walked(legs, epochs)
+    for step, (course, position) in enumerate(run):
+        assert not course.ends_at(position)
+        left = (epochs - position.epoch) * course.steps_per_epoch - position.step
+        assert course.total_steps == step + left
+        assert math.floor(course.epochs_after(step)) == position.epoch
+    assert run[-1][0].total_steps == len(run)
+    assert run[-1][0].epochs_after(len(run)) == epochs
+    assert run[-1][0].ends_at(Position(epochs, 0))
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(legs=legs, policy=st.sampled_from(POLICIES), warmup=st.integers(0, 30))
+def test_no_policy_jumps_or_passes_its_end(legs: list[tuple[int, int]], policy: str, warmup: int) -> None:
+    """The rate rises step by step over the warm-up; then it falls, or stays, from lr on, and never past the end."""
+    epochs = sum(length for _, length in legs)
+    config = OptimizerConfig(lr=0.5, policy=policy, warmup_steps=warmup, step_size=2, gamma=0.5, power=1.0)
+    run = walked(legs, epochs)
+    rates = [learning_rate(config, step, course) for step, (course, _) in enumerate(run)]
+    assert rates[:warmup] == [0.5 * (step + 1) / warmup for step in range(min(warmup, len(run)))]
+    after = list(enumerate(rates))[warmup:]
+    assert all(0 < rate <= 0.5 for _, rate in after)
+    for (step, rate), (_, later) in itertools.pairwise(after):
+        assert later <= rate
+        if policy in ("polynomial", "cosine"):
+            course, _ = run[step]
+            share = 1 / course.steps_per_epoch / float(epochs - course.epochs_after(warmup))
+            assert rate - later <= 0.5 * math.pi / 2 * share + 1e-12, "more than its share of the way"
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(per_epoch=st.integers(1, 9), epochs=st.integers(1, 20), warmup=st.integers(0, 30), stop=st.integers(0, 180))
+def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
+    per_epoch: int, epochs: int, warmup: int, stop: int
+) -> None:
+    """Those that every run had while the policy counted steps, wherever it was stopped."""
+    total = per_epoch * epochs
+    course = Course(epochs, per_epoch)
+    stop = min(stop, total)
+    onward = Course.onward(epochs, per_epoch, ((0, 0),), stop, Position(*divmod(stop, per_epoch)))
+    assert onward == course
+    assert course.total_steps == total
+    for step in range(warmup, total):
+        done = (step - warmup) / max(1, total - warmup)
+        expected = {
+            "constant": 0.3,
+            "step": 0.3 * 0.1 ** (step // per_epoch // 3),
+            "polynomial": 0.3 * max(0.0, 1 - done) ** 0.9,
+            "cosine": 0.3 * (1 + math.cos(math.pi * min(1.0, done))) / 2,
+        }
+        for policy in POLICIES:
+            config = OptimizerConfig(lr=0.3, policy=policy, warmup_steps=warmup, step_size=3)
+            assert learning_rate(config, step, course) == expected[policy]
+
+
+def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
+    """A quarter of the epochs is behind before the change and after it."""
+    before = Course(8, 1)
+    after = Course.onward(8, 2, before.marks, 2, Position(2, 0))
+    assert after.marks == ((0, 0), (2, 2))
+    assert after.total_steps == 2 + 6 * 2
+    assert before.share_after(2, 0) == after.share_after(2, 0) == 0.25
+    assert after.share_after(13, 0) == 7.5 / 8
+    cosine = OptimizerConfig(lr=1.0, policy="cosine")
+    assert learning_rate(cosine, 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
+
+
+def test_a_warm_up_that_is_over_stays_over() -> None:
+    """1000 steps an epoch, then 10: the 500 steps of the warm-up were half an epoch, and remain so."""
+    course = Course.onward(10, 10, ((0, 0),), 5000, Position(5, 0))
+    assert course.epochs_after(500) == pytest.approx(0.5)
+    assert course.share_after(5000, 500) == pytest.approx(4.5 / 9.5)
+    assert course.total_steps == 5050
+
+
+def test_a_run_changed_by_a_version_that_left_no_marks_goes_on() -> None:
+    """Three epochs of other steps: what they were does not matter, only where they ended."""
+    course = Course.onward(6, 4, ((0, 0),), 8, Position(3, 1))
+    assert course.marks == ((0, 0), (7, 3))
+    assert course.total_steps == 7 + 3 * 4
+    assert Course.onward(6, 4, ((0, 0),), 13, Position(3, 1)).marks == ((0, 0),), "12 = 3 x 4: never changed"
