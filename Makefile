@@ -9,7 +9,7 @@ MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS
 OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version 2>/dev/null | grep -q "Open MPI" || echo --oversubscribe)
 RUN := runs/demo
 
-.PHONY: demo test test-serial test-mpi test-ranks lint setup clean
+.PHONY: demo test test-serial test-mpi test-ranks gpu-wheels lint setup clean
 
 setup: $(VENV)/ready
 
@@ -53,6 +53,10 @@ test-ranks: setup
 		timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n $$ranks \
 			$(CURDIR)/$(BIN)/python -m pytest --only-mpi -m nine -q --color=no tests/law tests/spatial || exit 1; \
 	done
+
+# What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
+gpu-wheels: setup
+	$(BIN)/python benchmarks/gpu/wheels.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -67,3 +67,12 @@ def test_what_the_kernel_does_not_know_goes_to_torch() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(grouped(x_BCHW), functional.conv2d(x_BCHW, grouped.weight, grouped.bias, 1, "same", 1, 2))
         assert ours.float()(image(3)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torch_compile_sees_one_graph(dtype: torch.dtype) -> None:
+    """Nothing cuts it at the convolutions; the kernels are torch.compile's own."""
+    network = nn.Sequential(SteadyConvolution(3, 4, 3), nn.LeakyReLU(), SteadyConvolution(4, 2, 1)).to(dtype)
+    x_BCHW = image(3, dtype=dtype)
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x_BCHW), network(x_BCHW), rtol=1e-5, atol=1e-5)

@@ -34,7 +34,12 @@ def convolve(
 
 
 def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether oneDNN computes these as they are: it has no float64, and lower precision it gets from torch anyway."""
+    """Whether oneDNN computes these as they are: it has no float64, and lower precision it gets from torch anyway.
+
+    Never within torch.compile, which can neither ask for oneDNN nor trace its convolution: it chooses kernels itself.
+    """
+    if torch.compiler.is_compiling():
+        return False
     on = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
     single = x_BCHW.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return on and single and x_BCHW.device.type == "cpu"

@@ -1,0 +1,67 @@
+"""All that can be learned on one GPU in nine minutes, on a bare machine without network.
+
+    python benchmarks/gpu/main.py --out FOLDER [--small] [--seconds 540] [--parts NAME ...]
+
+Each part is a program beside this one; FOLDER/measurements.jsonl gets a line a measurement, FOLDER/PART.log what a part
+has printed. What the machine lacks is installed from the wheels that `make gpu-wheels` has collected. Without a GPU the
+same programs run at small sizes. Exit code: 0 where every part is done, 1 where one failed. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from lines import FILE, read_lines, write_line
+from running import Program, run_parts
+from wheels import install_missing
+
+PARTS = (
+    Program("versions", 40),
+    Program("marked_tests", 100),
+    Program("training_step", 110),
+)
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if (options.out / FILE).exists():
+        print(f"error: {options.out / FILE} exists; give another folder", file=sys.stderr)
+        return 2
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    # The project, which a bare machine has not installed, and how jobs are started (launching.py).
+    paths = [str(_ROOT), str(_ROOT / "benchmarks"), environ.get("PYTHONPATH")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    installed, seconds = install_missing(options.wheels, options.out / "site", environ)
+    write_line(options.out, "wheels", "installed", "ok", seconds, value=installed, unit=None)
+    chosen = [part for part in PARTS if not options.parts or part.name in options.parts]
+    failed = run_parts(chosen, options.out, options.small, options.seconds - seconds, environ)
+    print(_summary(read_lines(options.out), failed))
+    return 1 if failed else 0
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _summary(lines: list[dict], failed: list[str]) -> str:  # type: ignore[type-arg]
+    counts = {state: sum(line["state"] == state for line in lines) for state in ("ok", "failed", "skipped")}
+    told = ", ".join(f"{number} {state}" for state, number in counts.items())
+    return f"{told}; parts that failed: {', '.join(failed) or 'none'}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="a folder without an earlier run's lines")
+    parser.add_argument("--small", action="store_true", help="small sizes; chosen by itself where there is no GPU")
+    parser.add_argument("--seconds", type=float, default=540, help="for everything together")
+    parser.add_argument("--parts", nargs="+", choices=[part.name for part in PARTS], help="only these")
+    parser.add_argument("--wheels", type=Path, default=_ROOT / ".gpu-wheels", help="where `make gpu-wheels` put them")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The step that `train` runs, with the image in memory: the trainer's own passes, reducer and optimizer."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import OptimizerConfig
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.models.unet import build_unet
+from tiledseg.planning.cost import layer_costs
+from tiledseg.raster.dataset import Sample
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.halo_plan import HaloPlan
+from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.parallel_run import ParallelRun
+from tiledseg.training.step import Stepper, StepResult
+
+IGNORED = 255
+
+
+class ProductionStep:
+    """One rank, one image of `size` x `size` pixels, one tile. The image is drawn; nothing is read from a disk."""
+
+    def __init__(self, unet: UNet, size: int, precision: str, device: torch.device) -> None:
+        mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
+        tiling = make_tiling((size, size), (1, 1), network_footprint(unet.layers()))
+        network = build_unet(unet, seed=0)
+        parallel = ParallelRun.open(HaloPlan(), network, mesh, precision)
+        passes = parallel.over([tiling])
+        self._parts = passes.mode.share([TileReference(0, 0)])
+        draw = np.random.default_rng(1)
+        x_CHW = draw.standard_normal((unet.bands, size, size), dtype=np.float32)
+        y_HW = draw.integers(0, unet.classes, (size, size), dtype=np.uint8)
+        self.sample = Sample(0, tiling.tiles[0], x_CHW, y_HW, np.ones((size, size), dtype=bool))
+        optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+        self._stepper = Stepper(network, optimizer, mesh, passes, parallel.axes, IGNORED, 0, 0.0)
+
+    def run(self) -> StepResult:
+        """One optimizer step."""
+        return self._stepper.run(0, iter([self.sample]), self._parts, stop=False)
+
+    def close(self) -> None:
+        self._stepper.close()
+
+
+def step_flop(unet: UNet, size: int) -> int:
+    """Floating-point operations of a step by the planner's count: 2 a multiply-add, backward twice the forward."""
+    return 6 * sum(cost.multiply_adds for cost in layer_costs(unet.layers(), unet.bands, (size, size)))
+
+
+def median_seconds(function: Callable[[], object], device: torch.device, repeats: int, warm: int = 2) -> float:
+    """Median seconds of a call, the device's work included, after `warm` calls that are not counted."""
+    times = []
+    for i in range(warm + repeats):
+        finish(device)
+        begun = time.perf_counter()
+        function()
+        finish(device)
+        if i >= warm:
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def finish(device: torch.device) -> None:
+    """Returns once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def forget_peak(device: torch.device) -> None:
+    """Gives cached memory back and counts the peak anew."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Most bytes that tensors have held since `forget_peak`; None on a CPU, whose allocator does not count."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
