@@ -24,9 +24,10 @@ def blank(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def staged_messages(mesh: Mesh) -> PointToPoint:
     """Messages that go through host buffers as a GPU's would. Collective."""
     if mesh.transport == "gloo":
+        from tiledseg.comm.process_groups import whole_job
         from tiledseg.comm.transport_torch import TorchPointToPoint
 
-        return TorchPointToPoint(channel=1000, stage_all=True)
+        return TorchPointToPoint(whole_job(), channel=1000, stage_all=True)
     if mesh.transport == "mpi":
         from mpi4py import MPI
 

@@ -11,14 +11,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.rendezvous import arrival_timeout, first_reachable, gloo_interface, slurm_master
+from tiledseg.comm.rank_names import name_ranks
+from tiledseg.comm.rendezvous import arrival_timeout, await_all_ranks, first_reachable, gloo_interface, slurm_master
 from tiledseg.errors import CommunicationError, ConfigError
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -200,3 +203,25 @@ def test_two_hosts_whose_names_do_not_resolve(two_hosts: tuple[str, str]) -> Non
             process.kill()
     assert [process.returncode for process in started] == [0, 0], ends
     assert "sum 2 over gloo" in ends[0][0]
+
+
+def test_ranks_that_do_not_arrive_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "arrival_timeout", lambda size: timedelta(seconds=0.2))
+    store = dist.HashStore()
+    store.set("rank 1 is here", "")
+    store.add("ranks here", 1)
+    with pytest.raises(CommunicationError, match=r"2 of 4 ranks did not arrive within 0\.2 s: ranks 2-3; start them"):
+        await_all_ranks(store, Launch(0, 4, 0, 4, "torchrun"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([3], "rank 3"),
+        ([0, 1, 2, 5], "ranks 0-2, 5"),
+        (list(range(0, 1200, 2)), "ranks 0, 2, 4, 6, 8, 10 and 594 more"),
+    ],
+    ids=["one", "runs", "many"],
+)
+def test_names_of_ranks_stay_short(ranks: list[int], words: str) -> None:
+    assert name_ranks(ranks) == words

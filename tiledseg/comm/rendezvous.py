@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tiledseg.comm.launch import Launch, expand_node_list
 from tiledseg.comm.mpi import MPI_LAUNCHERS
+from tiledseg.comm.rank_names import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +59,26 @@ def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm 
         return _store_through_mpi(launch, world)
     host, port = _master(environ, launch)
     return _keep_or_join(launch, host, port)
+
+
+def await_all_ranks(store: dist.Store, launch: Launch) -> None:
+    """Returns once every rank has come here. Collective; CommunicationError names those that are late.
+
+    A process group is then started with the time that its collectives have, which is far longer: no version of torch
+    but the newest lets a group's time be changed.
+    """
+    store.set(f"rank {launch.rank} is here", "")
+    if store.add("ranks here", 1) == launch.size:
+        store.set("all ranks are here", "")
+    timeout = arrival_timeout(launch.size)
+    try:
+        store.wait(["all ranks are here"], timeout)
+    except RuntimeError as error:
+        late = [rank for rank in range(launch.size) if not store.check([f"rank {rank} is here"])]
+        raise CommunicationError(
+            f"{len(late)} of {launch.size} ranks did not arrive within {timeout.total_seconds():g} s: "
+            f"{name_ranks(late)}; start them together, or look for what holds them up"
+        ) from error
 
 
 def _store_through_mpi(launch: Launch, world: MPI.Intracomm) -> dist.Store:

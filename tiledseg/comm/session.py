@@ -117,20 +117,20 @@ def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | Non
 
     import torch.distributed as dist
 
-    from tiledseg.comm.rendezvous import allow_connections, arrival_timeout, gloo_interface, open_store
-    from tiledseg.comm.transport_torch import COLLECTIVE_TIMEOUT, TorchCommunicator, peer_errors
+    from tiledseg.comm.process_groups import COLLECTIVE_TIMEOUT
+    from tiledseg.comm.rendezvous import allow_connections, await_all_ranks, gloo_interface, open_store
+    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
 
     allow_connections(launch.size)
     interface = gloo_interface(launch)
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = open_store(launch, environ, world)
+    await_all_ranks(store, launch)
     with peer_errors("start of the process group"):
-        timeout = arrival_timeout(launch.size)
-        dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timeout)
-    everyone = dist.group.WORLD
-    assert everyone is not None, "the process group was started on the line before"
-    everyone.set_timeout(COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
+        )
     return TorchCommunicator()
 
 
@@ -148,7 +148,8 @@ def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
 
 def _with_nccl(device: Any) -> Communicator:
     """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective."""
-    from tiledseg.comm.transport_torch import TorchCommunicator, nccl_beside_gloo, peer_errors
+    from tiledseg.comm.process_groups import nccl_beside_gloo
+    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
 
     with peer_errors("start of NCCL"):
         return TorchCommunicator(nccl_beside_gloo(device))

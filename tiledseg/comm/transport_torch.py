@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,12 +25,9 @@ from tiledseg.comm.collectives import (
 )
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.rendezvous import arrival_timeout
+from tiledseg.comm.process_groups import ProcessGroups, new_groups, whole_job
 from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
-
-# Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
-COLLECTIVE_TIMEOUT = timedelta(hours=2)
 
 # A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
 _CHANNELS, _MESSAGES = 2**10, 2**20
@@ -41,11 +37,14 @@ _CHANNELS, _MESSAGES = 2**10, 2**20
 def peer_errors(what: str) -> Iterator[None]:
     """Turns torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
 
-    Without the source file of torch's own that the line may begin with.
+    Without the source file of torch's own that the line may begin with. Out of memory, which is a RuntimeError too,
+    passes as itself: no peer has to do with it.
     """
     try:
         yield
     except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = re.sub(r"^\[[^\]]*\]\s*", "", first_line)
         raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
@@ -67,20 +66,6 @@ class TorchWork:
             self.tensor.detach().copy_(self.staged)
 
 
-@dataclass(frozen=True)
-class ProcessGroups:
-    """The process groups over one set of ranks: `host` is Gloo's (None: the default group) for CPU tensors and objects.
-
-    `gpu` and `gpu_messages` are NCCL's, or None where Gloo carries GPU tensors too. They are two because the kernels of
-    one NCCL communicator run in the order in which each rank started them: a message and a gradient sum that two ranks
-    start in different order would wait for each other for ever.
-    """
-
-    host: dist.ProcessGroup | None = None
-    gpu: dist.ProcessGroup | None = None
-    gpu_messages: dist.ProcessGroup | None = None
-
-
 class TorchCommunicator:
     """All ranks of the process groups; the default group's, without NCCL, unless told otherwise.
 
@@ -88,11 +73,11 @@ class TorchCommunicator:
     """
 
     def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False) -> None:
-        self._groups = groups or ProcessGroups()
+        self._groups = groups or whole_job()
         self._is_part = is_part
         self._channels = 0
-        self.rank = dist.get_rank(self._groups.host)
-        self.size = dist.get_world_size(self._groups.host)
+        self.rank = self._groups.ranks.index(dist.get_rank())
+        self.size = len(self._groups.ranks)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         """As the protocol says. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
@@ -100,7 +85,7 @@ class TorchCommunicator:
         if tensor.numel() == 0:
             return DoneWork()
         with peer_errors("all-reduce"):
-            return TorchWork(dist.all_reduce(staged, group=self._group(tensor), async_op=True), staged, tensor)
+            return TorchWork(dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         """As the protocol says."""
@@ -109,7 +94,7 @@ class TorchCommunicator:
             return
         staged = tensor.detach().contiguous()
         with peer_errors("broadcast"):
-            dist.broadcast(as_bytes(staged), group_src=source, group=self._group(tensor))
+            dist.broadcast(as_bytes(staged), self._groups.ranks[source], self._groups.carrier(tensor))
         if staged.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(staged)
 
@@ -118,7 +103,7 @@ class TorchCommunicator:
         check_source(source, self.size)
         box = [value if self.rank == source else None]
         with peer_errors("broadcast"):
-            dist.broadcast_object_list(box, group_src=source, group=self._groups.host)
+            dist.broadcast_object_list(box, self._groups.ranks[source], self._groups.host)
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -126,7 +111,7 @@ class TorchCommunicator:
         values: list[Any] = [None] * self.size
         with peer_errors("gather"):
             dist.all_gather_object(values, value, group=self._groups.host)
-        return values
+        return self._groups.in_order(values)
 
     def barrier(self) -> None:
         """As the protocol says. The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
@@ -142,56 +127,27 @@ class TorchCommunicator:
         for group in groups:
             if len(group) > 1:
                 with peer_errors("split"):
-                    made = new_groups(list(group), with_nccl=self._groups.gpu is not None)
-                if self.rank in group:
+                    made = new_groups(group, self._groups.with_nccl)
+                if made is not None:
                     communicator = TorchCommunicator(made, is_part=True)
         return communicator
 
     def point_to_point(self) -> TorchPointToPoint:
         """As the protocol says."""
         channel, self._channels = self._channels, self._channels + 1
-        return TorchPointToPoint(self._groups.host, self._groups.gpu_messages, channel)
+        return TorchPointToPoint(self._groups, channel)
 
     def close(self) -> None:
         """Waits for all ranks, since rank 0 may hold the store that the others still talk to, and ends the groups."""
         self.barrier()
-        if not self._is_part:
+        if self._is_part:
+            self._groups.destroy()
+        else:
             dist.destroy_process_group()
-            return
-        for group in (self._groups.gpu_messages, self._groups.gpu, self._groups.host):
-            if group is not None:
-                dist.destroy_process_group(group)
-
-    def _group(self, tensor: torch.Tensor) -> dist.ProcessGroup | None:
-        return self._groups.gpu if tensor.is_cuda else self._groups.host
-
-
-def new_groups(ranks: list[int], with_nccl: bool) -> ProcessGroups:
-    """New process groups over `ranks` of the job, in this order. Collective over the whole job, in one order.
-
-    What it returns on a rank that is not among them is of no use.
-    """
-    host = dist.new_group(ranks, backend="gloo", timeout=arrival_timeout(len(ranks)), sort_ranks=False)
-    if isinstance(host, dist.ProcessGroup):
-        host.set_timeout(COLLECTIVE_TIMEOUT)
-    return ProcessGroups(host, *(_new_nccl_group(ranks) for _ in range(2 if with_nccl else 0)))
-
-
-def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
-    """NCCL's groups over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective.
-
-    The one for messages connects its ranks only when it is used.
-    """
-    gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
-    return ProcessGroups(None, gpu, _new_nccl_group(None))
-
-
-def _new_nccl_group(ranks: list[int] | None) -> dist.ProcessGroup:
-    return dist.new_group(ranks, backend="nccl", timeout=COLLECTIVE_TIMEOUT, sort_ranks=False)
 
 
 class TorchPointToPoint(BytePointToPoint):
-    """Messages of CPU tensors over the Gloo group `host` (None: the default one), of GPU tensors over the NCCL group.
+    """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's group for messages.
 
     Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
     its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. Exchanges
@@ -199,17 +155,13 @@ class TorchPointToPoint(BytePointToPoint):
     together, only starting both kinds in one order on all ranks is safe. Collective over the groups.
     """
 
-    def __init__(
-        self,
-        host: dist.ProcessGroup | None = None,
-        nccl: dist.ProcessGroup | None = None,
-        channel: int = 0,
-        stage_all: bool = False,
-    ) -> None:
-        super().__init__(dist.get_rank(host), dist.get_world_size(host), nccl is not None, stage_all)
-        self._host = host
+    def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
+        nccl = groups.gpu_messages
+        super().__init__(groups.ranks.index(dist.get_rank()), len(groups.ranks), groups.with_nccl, stage_all)
+        self._ranks = groups.ranks
+        self._host = groups.host
         self._nccl = nccl
-        self.in_order = nccl is not None
+        self.in_order = groups.with_nccl
         self._channel = channel % _CHANNELS
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
@@ -227,11 +179,11 @@ class TorchPointToPoint(BytePointToPoint):
             for peer, tensor in receives:
                 if not tensor.is_cuda:
                     tag = self._next_tag(self._received, peer)
-                    works.append(dist.irecv(tensor, group=self._host, group_src=peer, tag=tag))
+                    works.append(dist.irecv(tensor, self._ranks[peer], self._host, tag))
             for peer, tensor in sends:
                 if not tensor.is_cuda:
                     tag = self._next_tag(self._sent, peer)
-                    works.append(dist.isend(tensor, group=self._host, group_dst=peer, tag=tag))
+                    works.append(dist.isend(tensor, self._ranks[peer], self._host, tag))
 
         def finish() -> None:
             with peer_errors("exchange"):
@@ -244,7 +196,7 @@ class TorchPointToPoint(BytePointToPoint):
         """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
         kinds = ((dist.irecv, receives), (dist.isend, sends))
         batch = [
-            dist.P2POp(kind, tensor, group=self._nccl, group_peer=peer)
+            dist.P2POp(kind, tensor, self._ranks[peer], self._nccl)
             for kind, messages in kinds
             for peer, tensor in messages
             if tensor.is_cuda

@@ -1,0 +1,70 @@
+"""Groups of a part of the job's ranks, also for tensors that say they lie on a GPU where no NCCL was started."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.transport_torch import peer_errors
+from tiledseg.errors import CommunicationError
+
+
+class SaysCuda(torch.Tensor):
+    """A tensor of the CPU that says to this project that it lies on a GPU; what torch makes of it is a plain one."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def on_a_gpu(*values: float) -> torch.Tensor:
+    return torch.tensor(values).as_subclass(SaysCuda)
+
+
+@pytest.mark.mpi(min_size=4)
+def test_gpu_tensors_over_gloo_are_summed_over_their_part_alone(mesh: Mesh) -> None:
+    """A group that is None stands for the whole job in torch: a part of two ranks of four summed ones to four."""
+    part = mesh.communicator.split([[0, 1], [2, 3]])
+    if mesh.rank < 4:
+        x = on_a_gpu(1.0, float(mesh.rank))
+        part.all_reduce_sum(x).wait()
+        assert x.tolist() == [2.0, 1.0 if mesh.rank < 2 else 5.0]
+        y = on_a_gpu(float(mesh.rank))
+        part.broadcast(y, 1)
+        assert y.tolist() == [1.0 if mesh.rank < 2 else 3.0]
+    part.close()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_a_part_counts_its_ranks_as_its_list_does(mesh: Mesh) -> None:
+    """Also where the list does not ascend, which torch's own groups cannot say before their newest versions."""
+    order = [mesh.size - 1, 0, 1]
+    part = mesh.communicator.split([order])
+    if mesh.rank in order:
+        assert part.rank == order.index(mesh.rank)
+        assert part.gather_objects(mesh.rank) == order
+        assert part.broadcast_object(mesh.rank, 0) == order[0]
+        x = torch.tensor([mesh.rank])
+        part.broadcast(x, 1)
+        assert x.item() == order[1]
+        messages = part.point_to_point()
+        got = torch.zeros(1, dtype=torch.int64)
+        after, before = (part.rank + 1) % 3, (part.rank + 2) % 3
+        messages.start([Message(after, torch.tensor([mesh.rank]))], [Message(before, got)]).wait()
+        assert got.item() == order[before]
+        messages.close()
+    part.close()
+
+
+def test_out_of_memory_is_no_lost_peer() -> None:
+    with pytest.raises(torch.OutOfMemoryError), peer_errors("all-reduce"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), peer_errors("all-reduce"):
+        torch.empty(2**55, dtype=torch.uint8)
+    lost = "all-reduce failed, a peer may be lost: Connection closed"
+    with pytest.raises(CommunicationError, match=lost), peer_errors("all-reduce"):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:49")

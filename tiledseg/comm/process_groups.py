@@ -1,0 +1,87 @@
+"""The process groups of torch.distributed over one set of ranks: made with what every promised torch version knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Rank 0 may write or validate for long while the others wait; a dead peer is noticed at once by its closed connection.
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """The process groups over `ranks`, which are those of the job in the communicator's own order.
+
+    `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself. None of
+    them is None: torch takes None for the whole job, so that a sum over a part would silently be one over all.
+    `gpu_messages` is NCCL's second group, or None where messages of GPU tensors go through host memory. They are two
+    because the kernels of one NCCL communicator run in the order in which each rank started them: a message and a
+    gradient sum that two ranks start in different order would wait for each other forever.
+    """
+
+    ranks: tuple[int, ...]
+    host: dist.ProcessGroup
+    gpu: dist.ProcessGroup
+    gpu_messages: dist.ProcessGroup | None = None
+
+    @property
+    def with_nccl(self) -> bool:
+        """Whether NCCL carries GPU tensors."""
+        return self.gpu_messages is not None
+
+    def carrier(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """The group that carries a tensor of this device."""
+        return self.gpu if tensor.is_cuda else self.host
+
+    def in_order(self, values: Sequence[object]) -> list[object]:
+        """Values in the order of torch's ranks, which ascend, in the order of `ranks`."""
+        places = {rank: place for place, rank in enumerate(sorted(self.ranks))}
+        return [values[places[rank]] for rank in self.ranks]
+
+    def destroy(self) -> None:
+        """Ends the groups of a part."""
+        if self.gpu_messages is not None:
+            dist.destroy_process_group(self.gpu_messages)
+            dist.destroy_process_group(self.gpu)
+        dist.destroy_process_group(self.host)
+
+
+def whole_job() -> ProcessGroups:
+    """All ranks of the job over the default group, which is Gloo's and must have been started."""
+    everyone = dist.group.WORLD
+    assert everyone is not None, "the process group is started before its communicator"
+    return ProcessGroups(tuple(range(dist.get_world_size())), everyone, everyone)
+
+
+def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
+    """New groups over `ranks` of the job, in this order; None on a rank that is not among them.
+
+    Collective over the whole job, in one order. torch's groups count their ranks in ascending order, whatever the order
+    in which they are given (`sort_ranks=False` is known to the newest versions only): messages and broadcasts therefore
+    name the ranks of the job.
+    """
+    host = _new_group(ranks, "gloo")
+    gpu, gpu_messages = (_new_group(ranks, "nccl") for _ in range(2)) if with_nccl else (host, None)
+    if dist.get_rank() not in ranks:
+        return None
+    return ProcessGroups(tuple(ranks), host, gpu, gpu_messages)
+
+
+def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
+    """NCCL's groups over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective.
+
+    The one for messages connects its ranks only when it is used.
+    """
+    whole = whole_job()
+    gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
+    return ProcessGroups(whole.ranks, whole.host, gpu, _new_group(whole.ranks, "nccl"))
+
+
+def _new_group(ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+    """On a rank that is not among `ranks` it returns torch's mark of a stranger, which is of no use."""
+    return dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
