@@ -6,7 +6,7 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, report_before_mesh
@@ -49,6 +49,12 @@ def run(body: Callable[[], int | None]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         report_before_mesh(error, own_launch(), socket.gethostname())
         return exit_code(error)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Write each line to standard error as a warning."""
+    for line in lines:
+        print(f"warning: {line}", file=sys.stderr, flush=True)
 
 
 def own_launch() -> Launch:

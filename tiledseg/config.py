@@ -27,6 +27,7 @@ class DataConfig:
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
+        references: open formats that read further files and URLs, such as VRT and WMS (docs/security.md)
         normalize: standardise each band by its mean and deviation over the training images
         workers: reading threads a rank
         prefetch: tiles read ahead a rank
@@ -40,6 +41,7 @@ class DataConfig:
     ignore_index: int = 255
     nodata: float | None = None
     bands: list[int] | None = None
+    references: bool = False
     normalize: bool = True
     workers: int = 2
     prefetch: int = 2

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.command import Parser, add_format_option, run
+from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError
 from tiledseg.inference.evaluation import compare
+from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.writer import check_output
@@ -36,6 +37,7 @@ def build_parser() -> Parser:
     parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
     parser.add_argument("--image", help="raster to show beside the map with --plot")
     parser.add_argument("--plot", help="PNG to write: image, labels and prediction side by side")
+    parser.add_argument("--references", action="store_true", help="open formats that read further files and URLs (VRT)")
     add_format_option(parser)
     return parser
 
@@ -68,9 +70,10 @@ def _evaluate(options: Namespace) -> None:
     if options.classes is not None:
         label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
     with ExitStack() as stack:
-        prediction = stack.enter_context(open_raster(options.prediction))
-        labels = stack.enter_context(open_raster(options.labels))
-        image = stack.enter_context(open_raster(options.image)) if options.image else None
+        paths = [path for path in (options.prediction, options.labels, options.image) if path]
+        readers = [stack.enter_context(open_raster(path, references=options.references)) for path in paths]
+        warn(reference_notes(reader.info for reader in readers))
+        prediction, labels, image = *readers[:2], (readers[2] if options.image else None)
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
         if options.plot:

@@ -53,6 +53,7 @@ def build_parser() -> Parser:
         "--parallel.schedule", dest="schedule", default="1f1b", help="1f1b (default), gpipe or folded: see train --help"
     )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
+    parser.add_argument("--references", action="store_true", help="open formats that read further files and URLs (VRT)")
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
     return parser
@@ -123,6 +124,7 @@ def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: P
         grid=grid,
         precision=options.precision,
         parallel=parallel,
+        references=options.references,
         threads=options.workers,
         prefetch=options.workers,
         verbosity=options.verbosity,

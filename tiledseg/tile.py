@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.command import Parser, run
+from tiledseg.command import Parser, run, warn
 from tiledseg.config import Config, TilingConfig
 from tiledseg.config_file import parse_config
 from tiledseg.errors import ConfigError
@@ -37,6 +37,9 @@ def build_parser() -> Parser:
     parser.add_argument("--output", required=True, help="the store to write, such as tiles.h5")
     parser.add_argument("--bands", help="band numbers to keep, from 1, such as [1,2,3,4] (default: all)")
     parser.add_argument("--nodata", type=float, help="value of pixels without data (default: what the raster says)")
+    parser.add_argument(
+        "--references", action="store_true", default=None, help="open formats that read further files and URLs (VRT)"
+    )
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
     network = parser.add_argument_group("the network that the halo is for")
     network.add_argument("--levels", type=int)
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def resolve(options: argparse.Namespace) -> Config:
     """The configuration that flags and --config together give. Raises ConfigError."""
     config = parse_config(["--config", options.config], "python -m tiledseg.tile", "") if options.config else Config()
-    for key in ("images", "labels", "nodata"):
+    for key in ("images", "labels", "nodata", "references"):
         if getattr(options, key) is not None:
             setattr(config.data, key, getattr(options, key))
     if options.bands is not None:
@@ -110,10 +113,10 @@ def plan_store(config: Config) -> StorePlan:
         image_paths, label_paths = expand_sources(as_list(data.images), keys[0]), ()
     images, labels = [], []
     for path in image_paths:
-        with open_raster(path, data.bands, data.nodata) as reader:
+        with open_raster(path, data.bands, data.nodata, data.references) as reader:
             images.append(reader.info)
     for path in label_paths:
-        with open_raster(path) as reader:
+        with open_raster(path, references=data.references) as reader:
             labels.append(reader.info)
     check_alike(images)
     for image, label in zip(images, labels, strict=False):
@@ -131,6 +134,7 @@ def _footprint(config: Config) -> Footprint:
 
 
 def _work(config: Config, output: str, mesh: Mesh) -> None:
+    from tiledseg.raster.info import reference_notes
     from tiledseg.raster.sampling import deal
     from tiledseg.raster.tile_store_writer import begin_store, publish_store
 
@@ -139,6 +143,8 @@ def _work(config: Config, output: str, mesh: Mesh) -> None:
         return plan, begin_store(output, plan)
 
     plan, store = mesh.on_root(begin)
+    if mesh.is_root and config.run.verbosity:
+        warn(reference_notes((*plan.images, *(plan.labels or ()))))
     share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
     _write_share(config, plan, store, share, config.run.verbosity if mesh.is_root else 0)
     mesh.communicator.barrier()
@@ -158,10 +164,15 @@ def _write_share(
     needed = sorted({tile.image for tile in share})
     with ExitStack() as stack:
         data = config.data
-        images = {n: stack.enter_context(open_raster(plan.images[n].path, data.bands, data.nodata)) for n in needed}
+        images = {
+            n: stack.enter_context(open_raster(plan.images[n].path, data.bands, data.nodata, data.references))
+            for n in needed
+        }
         labels = None
         if plan.labels is not None:
-            labels = {n: stack.enter_context(open_raster(plan.labels[n].path)) for n in needed}
+            labels = {
+                n: stack.enter_context(open_raster(plan.labels[n].path, references=data.references)) for n in needed
+            }
         progress = stack.enter_context(closing(StepProgress(len(share), 0, verbosity)))
         done = count(1)
         write_tiles(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.bad_input.case import Case, predict, resume, train
+from tests.bad_input.input_cases import INPUTS
 from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
 
 FLAGS = (
@@ -343,6 +344,7 @@ CASES = (
     *PIPELINES,
     *VALUES,
     *RASTERS,
+    *INPUTS,
     *OUTPUTS,
     *RESUMES,
     *DAMAGES,

@@ -25,7 +25,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
@@ -54,6 +54,7 @@ class Request:
     grid: tuple[int, int] | None = None
     precision: str = "fp32"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    references: bool = False
     threads: int = 2
     prefetch: int = 2
     verbosity: int = 1
@@ -74,6 +75,7 @@ class Mapping:
     plans: Plans
     classes: RasterLayout
     probabilities: RasterLayout | None
+    notes: tuple[str, ...]
 
     @property
     def layouts(self) -> tuple[RasterLayout, ...]:
@@ -89,6 +91,10 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
     state = checkpoint.state
     unet = UNet(**state["network"])
     mapping: Mapping = mesh.on_root(lambda: _lay_out(request, state, unet, memory_bytes, mesh.size))
+    if mesh.is_root:
+        progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
+        for note in mapping.notes:
+            progress.say(f"warning: {note}")
     try:
         _map_tiles(request, checkpoint, unet, mapping, mesh)
         mesh.communicator.barrier()  # every writer is closed: the map is whole
@@ -106,7 +112,7 @@ def _publish(mapping: Mapping) -> None:
 
 def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
     data = state["config"]["data"]
-    with open_raster(request.image, data["bands"], data["nodata"]) as reader:
+    with open_raster(request.image, data["bands"], data["nodata"], request.references) as reader:
         info = reader.info
     if info.bands != unet.bands:
         raise RasterError(
@@ -144,16 +150,17 @@ def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: in
         if Path(request.probabilities).absolute() == Path(request.output).absolute():
             raise OutputError(f"output and probabilities are both {request.output}; give two names")
         check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
+    notes = tuple(reference_notes([info]))
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
     if request.probabilities is None:
-        return Mapping(plans, layout, None)
+        return Mapping(plans, layout, None, notes)
     try:
         names = [f"probability of class {k}" for k in range(classes)]
         second = lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names)
     except BaseException:
         discard(layout)
         raise
-    return Mapping(plans, layout, second)
+    return Mapping(plans, layout, second, notes)
 
 
 def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
@@ -222,7 +229,7 @@ def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDA
 def _dataset(request: Request, checkpoint: Checkpoint, tiling: Tiling) -> Dataset:
     data, saved = checkpoint.state["config"]["data"], checkpoint.state["normalization"]
     normalization = Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
-    reader = open_raster(request.image, data["bands"], data["nodata"])
+    reader = open_raster(request.image, data["bands"], data["nodata"], request.references)
     return Dataset([reader], None, [tiling], None, normalization, INPUT_DTYPES[request.precision])
 
 

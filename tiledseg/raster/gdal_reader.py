@@ -1,11 +1,11 @@
-"""Rasters that GDAL reads: GeoTIFF, COG, PNG, JPEG, local or behind a URL, through rasterio.
+"""Rasters that GDAL reads: GeoTIFF, COG, JPEG 2000, PNG, JPEG, local or behind a URL, through rasterio.
 
 GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) hold for URLs.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,35 +15,44 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio.enums import ColorInterp, MaskFlags
-from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.errors import NotGeoreferencedWarning
 from rasterio.session import DummySession
 from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.gdal_open import open_dataset, references_of, settings
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.truncation import check_complete
+from tiledseg.raster.unforeseen import reading
 from tiledseg.raster.validity import as_stored, valid_pixels
 
 # A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
 warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
 
-CACHE_BYTES = 256 << 20  # of GDAL's blocks, a process; its default of 5 % of the memory is too much for many ranks
+MOST_PIXELS = 1 << 40
+"""Of a raster: a million on a side. A header that says more is damaged, or made to exhaust the memory."""
+
 _SEQUENTIAL = ("PNG", "JPEG")
 
 
 class GdalReader(RasterReader):
     """One raster through GDAL. See `reader.open_raster` for the arguments and errors."""
 
-    def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        bands: Sequence[int] | None = None,
+        nodata: float | None = None,
+        references: bool = False,
+    ) -> None:
         self._path = path
+        self._references = references
         self._handles: HandlePool[Any] = HandlePool(path, self._open, lambda dataset: dataset.close())
-        if not is_named(path) and not os.path.exists(path):
-            raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
-        with self._handle() as dataset:
+        with reading(f"open {path}"), self._handle() as dataset:
+            _check_header(path, dataset)
             check_complete(path, dataset)
             selected = _select_bands(path, dataset, bands)
             self._alpha = _alpha_band(dataset, selected)
@@ -71,20 +80,15 @@ class GdalReader(RasterReader):
             sequential=dataset.driver in _SEQUENTIAL,
             palette=_palette(dataset) if len(selected) == 1 else None,
             notes=_notes(self._path, dataset, selected, self._alpha),
+            references=references_of(self._path, dataset),
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         window = Window(box.col.start, box.row.start, box.width, box.height)
         wanted = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
         with self._handle() as dataset:
-            try:
-                pixels_CHW = dataset.read(wanted, window=window, out_dtype=self.info.dtype)
-                masks = [dataset.read_masks(1, window=window)] if self._masked else []
-            except RasterioError as error:
-                raise RasterError(
-                    f"cannot read rows {box.row.start}:{box.row.stop}, columns {box.col.start}:{box.col.stop} of "
-                    f"{self._path}: {_reason(error)}; the file may be truncated or damaged: copy it again"
-                ) from error
+            pixels_CHW = dataset.read(wanted, window=window, out_dtype=self.info.dtype)
+            masks = [dataset.read_masks(1, window=window)] if self._masked else []
         if self._alpha:
             masks.append(pixels_CHW[-1])
             pixels_CHW = pixels_CHW[:-1]
@@ -95,14 +99,11 @@ class GdalReader(RasterReader):
     @contextmanager
     def _handle(self) -> Iterator[Any]:
         """A rasterio handle for this thread alone, with GDAL's settings in force."""
-        with rasterio.Env(session=DummySession(), **_options(self._path)), self._handles.borrow() as dataset:
+        with rasterio.Env(session=DummySession(), **settings(self._path)), self._handles.borrow() as dataset:
             yield dataset
 
     def _open(self) -> Any:
-        try:
-            return rasterio.open(gdal_path(self._path), sharing=False)
-        except RasterioError as error:
-            raise RasterError(f"cannot open {self._path}: {_reason(error)}; give a raster that GDAL reads") from error
+        return open_dataset(self._path, self._references)
 
     def release(self) -> None:
         self._handles.release()
@@ -111,17 +112,19 @@ class GdalReader(RasterReader):
         self._handles.close()
 
 
-def _options(path: str) -> dict[str, Any]:
-    """GDAL's settings while this module is inside it."""
-    options: dict[str, Any] = {
-        "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
-        "GDAL_CACHEMAX": CACHE_BYTES,
-        "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
-        "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
-    }
-    if is_remote(path):
-        options["GDAL_DISABLE_READDIR_ON_OPEN"] = "TRUE"  # no listing of a bucket; side-car files are asked for by name
-    return options
+def _check_header(path: str, dataset: Any) -> None:
+    """Raise RasterError for a size or a place on the ground that no raster has."""
+    if dataset.width * dataset.height > MOST_PIXELS:
+        raise RasterError(
+            f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
+            "header may be damaged: copy it again, or cut the raster into several"
+        )
+    if not all(map(math.isfinite, dataset.transform)):
+        numbers = ", ".join(f"{number:.10g}" for number in tuple(dataset.transform)[:6])
+        raise RasterError(
+            f"{path} has the transform ({numbers}), which is no place on the ground; set it to six finite numbers "
+            "(gdal_edit.py -a_ullr)"
+        )
 
 
 def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
@@ -192,10 +195,3 @@ def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None
         f"{path}: band {alpha} is marked as alpha and is read as validity, not as data; if it is data (near-infrared, "
         f"say), name it: --data.bands [{every}]",
     )
-
-
-def _reason(error: Exception) -> str:
-    """GDAL's own words, on one line: rasterio keeps them in the cause."""
-    cause = error.__cause__ or error
-    text = getattr(cause, "errmsg", None) or str(cause)
-    return " ".join(str(text).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ class RasterInfo:
     selected band. `block_shape` (rows, cols) is what must be decoded at once; `sequential` says that a block needs all
     blocks before it too (PNG, JPEG). `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
     `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table. `tiling` is the
-    one that a tile store was cut by. `notes` are one-line warnings for the user.
+    one that a tile store was cut by. `notes` are one-line warnings for the user; `references`
+    is one on the files that this one names, empty where it holds all of its pixels.
     """
 
     path: str
@@ -37,8 +39,14 @@ class RasterInfo:
     palette: tuple[tuple[int, Colour], ...] | None = None
     tiling: Tiling | None = None
     notes: tuple[str, ...] = ()
+    references: str = ""
 
     @property
     def shape(self) -> tuple[int, int]:
         """(height, width)."""
         return self.height, self.width
+
+
+def reference_notes(infos: Iterable[RasterInfo]) -> list[str]:
+    """The lines on rasters that name further files, in the order of `infos`."""
+    return [info.references for info in infos if info.references]

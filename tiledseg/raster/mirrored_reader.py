@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -13,6 +14,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.unforeseen import reading
 
 
 class RasterReader(ABC):
@@ -24,11 +26,24 @@ class RasterReader(ABC):
         """Pixels (C, H, W) in the raster's own dtype and validity (H, W) of `box`, in absolute raster positions.
 
         Where the box passes the border, pixels and validity are mirrored as by numpy's pad mode 'symmetric' (the edge
-        pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, or where the file
-        cannot be read.
+        pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, one that
+        no memory holds, and where the file cannot be read for whatever reason.
         """
         if box.area == 0:
             raise RasterError(f"an empty box {box.shape} asked of {self.info.path}; give at least one pixel")
+        self._check_size(box)
+        with reading(f"read rows {_range(box.row)}, columns {_range(box.col)} of {self.info.path}"):
+            return self._read(box)
+
+    def _check_size(self, box: Box) -> None:
+        needed, there = self.info.bands * box.area * np.dtype(self.info.dtype).itemsize, _memory_bytes()
+        if needed > there:
+            raise RasterError(
+                f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
+                f"{there / 2**30:.3g} GiB; cut it finer with tiling.grid"
+            )
+
+    def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         if Box.of_shape(self.info.shape).contains(box):
             return self._read_inside(box)
         rows, row_hull = _mirrored(box.row, self.info.height)
@@ -62,3 +77,12 @@ def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interva
     found = np.where(folded < size, folded, 2 * size - 1 - folded)
     hull = Interval(int(found.min()), int(found.max()) + 1)
     return found - hull.start, hull
+
+
+def _memory_bytes() -> int:
+    """Of the whole machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _range(interval: Interval) -> str:
+    return f"{interval.start}:{interval.stop}"

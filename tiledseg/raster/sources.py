@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from tiledseg.errors import RasterError
+from tiledseg.files import irregular_kind
 from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
 
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
@@ -101,6 +102,9 @@ def _expand(pattern: str, key: str) -> list[str]:
         return [str(name) for name in store_images(pattern)]
     if os.path.isdir(pattern):
         raise RasterError(f"{key}: {pattern} is a folder; give its files, as in '{os.path.join(pattern, '*.tif')}'")
+    kind = irregular_kind(pattern)
+    if kind is not None:
+        raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
     if os.path.exists(pattern):
         return [pattern]
     if not glob.has_magic(pattern):

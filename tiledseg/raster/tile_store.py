@@ -150,11 +150,11 @@ class StoreReader(RasterReader):
         self._rows = tuple(self._slots.boxes[i * cols].row for i in range(rows))
         self._cols = tuple(self._slots.boxes[j].col for j in range(cols))
 
-    def read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+    def _read(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         row = next((i for i, interval in enumerate(self._rows) if interval.contains(box.row)), None)
         col = next((j for j, interval in enumerate(self._cols) if interval.contains(box.col)), None)
-        if row is None or col is None or box.area == 0:
-            return super().read(box)
+        if row is None or col is None:
+            return super()._read(box)
         with self._handles.borrow() as handle:
             return self._read_part(handle, row * len(self._cols) + col, box)
 

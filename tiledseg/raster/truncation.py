@@ -13,7 +13,7 @@ _PNG_END = b"IEND\xaeB`\x82"
 
 
 def check_complete(path: str, dataset: Any) -> None:
-    """Raise RasterError where a local TIFF has blocks behind the end of the file, or a PNG lacks its last chunk.
+    """Raise RasterError where a local TIFF has blocks past the end of the file, or a PNG lacks its last chunk.
 
     `dataset` is rasterio's. In TIFFs of more than 65536 blocks the last ones are looked at: writers put them last.
     Other formats, and files behind URLs, tell when they are read.
@@ -37,13 +37,13 @@ def _last_byte(dataset: Any) -> int:
     rows, cols = dataset.block_shapes[0]
     down, across = -(-dataset.height // rows), -(-dataset.width // cols)
     bands = dataset.indexes if dataset.tags(ns="IMAGE_STRUCTURE").get("INTERLEAVE") == "BAND" else (1,)
-    first_row = max(0, down - max(1, _MOST_BLOCKS // (across * len(bands))))
+    blocks = down * across
     last = 0
     for band in bands:
-        for row in range(first_row, down):
-            for col in range(across):
-                offset = dataset.get_tag_item(f"BLOCK_OFFSET_{col}_{row}", "TIFF", bidx=band)
-                length = dataset.get_tag_item(f"BLOCK_SIZE_{col}_{row}", "TIFF", bidx=band)
-                if offset and length:
-                    last = max(last, int(offset) + int(length))
+        for block in range(max(0, blocks - max(1, _MOST_BLOCKS // len(bands))), blocks):
+            row, col = divmod(block, across)
+            offset = dataset.get_tag_item(f"BLOCK_OFFSET_{col}_{row}", "TIFF", bidx=band)
+            length = dataset.get_tag_item(f"BLOCK_SIZE_{col}_{row}", "TIFF", bidx=band)
+            if offset and length:
+                last = max(last, int(offset) + int(length))
     return last

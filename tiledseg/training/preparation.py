@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.search import choose_grid
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import check_cut, layout_warning
 from tiledseg.raster.reader import open_raster
@@ -66,9 +66,10 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     footprint = network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
     cutter = _Cutter(config, network, footprint, memory_bytes, max(1, ranks // config.parallel.stages))
     training = cutter.cut(found)
-    validation = None
+    validation, notes = None, reference_notes((*found.images, *found.labels))
     if config.data.val_images:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")
+        notes += reference_notes((*held_out.images, *held_out.labels))
         check_alike([infos[0], *held_out.images])
         validation = cutter.cut(held_out)
     tiles = tuple(len(tiling) for tiling in training.tilings)
@@ -80,6 +81,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     check_statistics(network, tilings, halo.halo == "layer", TRAINED)
     needed = layer_memory(halo, network.layers(), tilings, network.bands, value)
     warnings = [
+        *notes,
         *_notes(found.images, training.tilings),
         *plan_notes(halo, ranks, per_step, needed, memory_bytes),
         *_check_exact(config, network, tilings, halo),
@@ -106,7 +108,10 @@ def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: s
     )
     images, labels = [], []
     for image_path, label_path in zip(image_paths, label_paths, strict=True):
-        with open_raster(image_path, data.bands, data.nodata) as image, open_raster(label_path) as label:
+        with (
+            open_raster(image_path, data.bands, data.nodata, data.references) as image,
+            open_raster(label_path, references=data.references) as label,
+        ):
             check_grids_match(image.info, label.info)
             label_map.resolve(label.info)
             images.append(image.info)

@@ -156,8 +156,8 @@ def _normalization(
         return Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
     data, rasters = config.data, preparation.training
     with ExitStack() as stack:
-        images = [stack.enter_context(open_raster(p, data.bands, data.nodata)) for p in rasters.images]
-        labels = [stack.enter_context(open_raster(p)) for p in rasters.labels]
+        images = [stack.enter_context(open_raster(p, data.bands, data.nodata, data.references)) for p in rasters.images]
+        labels = [stack.enter_context(open_raster(p, references=data.references)) for p in rasters.labels]
         return survey(mesh, images, labels, preparation.label_map, data.normalize)
 
 

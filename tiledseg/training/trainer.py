@@ -251,8 +251,8 @@ class Trainer:
     def _dataset(self, rasters: RasterSet) -> Dataset:
         data = self.config.data
         return Dataset(
-            [open_raster(path, data.bands, data.nodata) for path in rasters.images],
-            [open_raster(path) for path in rasters.labels],
+            [open_raster(path, data.bands, data.nodata, data.references) for path in rasters.images],
+            [open_raster(path, references=data.references) for path in rasters.labels],
             rasters.tilings,
             self.preparation.label_map,
             self.normalization,

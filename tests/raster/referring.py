@@ -1,0 +1,41 @@
+"""Files that name other files or servers: what GDAL would follow, whatever their own names say."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+
+def vrt(source: str, side: int, dtype: str = "Byte") -> str:
+    """A virtual raster of one band that shows band 1 of `source`."""
+    return (
+        f'<VRTDataset rasterXSize="{side}" rasterYSize="{side}"><VRTRasterBand dataType="{dtype}" band="1">'
+        f'<SimpleSource><SourceFilename relativeToVRT="0">{escape(source)}</SourceFilename><SourceBand>1</SourceBand>'
+        "</SimpleSource></VRTRasterBand></VRTDataset>"
+    )
+
+
+def raw_vrt(source: str, side: int) -> str:
+    """A virtual raster that shows the bytes of any file as pixels."""
+    return (
+        f'<VRTDataset rasterXSize="{side}" rasterYSize="{side}"><VRTRasterBand dataType="Byte" band="1" '
+        f'subClass="VRTRawRasterBand"><SourceFilename relativeToVRT="0">{escape(source)}</SourceFilename>'
+        f"<ImageOffset>0</ImageOffset><PixelOffset>1</PixelOffset><LineOffset>{side}</LineOffset></VRTRasterBand>"
+        "</VRTDataset>"
+    )
+
+
+def tile_map(address: str) -> str:
+    """A tiled web map at `address`."""
+    return (
+        f'<GDAL_WMS><Service name="TMS"><ServerUrl>http://{address}/${{z}}/${{x}}/${{y}}.png</ServerUrl></Service>'
+        "<DataWindow><UpperLeftX>0</UpperLeftX><UpperLeftY>1</UpperLeftY><LowerRightX>1</LowerRightX>"
+        "<LowerRightY>0</LowerRightY><TileLevel>2</TileLevel></DataWindow><Projection>EPSG:4326</Projection>"
+        "<BandsCount>3</BandsCount></GDAL_WMS>"
+    )
+
+
+def overview_elsewhere(url: str) -> str:
+    """A PAM file (`image.tif.aux.xml`) that names a URL as the raster's overview."""
+    return (
+        f'<PAMDataset><Metadata domain="OVERVIEWS"><MDI key="OVERVIEW_FILE">{escape(url)}</MDI></Metadata></PAMDataset>'
+    )

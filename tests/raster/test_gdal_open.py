@@ -1,0 +1,202 @@
+"""What a raster may make this machine read or ask for: nothing but itself, unless the user says so."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+
+from tests.raster.referring import overview_elsewhere, raw_vrt, tile_map, vrt
+from tests.raster.requests_seen import Requests, requests_seen
+from tests.small_files import write_raster
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.reader import open_raster
+
+SIDE = 8
+WHOLE = Box.of_shape((SIDE, SIDE))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with requests_seen() as requests:
+        yield requests
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image.tif"
+    write_raster(path, np.arange(SIDE * SIDE, dtype=np.uint8).reshape(1, SIDE, SIDE), nodata=63)
+    return path
+
+
+def read(path: Path | str, **options: Any) -> Any:
+    with open_raster(str(path), **options) as reader:
+        return reader.read(WHOLE)
+
+
+def referring(name: str, image: Path, seen: Requests) -> str:
+    return {
+        "a vrt over a file": vrt(str(image), SIDE),
+        "a vrt over a URL": vrt(f"/vsicurl/http://{seen.address}/a.tif", SIDE),
+        "a raw vrt": raw_vrt("/etc/passwd", SIDE),
+        "a web map": tile_map(seen.address),
+    }[name]
+
+
+KINDS = ("a vrt over a file", "a vrt over a URL", "a raw vrt", "a web map")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_named_tif_reads_nothing_but_itself(image: Path, seen: Requests, kind: str) -> None:
+    path = image.with_name("harmless.tif")
+    path.write_text(referring(kind, image, seen))
+    with pytest.raises(RasterError, match=r"cannot open .*harmless.tif: .*allow them with data.references") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+    assert seen.paths == []
+
+
+@pytest.mark.parametrize("end", [".msk", ".ovr"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_beside_it_reads_nothing_else(image: Path, seen: Requests, kind: str, end: str) -> None:
+    beside = Path(f"{image}{end}")
+    beside.write_text(referring(kind, image, seen))
+    with pytest.raises(RasterError, match=rf"image.tif{end}, which goes with .*image.tif, is no TIFF"):
+        read(image)
+    assert seen.paths == []
+    with open_raster(str(image), references=True) as reader:
+        assert reader.info.shape == (SIDE, SIDE)
+
+
+def test_a_mask_of_a_url_reads_nothing_else(image: Path, seen: Requests) -> None:
+    """The mask of a URL is asked of the same server; a VRT in its place is refused before it is followed."""
+    Path(f"{image}.msk").write_text(vrt(f"/vsicurl/http://{seen.address}/inner.tif", SIDE))
+    handler = functools.partial(_Quiet, directory=str(image.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/image.tif"
+        try:
+            with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .* is no TIFF"):
+                read(url)
+            Path(f"{image}.msk").unlink()
+            np.testing.assert_array_equal(read(f"{url}?2")[0], read(image)[0])
+        finally:
+            server.shutdown()
+    assert seen.paths == []
+
+
+def test_an_overview_elsewhere_is_never_asked_for(image: Path, seen: Requests) -> None:
+    Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{seen.address}/o.tif"))
+    pixels_CHW, valid_HW = read(image)
+    assert pixels_CHW[0, 0].tolist() == list(range(SIDE))
+    assert valid_HW.sum() == SIDE * SIDE - 1
+    assert seen.paths == []
+
+
+def test_a_mask_that_is_a_tiff_still_counts(image: Path) -> None:
+    mask_HW = np.full((SIDE, SIDE), 255, np.uint8)
+    mask_HW[2] = 0
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(image, "r+") as file:
+        file.nodata = None
+        file.write_mask(mask_HW)
+    assert os.path.exists(f"{image}.msk")
+    np.testing.assert_array_equal(read(image)[1], mask_HW != 0)
+
+
+def test_references_by_choice_and_by_name(image: Path) -> None:
+    path = image.with_name("mosaic.tif")
+    path.write_text(vrt(str(image), SIDE))
+    with open_raster(str(path), references=True) as reader:
+        assert reader.info.references.startswith(f"{path} is a VRT and may read further files and URLs, as allowed: ")
+        assert reader.info.references.endswith(f": {image}")
+        np.testing.assert_array_equal(reader.read(WHOLE)[0], read(image)[0])
+    with open_raster(str(image), references=True) as reader:
+        assert reader.info.references == ""
+
+
+def test_a_files_own_code_never_runs(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDAL_VRT_ENABLE_PYTHON", "YES")
+    ran = image.with_name("ran")
+    code = f"open({str(ran)!r}, 'w')\ndef f(a, b, *c, **d): pass"
+    path = image.with_name("code.vrt")
+    path.write_text(
+        vrt(str(image), SIDE).replace(
+            'band="1">',
+            'band="1" subClass="VRTDerivedRasterBand"><PixelFunctionType>f</PixelFunctionType>'
+            f"<PixelFunctionLanguage>Python</PixelFunctionLanguage><PixelFunctionCode><![CDATA[{code}]]>"
+            "</PixelFunctionCode>",
+        )
+    )
+    with pytest.raises(RasterError, match=r"cannot (open|read) "):
+        read(path, references=True)
+    assert not ran.exists()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("end", ["", ".msk", ".aux.xml", ".ovr"])
+def test_a_fifo_is_no_wait(image: Path, end: str) -> None:
+    path = image.with_name("pipe.tif")
+    if end:
+        os.link(image, path)
+    os.mkfifo(f"{path}{end}")
+    for references in (False, True):
+        with pytest.raises(RasterError, match=r"pipe.tif.* is a FIFO; give a raster in regular files"):
+            open_raster(str(path), references=references)
+
+
+def test_anything_unforeseen_is_one_line(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_raster(str(image)) as reader:
+        monkeypatch.setattr(type(reader), "_read_inside", lambda *_: [][1])
+        with pytest.raises(RasterError, match=r"cannot read rows 0:8, columns 0:8 of .*image.tif: IndexError: list"):
+            reader.read(WHOLE)
+    monkeypatch.setattr("tiledseg.raster.gdal_reader._palette", lambda *_: 1 // 0)
+    with pytest.raises(RasterError, match=r"cannot open .*image.tif: ZeroDivisionError: .*copy it again"):
+        open_raster(str(image))
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing on standard error."""
+
+
+class TestHeaders:
+    def sized(self, path: Path, height: int, width: int, **options: Any) -> str:
+        profile = {"driver": "GTiff", "count": 1, "dtype": "uint8", "sparse_ok": True, **options}
+        with rasterio.open(path, "w", height=height, width=width, **profile):
+            pass
+        return str(path)
+
+    @pytest.mark.timeout(20)
+    def test_a_size_that_no_raster_has(self, tmp_path: Path) -> None:
+        blocks = {"tiled": True, "blockxsize": 65536, "blockysize": 65536, "bigtiff": "yes"}
+        path = self.sized(tmp_path / "a.tif", 2_000_000, 2_000_000, **blocks)
+        with pytest.raises(RasterError, match=r"says that it is 2000000 x 2000000 px, of at most 1099511627776 in all"):
+            open_raster(path)
+
+    def test_a_window_that_no_memory_holds(self, tmp_path: Path) -> None:
+        blocks = {"tiled": True, "blockxsize": 65536, "blockysize": 65536, "bigtiff": "yes"}
+        path = self.sized(tmp_path / "a.tif", 1_000_000, 1_000_000, **blocks)
+        with (
+            open_raster(path) as reader,
+            pytest.raises(RasterError, match=r"1000000 x 1000000 px of .*a.tif take 931 GiB, this machine has"),
+        ):
+            reader.read(Box.of_shape((1_000_000, 1_000_000)))
+
+    @pytest.mark.parametrize("number", [np.nan, np.inf])
+    def test_a_transform_of_no_place(self, tmp_path: Path, number: float) -> None:
+        write_raster(
+            tmp_path / "a.tif", np.ones((1, SIDE, SIDE), np.uint8), transform=Affine(0.5, 0, number, 0, -0.5, 4e6)
+        )
+        with pytest.raises(RasterError, match=r"a.tif has the transform \(.*(nan|inf).*\), which is no place"):
+            open_raster(str(tmp_path / "a.tif"))

@@ -1,0 +1,107 @@
+"""The one place where GDAL opens a raster of the user's: only formats whose file holds all of its pixels.
+
+GDAL tells a format by a file's first bytes, whatever its name: `image.tif` may be a VRT, which reads any file of the
+machine as pixels, or a WMS description, which asks a server. So a raster opens only with the drivers listed here, and
+its mask beside it (`image.tif.msk`) only as a TIFF. `references` lifts that for files whose word the user trusts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rasterio.errors import RasterioError
+from rasterio.io import DatasetReader
+
+from tiledseg.errors import RasterError
+from tiledseg.files import irregular_kind
+from tiledseg.raster.sources import gdal_path, is_named, is_remote
+from tiledseg.raster.unforeseen import reading, reason
+
+DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")
+"""Self-contained, and of imagery. Not HFA, ENVI, NITF or HDF5: their files name further ones that hold the pixels."""
+
+CACHE_BYTES = 256 << 20  # of GDAL's blocks, a process; its default of 5 % of the memory is too much for many ranks
+
+_OPTION = "data.references true (train) or --references"
+_REMEDY = (
+    "give a GeoTIFF, JPEG 2000, PNG or JPEG; GDAL's other formats may read further files and URLs: where you trust "
+    f"this file, allow them with {_OPTION}"
+)
+_MASKS = (".msk", ".MSK", ".ovr", ".OVR")  # GDAL opens these beside a raster, by whatever format they are
+_AFTER_NAME = (*_MASKS, ".aux.xml", ".aux")
+_AFTER_STEM = (
+    *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
+    *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
+)
+
+
+def settings(path: str) -> dict[str, Any]:
+    """GDAL's settings while it opens or reads `path`."""
+    options: dict[str, Any] = {
+        "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
+        "GDAL_CACHEMAX": CACHE_BYTES,
+        "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
+        "GDAL_VRT_ENABLE_PYTHON": "NO",  # a file's own code never runs, references or not
+        "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
+    }
+    if is_remote(path):
+        options["GDAL_DISABLE_READDIR_ON_OPEN"] = "TRUE"  # no listing of a bucket; side-car files are asked for by name
+    return options
+
+
+def open_dataset(path: str, references: bool) -> DatasetReader:
+    """rasterio's dataset of `path`, inside `rasterio.Env(**settings(path))`.
+
+    Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
+    its format, or that of its mask, is none of `DRIVERS` and `references` is False, and where it is no raster.
+    """
+    if not is_named(path) and not os.path.exists(path):
+        raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
+    check_regular(path)
+    if not references:
+        _check_masks(path)
+    with reading(f"open {path}", "give a raster that GDAL reads" if references else _REMEDY):
+        return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+
+
+def check_regular(path: str) -> None:
+    """Raise RasterError where `path`, or a file that GDAL would open beside it, is no regular file."""
+    if is_named(path):
+        return
+    stem = os.path.splitext(path)[0]
+    for name in (path, *(path + end for end in _AFTER_NAME), *(stem + end for end in _AFTER_STEM)):
+        kind = irregular_kind(name)
+        if kind is not None and (name == path or kind != "a folder"):
+            beside = "" if name == path else f", which goes with {path},"
+            raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
+
+
+def _check_masks(path: str) -> None:
+    """Raise RasterError where a mask or an overview beside `path` is there and no TIFF. A URL's mask is asked for as
+    GDAL itself would do; its overviews are never read."""
+    if is_named(path) and not is_remote(path):
+        return
+    for end in _MASKS[:1] if is_remote(path) else _MASKS:
+        if is_remote(path) or os.path.exists(path + end):
+            _check_mask(path, path + end)
+
+
+def _check_mask(path: str, mask: str) -> None:
+    try:
+        DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
+    except RasterioError as error:
+        if "not recognized as being in a supported file format" in reason(error):  # it is there
+            raise RasterError(
+                f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "
+                f"you trust it, allow it with {_OPTION}"
+            ) from error
+
+
+def references_of(path: str, dataset: Any) -> str:
+    """One line on what a raster of another format than `DRIVERS` reads; empty for one of these."""
+    if dataset.driver in DRIVERS:
+        return ""
+    others = [name for name in dataset.files if name != gdal_path(path)]
+    named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return f"{path} is a {dataset.driver} and may read further files and URLs, as allowed: {named or 'none by name'}"
