@@ -150,8 +150,8 @@ def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: in
         if Path(request.probabilities).absolute() == Path(request.output).absolute():
             raise OutputError(f"output and probabilities are both {request.output}; give two names")
         check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
-    notes = tuple(reference_notes([info]))
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
+    notes = (*reference_notes([info]), *layout.notes)
     if request.probabilities is None:
         return Mapping(plans, layout, None, notes)
     try:

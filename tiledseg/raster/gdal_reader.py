@@ -22,6 +22,7 @@ from rasterio.windows import Window
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.gdal_open import open_dataset, references_of, settings
+from tiledseg.raster.georeferencing import ground_of
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -80,6 +81,7 @@ class GdalReader(RasterReader):
             sequential=dataset.driver in _SEQUENTIAL,
             palette=_palette(dataset) if len(selected) == 1 else None,
             notes=_notes(self._path, dataset, selected, self._alpha),
+            ground=ground_of(self._path, dataset),
             references=references_of(self._path, dataset),
         )
 

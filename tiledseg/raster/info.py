@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.raster.georeferencing import Ground
 
 Colour = tuple[int, int, int, int]
 
@@ -15,12 +16,13 @@ Colour = tuple[int, int, int, int]
 class RasterInfo:
     """A raster as its reader hands it out: `bands` counts the selected data bands only, alpha is none of them.
 
-    `crs` and `transform` are rasterio's (None and the identity where the file has none). `nodata` is that of the first
-    selected band. `block_shape` (rows, cols) is what must be decoded at once; `sequential` says that a block needs all
-    blocks before it too (PNG, JPEG). `has_mask`: pixels may be invalid. `band_numbers` are the file's own, from 1.
-    `palette` is (index, (red, green, blue, alpha)) for each entry of a one-band raster's colour table. `tiling` is the
-    one that a tile store was cut by. `notes` are one-line warnings for the user; `references`
-    is one on the files that this one names, empty where it holds all of its pixels.
+    `crs` and `transform` are rasterio's (None and the identity where the file has none). `ground` is what places a
+    raster beside or instead of a transform. `nodata` is that of the first selected band. `block_shape` (rows, cols) is
+    what must be decoded at once; `sequential` says that a block needs all blocks before it too (PNG, JPEG). `has_mask`:
+    pixels may be invalid. `band_numbers` are the file's own, from 1. `palette` is (index, (red, green, blue, alpha))
+    for each entry of a one-band raster's colour table. `tiling` is the one that a tile store was cut by. `notes` are
+    one-line warnings for the user; `references` is one on the files that this one names, empty where it holds all of
+    its pixels.
     """
 
     path: str
@@ -40,6 +42,7 @@ class RasterInfo:
     tiling: Tiling | None = None
     notes: tuple[str, ...] = ()
     references: str = ""
+    ground: Ground | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

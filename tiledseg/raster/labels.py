@@ -8,7 +8,7 @@ must never train quietly.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import Colour, RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
@@ -216,17 +217,14 @@ def check_grids_match(image: RasterInfo, labels: RasterInfo) -> None:
         raise differ("size", ours, theirs)
     if image.crs is not None and labels.crs is not None and image.crs != labels.crs:
         raise differ("CRS", image.crs, labels.crs)
-    both = _is_placed(image.transform) and _is_placed(labels.transform)
+    if image.ground is not None and labels.ground is not None and image.ground != labels.ground:
+        raise differ("ground control", *(f"{len(ground.points)} points" for ground in (image.ground, labels.ground)))
+    both = is_placed(image.transform) and is_placed(labels.transform)
     if both and _distance_pixels(image, labels) > _TOLERANCE_PIXELS:
         ours, theirs = (
             f"({', '.join(f'{x:.10g}' for x in tuple(t)[:6])})" for t in (image.transform, labels.transform)
         )
         raise differ("transform", ours, theirs)
-
-
-def _is_placed(transform: Iterable[float] | None) -> bool:
-    """Whether there is a transform other than the identity, which is what a raster without one reports."""
-    return transform is not None and tuple(transform)[:6] != (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 
 
 def _distance_pixels(image: RasterInfo, labels: RasterInfo) -> float:

@@ -34,6 +34,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.georeferencing import as_json, from_json
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -259,6 +260,7 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
             "dtype": info.dtype,
             "crs": info.crs.to_wkt() if info.crs else None,
             "transform": list(info.transform)[:6] if info.transform is not None else None,
+            "ground": as_json(info.ground),
             "nodata": info.nodata,
             "band_numbers": list(info.band_numbers),
             "palette": info.palette,
@@ -290,6 +292,7 @@ def _decode(text: str, boxes: NDArray[np.int64], path: str) -> tuple[Tiling, Ras
         raster["dtype"],
         crs=CRS.from_wkt(raster["crs"]) if raster["crs"] else None,
         transform=Affine(*raster["transform"]) if raster["transform"] else None,
+        ground=from_json(raster["ground"]),
         nodata=raster["nodata"],
         band_numbers=tuple(raster["band_numbers"]),
         driver="tiles",

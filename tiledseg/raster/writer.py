@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import rasterio
-from affine import Affine
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
 from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.georeferencing import lost, placement
 from tiledseg.raster.info import RasterInfo
 
 BLOCK = 512
@@ -48,7 +48,7 @@ class RasterLayout:
     """Where each block of a laid-out raster lies: a value to broadcast.
 
     `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
-    file from one that another job has put in its place.
+    file from one that another job has put in its place. `notes` say what of the source's place the file cannot keep.
     """
 
     path: Path
@@ -59,6 +59,7 @@ class RasterLayout:
     width: int
     dtype: str
     offsets: NDArray[np.int64]
+    notes: tuple[str, ...] = ()
 
 
 def lay_out(
@@ -81,16 +82,18 @@ def lay_out(
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.unlink(missing_ok=True)
+        _own_sidecar(temporary).unlink(missing_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
             _create(temporary, _profile(info, bands, dtype, size), nodata, colormap, descriptions)
             offsets = _block_offsets(temporary, bands)
+            notes = _lost(temporary, info)
         inode = temporary.stat().st_ino
     except (OSError, rasterio.errors.RasterioError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
-    return RasterLayout(path, temporary, inode, bands, info.height, info.width, dtype, offsets)
+    return RasterLayout(path, temporary, inode, bands, info.height, info.width, dtype, offsets, notes)
 
 
 def check_output(path: str | Path, size: int = 0, *inputs: Path) -> None:
@@ -114,13 +117,13 @@ def check_output(path: str | Path, size: int = 0, *inputs: Path) -> None:
 
 
 def _profile(info: RasterInfo, bands: int, dtype: str, size: int) -> dict[str, Any]:
-    profile: dict[str, Any] = {
+    return {
         "driver": "GTiff",
         "height": info.height,
         "width": info.width,
         "count": bands,
         "dtype": dtype,
-        "crs": info.crs,
+        **placement(info),
         "tiled": True,
         "blockxsize": BLOCK,
         "blockysize": BLOCK,
@@ -129,9 +132,6 @@ def _profile(info: RasterInfo, bands: int, dtype: str, size: int) -> dict[str, A
         "endianness": "little",
         "bigtiff": "yes" if size > _CLASSIC_LIMIT else "no",
     }
-    if info.transform is not None and info.transform != Affine.identity():
-        profile["transform"] = info.transform
-    return profile
 
 
 def _create(
@@ -149,13 +149,13 @@ def _create(
     if nodata is None:
         return
     # In a second step: a file made with a nodata value other than 0 is filled with it, every byte written twice.
-    with rasterio.open(path, "r+") as dataset:
+    with rasterio.open(path, "r+", driver="GTiff") as dataset:
         dataset.nodata = nodata
 
 
 def _block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     """Offsets as the file states them; OutputError unless blocks are whole, distinct and inside the file."""
-    with rasterio.open(path) as dataset:
+    with rasterio.open(path, driver="GTiff") as dataset:
         shape = bands, _blocks(dataset.height), _blocks(dataset.width)
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
         offsets = np.zeros(shape, np.int64)
@@ -171,6 +171,11 @@ def _block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
     if (np.diff(ordered) < expected).any() or ordered[-1] + expected > path.stat().st_size:
         raise OutputError("its blocks were laid out to overlap, or beyond its end")
     return offsets
+
+
+def _lost(path: Path, info: RasterInfo) -> tuple[str, ...]:
+    with rasterio.open(path, driver="GTiff") as dataset:
+        return lost(info, dataset)
 
 
 def _blocks(size: int) -> int:
@@ -275,13 +280,24 @@ def publish(layout: RasterLayout) -> None:
     try:
         if layout.temporary.stat().st_ino != layout.inode:
             raise _replaced(layout)
+        _replace_sidecars(layout)
         os.replace(layout.temporary, layout.path)
     except OutputError:
         raise
     except OSError as error:
         raise OutputError(f"cannot write {layout.path}: {_reason(error)}; choose another output") from None
-    for suffix in _SIDECARS:  # they describe the file that was replaced
+
+
+def _replace_sidecars(layout: RasterLayout) -> None:
+    """Away with the old file's, which do not describe the new one; its own holds what of its place a TIFF cannot."""
+    for suffix in _SIDECARS:
         layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
+    if _own_sidecar(layout.temporary).exists():
+        os.replace(_own_sidecar(layout.temporary), _own_sidecar(layout.path))
+
+
+def _own_sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.aux.xml")
 
 
 def discard(layout: RasterLayout) -> None:
@@ -289,6 +305,7 @@ def discard(layout: RasterLayout) -> None:
     with contextlib.suppress(OSError):
         if layout.temporary.stat().st_ino == layout.inode:
             layout.temporary.unlink()
+            _own_sidecar(layout.temporary).unlink(missing_ok=True)
 
 
 def _replaced(layout: RasterLayout) -> OutputError:

@@ -1,0 +1,149 @@
+"""A map, and a tile store, lie where the raster does: by its transform, its control points or its polynomials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+from affine import Affine
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+from rasterio.rpc import RPC
+
+from tests.raster.test_tile_store import cut, plan
+from tests.small_files import UTM
+from tiledseg.errors import RasterError
+from tiledseg.raster.labels import check_grids_match
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.writer import RasterLayout, discard, lay_out, publish
+
+POINTS = [
+    GroundControlPoint(row, col, 5e5 + col / 3, 4e6 - row / 7, 3.25)
+    for row, col in ((0, 0), (0, 48), (48, 0), (48, 48), (17.5, 21.25))
+]
+POLYNOMIALS = RPC(
+    height_off=100.0,
+    height_scale=500.0,
+    lat_off=45.1,
+    lat_scale=0.1,
+    line_den_coeff=[1.0] + [0.001 * at for at in range(19)],
+    line_num_coeff=[0.1 * at for at in range(20)],
+    line_off=24.0,
+    line_scale=24.0,
+    long_off=7.0,
+    long_scale=0.1,
+    samp_den_coeff=[1.0] + [0.0] * 19,
+    samp_num_coeff=[0.3] * 20,
+    samp_off=24.0,
+    samp_scale=24.0,
+)
+TURNED = Affine(0.5, 0.1 / 3, 5e5 + 1 / 7, -0.2 / 7, -0.5, 4e6)
+UNUSUAL = CRS.from_proj4("+proj=ob_tran +o_proj=longlat +lon_0=40 +o_lon_p=1 +o_lat_p=30 +R=6370000 +no_defs")
+
+PLACES: dict[str, dict[str, Any]] = {
+    "turned": {"transform": TURNED, "crs": UTM},
+    "south up": {"transform": Affine(0.5, 0, 5e5, 0, 0.5, 4e6), "crs": UTM},
+    "points": {"gcps": POINTS, "crs": UTM},
+    "many points": {"gcps": POINTS * 3000, "crs": UTM},
+    "polynomials": {"rpcs": POLYNOMIALS},
+    "points and polynomials": {"gcps": POINTS, "crs": UTM, "rpcs": POLYNOMIALS},
+    "transform and polynomials": {"transform": TURNED, "crs": UTM, "rpcs": POLYNOMIALS},
+    "transform without CRS": {"transform": TURNED},
+    "CRS of no TIFF": {"transform": TURNED, "crs": UNUSUAL},
+    "nothing": {},
+}
+
+
+def write(path: Path, **place: Any) -> str:
+    profile: dict[str, Any] = {"driver": "GTiff", "count": 1, "height": 48, "width": 48, "dtype": "uint8"}
+    with rasterio.open(path, "w", **profile, **place) as file:
+        file.write(np.arange(48 * 48, dtype=np.uint8).reshape(1, 48, 48))
+    return str(path)
+
+
+def place_of(path: str | Path) -> Any:
+    """Everything that GDAL says of where a file lies, but the points' names."""
+    with rasterio.open(path) as file:
+        points, crs = file.gcps
+        return (
+            file.transform,
+            file.crs,
+            [(p.row, p.col, p.x, p.y, p.z) for p in points],
+            crs,
+            {key: text for key, text in file.tags(ns="RPC").items() if not key.startswith("ERR")},
+        )
+
+
+def mapped(source: str, target: Path) -> RasterLayout:
+    """An empty map of `source`, finished."""
+    with open_raster(source) as reader:
+        layout = lay_out(target, reader.info, 1, "uint8", 255.0)
+    publish(layout)
+    return layout
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_map_lies_where_its_raster_does(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "source.tif", **PLACES[name])
+    assert (place_of(source) == place_of(write(tmp_path / "plain.tif"))) == (name == "nothing")
+    layout = mapped(source, tmp_path / "map.tif")
+    assert place_of(tmp_path / "map.tif") == place_of(source)
+    assert layout.notes == ()
+    assert [path.name for path in tmp_path.iterdir() if ".part" in path.name] == []
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_tile_store_keeps_it_for_its_map(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / "source.tif", **PLACES[name])
+    store = cut(tmp_path / "tiles.h5", plan([source], None, grid=(2, 2)))
+    mapped(f"{store}#0", tmp_path / "map.tif")
+    assert place_of(tmp_path / "map.tif") == place_of(source)
+
+
+def test_a_map_over_one_with_a_sidecar_has_its_own_place(tmp_path: Path) -> None:
+    mapped(write(tmp_path / "many.tif", **PLACES["many points"]), tmp_path / "map.tif")
+    assert (tmp_path / "map.tif.aux.xml").exists()
+    source = write(tmp_path / "turned.tif", **PLACES["turned"])
+    with open_raster(source) as reader:
+        discard(lay_out(tmp_path / "map.tif", reader.info, 1, "uint8"))
+    assert (tmp_path / "map.tif.aux.xml").exists()
+    mapped(source, tmp_path / "map.tif")
+    assert place_of(tmp_path / "map.tif") == place_of(source)
+
+
+def test_what_a_map_cannot_keep_is_said(tmp_path: Path) -> None:
+    """A TIFF has a transform or control points, not both; a PAM file beside a PNG gives it both."""
+    source = tmp_path / "both.png"
+    with rasterio.open(source, "w", driver="PNG", count=1, height=48, width=48, dtype="uint8") as file:
+        file.write(np.ones((1, 48, 48), np.uint8))
+    Path(f"{source}.aux.xml").write_text(
+        f"<PAMDataset><SRS>{UTM}</SRS><GeoTransform>500000,0.5,0,4000000,0,-0.5</GeoTransform>"
+        f'<GCPList Projection="{UTM}"><GCP Id="1" Info="" Pixel="1" Line="2" X="3" Y="4"/></GCPList></PAMDataset>'
+    )
+    assert mapped(str(source), tmp_path / "map.tif").notes == (
+        f"the map does not keep the ground control points of {source}",
+        f"the map does not keep the CRS of its control points of {source}",
+    )
+
+
+def test_control_points_at_no_place(tmp_path: Path) -> None:
+    source = tmp_path / "a.png"
+    with rasterio.open(source, "w", driver="PNG", count=1, height=48, width=48, dtype="uint8") as file:
+        file.write(np.ones((1, 48, 48), np.uint8))
+    Path(f"{source}.aux.xml").write_text(
+        f'<PAMDataset><GCPList Projection="{UTM}"><GCP Id="1" Pixel="1" Line="2" X="nan" Y="4"/></GCPList></PAMDataset>'
+    )
+    with pytest.raises(RasterError, match=r"a.png has the control point 1 at \(2.0, 1.0, nan, .*no place"):
+        open_raster(str(source))
+
+
+def test_labels_with_other_control_points(tmp_path: Path) -> None:
+    image = open_raster(write(tmp_path / "image.tif", **PLACES["points"])).info
+    check_grids_match(image, open_raster(write(tmp_path / "none.tif")).info)
+    check_grids_match(image, open_raster(write(tmp_path / "same.tif", **PLACES["points"])).info)
+    other = open_raster(write(tmp_path / "other.tif", gcps=POINTS[1:], crs=UTM)).info
+    with pytest.raises(RasterError, match=r"image.tif and .*other.tif differ in ground control: 5 points against 4"):
+        check_grids_match(image, other)

@@ -1,0 +1,97 @@
+"""Where on the ground a raster lies, when no transform says it: ground control points and rational polynomials.
+
+A raster is placed by a transform (kept exactly, rotated or not), by control points in a CRS of their own, by rational
+polynomial coefficients, or by nothing. What is made from it (a map, a tile store) keeps all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from affine import Affine
+from rasterio.control import GroundControlPoint
+from rasterio.crs import CRS
+from rasterio.rpc import RPC
+
+from tiledseg.errors import RasterError
+
+if TYPE_CHECKING:
+    from tiledseg.raster.info import RasterInfo
+
+Point = tuple[float, float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """`points` are (row, col, x, y, z) in the CRS `crs` (WKT); `coefficients` are the RPCs' names and texts in GDAL."""
+
+    points: tuple[Point, ...] = ()
+    crs: str | None = None
+    coefficients: tuple[tuple[str, str], ...] = ()
+
+
+def ground_of(path: str, dataset: Any) -> Ground | None:
+    """The ground control of an open raster; None where it has none. Raises RasterError for points at no place."""
+    points, crs = dataset.gcps
+    rpcs = dataset.rpcs
+    if not points and rpcs is None:
+        return None
+    found = tuple((float(p.row), float(p.col), float(p.x), float(p.y), float(p.z or 0)) for p in points)
+    for at, point in enumerate(found):
+        if not all(map(math.isfinite, point)):
+            raise RasterError(f"{path} has the control point {at + 1} at {point}, which is no place; remove or mend it")
+    coefficients = tuple(sorted(rpcs.to_gdal().items())) if rpcs is not None else ()
+    return Ground(found, crs.to_wkt() if crs else None, coefficients)
+
+
+def as_json(ground: Ground | None) -> Any:
+    return None if ground is None else [ground.points, ground.crs, ground.coefficients]
+
+
+def from_json(value: Any) -> Ground | None:
+    if value is None:
+        return None
+    points, crs, coefficients = value
+    return Ground(tuple(map(tuple, points)), crs, tuple(map(tuple, coefficients)))
+
+
+def is_placed(transform: Any) -> bool:
+    """Whether there is a transform other than the identity, which is what a raster without one reports."""
+    return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
+
+
+def placement(info: RasterInfo) -> dict[str, Any]:
+    """What `rasterio.open` takes, to make a file that lies where `info` does."""
+    found: dict[str, Any] = {"crs": info.crs}
+    ground = info.ground or Ground()
+    if is_placed(info.transform):
+        found["transform"] = info.transform
+    elif ground.points:
+        found["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
+        found["crs"] = CRS.from_wkt(ground.crs) if ground.crs else None
+    if ground.coefficients:
+        found["rpcs"] = RPC.from_gdal(dict(ground.coefficients))
+    return found
+
+
+def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
+    """One line for each part of where `info` lies that the written `dataset` has not kept."""
+    wanted, found = info.ground or Ground(), ground_of(str(dataset.name), dataset) or Ground()
+    pairs = [
+        ("CRS", info.crs or None, dataset.crs or None),
+        ("transform", tuple(info.transform or Affine.identity())[:6], tuple(dataset.transform)[:6]),
+        ("ground control points", wanted.points, found.points),
+        ("CRS of its control points", wanted.crs and CRS.from_wkt(wanted.crs), found.crs and CRS.from_wkt(found.crs)),
+        ("rational polynomial coefficients", _polynomials(wanted), _polynomials(found)),
+    ]
+    return tuple(f"the map does not keep the {what} of {info.path}" for what, ours, theirs in pairs if ours != theirs)
+
+
+def _polynomials(ground: Ground) -> dict[str, Any]:
+    """The coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
+    if not ground.coefficients:
+        return {}
+    numbers: dict[str, Any] = RPC.from_gdal(dict(ground.coefficients)).to_dict()
+    return {name: value for name, value in numbers.items() if not name.startswith("err_")}
