@@ -156,3 +156,29 @@ def test_fewer_epochs_in_the_middle_of_one(
     assert "has done 3 epochs and 1 steps, but train.epochs is 3; give at least 4" in capfd.readouterr().err
     assert train(material, folder, "--train.epochs", "4") == 0
     assert (summary(folder)["steps"], find_checkpoint(folder).state["step"]) == (12, 12)
+
+
+DIVERGING = ("--optimizer.name", "sgd", "--optimizer.weight_decay", "1e6", "--train.precision", "fp32")
+
+
+def test_weights_that_are_not_finite_are_never_saved(material: Material, capfd: pytest.CaptureFixture[str]) -> None:
+    """The loss of a last step is finite where its update is not: it was exit 0 with a checkpoint of NaN."""
+    folder = material.root / "diverged"
+    options = (*one_image(material), *WHOLE, *DIVERGING, "--optimizer.policy", "constant")
+    assert train(material, folder, *options, "--train.epochs", "2", "--optimizer.lr", "1e-9") == 0
+    capfd.readouterr()
+    assert train(material, folder, *options, "--train.epochs", "3", "--optimizer.lr", "1e38") == 1
+    assert "is not finite after step 3; its checkpoint is not written" in capfd.readouterr().err
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["latest", "step-000002"]
+    assert train(material, folder, *options, "--train.epochs", "3", "--optimizer.lr", "1e-9") == 0
+    assert find_checkpoint(folder).saved.step == 3
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(
+    material: Material, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = material.root / "diverging"
+    options = (*one_image(material), *WHOLE, *DIVERGING, "--optimizer.lr", "1e20", "--optimizer.warmup_steps", "0")
+    assert train(material, folder, *options, "--train.epochs", "9", "--train.checkpoint_every", "100") == 1
+    assert "the loss is " in capfd.readouterr().err
+    assert not (folder / "checkpoints").exists()

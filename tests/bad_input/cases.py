@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tests.bad_input.case import Case, predict, resume, train
 from tests.bad_input.input_cases import INPUTS
+from tests.bad_input.materials import RESEALED
 from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
 
 FLAGS = (
@@ -164,6 +165,11 @@ RESUMES = (
     ),
 )
 
+RESUMES += tuple(
+    resume(name, f"--run.output ROOT/broken/{name}", name, "is no checkpoint of this program", words)
+    for name, _, words in RESEALED
+)
+
 DAMAGES = tuple(
     predict(f"checkpoint-{name}", f"--checkpoint ROOT/broken/{name}", name, *words)
     for name, words in (
@@ -180,6 +186,7 @@ DAMAGES = tuple(
         ("format-99", ("99", "1")),
         ("flat-checksums", ("manifest.json",)),
         ("no-state", ("manifest.json",)),
+        *((name, ("is no checkpoint of this program", words)) for name, _, words in RESEALED),
         ("no-checkpoint", ("checkpoint",)),
         ("lost-latest", ("step-000099",)),
     )

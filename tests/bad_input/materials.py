@@ -15,7 +15,9 @@ import rasterio
 from rasterio.transform import from_origin
 
 from tests.small_files import write_raster, write_yaml
+from tests.training.resealed import STATES, TENSORS
 
+RESEALED_NAMES = ("epoch-too-far", "std-zero", "levels-text", "config-null", "weights-nan", "moments-missing")
 SIDE = 48
 OTHER_UTM = "EPSG:32612"
 
@@ -125,6 +127,7 @@ def make_broken_runs(root: Path) -> None:
         _Damage("edited", lambda step: _edit(step, lambda manifest: manifest["state"].update(step=7))),
         _Damage("format-99", lambda step: _edit(step, lambda manifest: manifest.update(format=99))),
         _Damage("flat-checksums", lambda step: _edit(step, lambda manifest: manifest.update(checksums="none"))),
+        *(_Damage(name, change) for name, change, _ in RESEALED),
         _Damage("no-state", lambda step: _edit(step, lambda manifest: manifest.pop("state"))),
     ):
         folder = root / "broken" / change.name
@@ -137,6 +140,8 @@ def make_broken_runs(root: Path) -> None:
     (lost / "checkpoints" / "latest").write_text("step-000099\n")
 
 
+RESEALED = tuple(case for case in (*STATES, *TENSORS) if case[0] in RESEALED_NAMES)
+"""A few of the edits after which the checksums are right: `tests/training` has them all."""
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiledseg.config import OptimizerConfig
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import Config, DataConfig, OptimizerConfig
+from tiledseg.models.unet import build_unet
 from tiledseg.training.checkpoint import (
     contents_of,
     save_checkpoint,
@@ -18,10 +21,13 @@ from tiledseg.training.optimizer import build_optimizer
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 
 
+def unet(channels: int = 3) -> UNet:
+    """A network with every kind of entry: weights, biases, buffers."""
+    return UNet(levels=1, convs_per_level=1, base_channels=channels, norm="batch", bands=2)
+
+
 def make_network(seed: int = 0, channels: int = 3) -> nn.Module:
-    torch.manual_seed(seed)
-    network = nn.Sequential(nn.Conv2d(2, channels, 3), nn.BatchNorm2d(channels), nn.Conv2d(channels, 2, 1))
-    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return build_unet(unet(channels), seed).to(torch.get_default_dtype()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -32,11 +38,13 @@ def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> N
         optimizer.step()
 
 
-def state_of(step: int) -> dict[str, Any]:
+def state_of(step: int, optimizer: OptimizerConfig | None = None) -> dict[str, Any]:
+    """What a run after `step` steps of its first epoch says of itself."""
+    data = DataConfig("a.tif", "b.tif", classes={10: 0, 9: 1, "8": None})  # JSON makes text of the keys
     return {
-        "config": {"data": {"classes": {10: 0, 9: 1, "8": None}}},  # keys that JSON turns into text, in another order
-        "network": {},
-        "normalization": {"mean": [0.1, 1e-300]},
+        "config": asdict(Config(data=data, optimizer=optimizer or OptimizerConfig())),
+        "network": asdict(unet()),
+        "normalization": {"mean": [0.1, 1e-300], "std": [1.0, 2.5], "constant": []},
         "position": {"epoch": 0, "step": step},
         "sampling": {},
         "step": step,

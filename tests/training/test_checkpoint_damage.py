@@ -103,8 +103,8 @@ def test_a_pickle_with_the_right_checksum_is_not_run(whole: Path, tmp_path: Path
     (path / name).write_bytes(pickle.dumps(Bomb(trace)))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest.pop("own_checksum")
-    manifest["checksums"][name] = module._sha256(path / name)
-    manifest["own_checksum"] = module._own_checksum(manifest)
+    manifest["checksums"][name] = module.sha256(path / name)
+    manifest["own_checksum"] = module.own_checksum(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=name):
         find_checkpoint(path)

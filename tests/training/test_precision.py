@@ -22,6 +22,7 @@ FLAGS = (
 def flags_as_before() -> Iterator[None]:
     before = [getattr(place, name) for place, name in FLAGS]
     filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(False)  # as it is in a new process: another test may have trained in this one
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled

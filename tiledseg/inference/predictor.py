@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import EXACT_NORMS, UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config import DataConfig, ParallelConfig
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -30,7 +30,6 @@ from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
-from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
 from tiledseg.training.checkpoint import Checkpoint, load_network
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
@@ -88,9 +87,9 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
-    state = checkpoint.state
-    unet = UNet(**state["network"])
-    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, state, unet, memory_bytes, mesh.size))
+    saved = checkpoint.saved
+    unet = saved.network
+    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, saved.config.data, unet, memory_bytes, mesh.size))
     if mesh.is_root:
         progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
         for note in mapping.notes:
@@ -110,9 +109,8 @@ def _publish(mapping: Mapping) -> None:
         publish(layout)
 
 
-def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
-    data = state["config"]["data"]
-    with open_raster(request.image, data["bands"], data["nodata"], request.references) as reader:
+def _lay_out(request: Request, data: DataConfig, unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
+    with open_raster(request.image, data.bands, data.nodata, request.references) as reader:
         info = reader.info
     if info.bands != unet.bands:
         raise RasterError(
@@ -142,7 +140,7 @@ def _lay_out(request: Request, state: dict[str, Any], unet: UNet, memory_bytes: 
     check_statistics(unet, [tiling], halo.halo == "layer", MAPPED)
     largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
     pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
-    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data["ignore_index"])
+    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data.ignore_index)
 
 
 def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int) -> Mapping:
@@ -189,7 +187,7 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Ma
         samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, pixels), request.threads, request.prefetch)
         if progress is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
             samples = _shown(samples, progress)
-        ignore_index = checkpoint.state["config"]["data"]["ignore_index"]
+        ignore_index = checkpoint.saved.config.data.ignore_index
         for done, (sample, piece) in enumerate(passes.outputs(samples, parts), start=1):
             scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
@@ -227,10 +225,9 @@ def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDA
 
 
 def _dataset(request: Request, checkpoint: Checkpoint, tiling: Tiling) -> Dataset:
-    data, saved = checkpoint.state["config"]["data"], checkpoint.state["normalization"]
-    normalization = Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
-    reader = open_raster(request.image, data["bands"], data["nodata"], request.references)
-    return Dataset([reader], None, [tiling], None, normalization, INPUT_DTYPES[request.precision])
+    data = checkpoint.saved.config.data
+    reader = open_raster(request.image, data.bands, data.nodata, request.references)
+    return Dataset([reader], None, [tiling], None, checkpoint.saved.normalization, INPUT_DTYPES[request.precision])
 
 
 @contextmanager

@@ -46,6 +46,24 @@ def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> No
         )
 
 
+def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mesh, step: int) -> None:
+    """Raise TiledsegError on every rank where one holds a weight, or a number of its optimizer, that is not finite.
+
+    Collective; asked before a checkpoint is written, so that every one there is can be gone on from. A loss that is not
+    finite has ended the run already, a step before; what the very last step did shows only here.
+    """
+    named = list(own_state(network).items())
+    for entries in optimizer.state.values():
+        named += [(f"the optimizer's {name}", value) for name, value in entries.items() if torch.is_tensor(value)]
+    wrong = next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
+    found = [name for name in mesh.communicator.gather_objects(wrong) if name is not None]
+    if found:
+        raise TiledsegError(
+            f"{found[0]} is not finite after step {step}; its checkpoint is not written, the last good one is kept: "
+            "lower optimizer.lr and run again"
+        )
+
+
 def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
     """The weights and buffers that this rank holds, by name; those of other stages have no values here."""
     return {name: tensor for name, tensor in network.state_dict().items() if not tensor.is_meta}

@@ -8,39 +8,35 @@ and text only: nothing in a checkpoint can run.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tiledseg.errors import CheckpointError
+from tiledseg.training.checkpoint_check import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    Checkpoint,
+    DamagedCheckpointError,
+    own_checksum,
+    sha256,
+    verified,
+)
 
-FORMAT = 1
-_MODEL, _OPTIMIZER, _MANIFEST, _LATEST = "model.safetensors", "optimizer.safetensors", "manifest.json", "latest"
+_LATEST = "latest"
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"step-(\d{6,})")
-_STATE_KEYS = ("config", "network", "normalization", "position", "sampling", "step")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint whose files have been found whole.
-
-    `state` is the JSON part: configuration, step, epoch, position, normalisation, classes.
-    """
-
-    path: Path
-    state: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,17 +73,17 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
     partial = folder / f"{_PARTIAL}{final.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    save_file(contents.weights, partial / _MODEL)
-    save_file(contents.optimizer, partial / _OPTIMIZER)
+    save_file(contents.weights, partial / MODEL)
+    save_file(contents.optimizer, partial / OPTIMIZER)
     manifest = {
         "format": FORMAT,
         "step": step,
-        "checksums": {name: _sha256(partial / name) for name in (_MODEL, _OPTIMIZER)},
+        "checksums": {name: sha256(partial / name) for name in (MODEL, OPTIMIZER)},
         "optimizer_groups": contents.groups,
         "state": dict(state),
     }
     manifest = json.loads(json.dumps(manifest))  # as it will be read: text for the keys of every map
-    (partial / _MANIFEST).write_text(json.dumps({**manifest, "own_checksum": _own_checksum(manifest)}, indent=1))
+    (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
         _flush(path)
     _remove(final)  # a damaged one, over which a resumed run has gone back to an older one
@@ -109,25 +105,26 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"no checkpoint at {path}: nothing there; give a run's folder or a checkpoint")
     for candidate in (path / "checkpoints", path):
         if (candidate / _LATEST).is_file():
-            return _verified(candidate / _named_by(candidate / _LATEST))
-    if not (path / _MANIFEST).exists():
+            return verified(candidate / _named_by(candidate / _LATEST))
+    if not (path / MANIFEST).exists():
         raise CheckpointError(
-            f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {_MANIFEST} is in it; give a run's folder or "
+            f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {MANIFEST} is in it; give a run's folder or "
             "a checkpoint"
         )
-    return _verified(path)
+    return verified(path)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint of a run, for resuming; None where there is none. Leftovers of a crash are ignored.
 
-    Raises CheckpointError where checkpoints exist but none is whole.
+    A damaged one is passed over, and said to be. Raises CheckpointError where checkpoints exist but none is whole, and
+    for one that is whole but of another program version, or no run's: going on before it would lose it.
     """
-    faults = []
+    faults: list[str] = []
     for path in reversed(_found(folder)):
         try:
-            return _verified(path)
-        except CheckpointError as error:
+            return replace(verified(path), passed_over=tuple(faults))
+        except DamagedCheckpointError as error:
             faults.append(str(error))
     if faults:
         raise CheckpointError(
@@ -159,7 +156,7 @@ def drop_later(folder: Path, step: int) -> None:
 
 def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
     """Fill `network` with the checkpoint's weights, bit for bit; raises CheckpointError where they do not fit."""
-    saved = load_file(checkpoint.path / _MODEL)
+    saved = load_file(checkpoint.path / MODEL)
     own = network.state_dict()
     wrong = sorted(saved.keys() ^ own.keys()) or sorted(k for k in own if own[k].shape != saved[k].shape)
     if wrong:
@@ -175,33 +172,30 @@ def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
 def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
     """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer.
 
-    The state of parameters on the meta device, which another stage holds, is left out.
+    Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint. The state of
+    parameters on the meta device, which another stage holds, is left out; so is a momentum that this run has none of.
     """
-    groups = json.loads((checkpoint.path / _MANIFEST).read_text())["optimizer_groups"]
-    own = optimizer.state_dict()["param_groups"]
-    there, here = (_describe_groups(g) for g in (groups, own))
-    if there != here:
+    tensors = load_file(checkpoint.path / OPTIMIZER)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    counts = len({key.partition(".")[0] for key in tensors}), len(parameters)
+    names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
+    if names[0] != names[1] or (tensors and counts[0] != counts[1]):
+        there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
         raise CheckpointError(
             f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
             "optimizer.name"
         )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for key, tensor in load_file(checkpoint.path / _OPTIMIZER).items():
+    for key, tensor in tensors.items():
         index, _, name = key.partition(".")
-        if not parameters[int(index)].is_meta:
+        unused = name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]
+        if not parameters[int(index)].is_meta and not unused:
             state.setdefault(int(index), {})[name] = tensor
-    # Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint.
-    optimizer.load_state_dict({"state": state, "param_groups": own})
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
             if value.shape == parameter.shape:  # the parameter's strides: the fused update wants them alike
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _describe_groups(groups: Sequence[Mapping[str, Any]]) -> str:
-    """What must be alike for a state to fit: the parameters of each group and the names of its options."""
-    return "; ".join(f"{len(g['params'])} parameters with {' '.join(sorted(g.keys() - {'params'}))}" for g in groups)
 
 
 def _found(folder: Path) -> list[Path]:
@@ -214,54 +208,13 @@ def _step_of(path: Path) -> int:
 
 
 def _named_by(latest: Path) -> str:
-    name = latest.read_text(errors="replace").strip()
+    with latest.open(errors="replace") as file:
+        name = file.read(100).strip()
     if not _NAME.fullmatch(name):
         raise CheckpointError(
             f"{latest} holds '{name[:40]}', which is no checkpoint's name; give one checkpoint's folder"
         )
     return name
-
-
-def _verified(path: Path) -> Checkpoint:
-    manifest = _read_manifest(path)
-    for name in (_MODEL, _OPTIMIZER):
-        fault = "is missing" if not (path / name).is_file() else None
-        if fault is None and _sha256(path / name) != manifest["checksums"][name]:
-            fault = "does not match its checksum"
-        if fault is not None:
-            raise CheckpointError(f"{path} is damaged: {name} {fault}; use an older checkpoint")
-        try:
-            load_file(path / name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged: {name} {error}; use an older checkpoint") from error
-    return Checkpoint(path, manifest["state"])
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, found whole."""
-    file = path / _MANIFEST
-    try:
-        manifest = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(
-            f"{path} is no whole checkpoint: {_MANIFEST} cannot be read ({reason}); use an older checkpoint"
-        ) from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found is None:
-        raise CheckpointError(f"{file} is no checkpoint's manifest: it states no format; use another checkpoint")
-    if found != FORMAT:
-        raise CheckpointError(f"{path} has checkpoint format {found}, this program reads {FORMAT}; use its own version")
-    own = manifest.pop("own_checksum", None)
-    missing = [key for key in _STATE_KEYS if key not in (manifest.get("state") or {})]
-    if own != _own_checksum(manifest) or missing:
-        raise CheckpointError(f"{path} is damaged: {_MANIFEST} does not match its checksum; use an older checkpoint")
-    return manifest
-
-
-def _own_checksum(manifest: Mapping[str, Any]) -> str:
-    """Of the manifest's content, however it is laid out."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _remove(path: Path) -> None:
@@ -286,8 +239,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,24 +12,20 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, OutputError
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import Link, slowest_link
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
     Checkpoint,
     clean_leftovers,
     drop_later,
     find_checkpoint,
-    load_network,
-    load_optimizer,
     newest_checkpoint,
     newest_step,
 )
 from tiledseg.training.memory import memory_per_rank
-from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipeline, spread_note
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
@@ -105,7 +101,7 @@ def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
 def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
     """The run's folder would hold two pasts, and the next resume would take the wrong one."""
     newest = newest_step(folder)
-    if newest is not None and newest > checkpoint.state["step"]:
+    if newest is not None and newest > checkpoint.saved.step:
         raise OutputError(
             f"train.resume is {checkpoint.path}, but {folder} holds the newer step-{newest:06d}; give another "
             "run.output, or resume auto"
@@ -114,37 +110,33 @@ def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
     here = asdict(preparation.network)
-    for key, value in checkpoint.state["network"].items():
+    for key, value in asdict(checkpoint.saved.network).items():
         if here.get(key) != value:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: {key} is {value} there and {here.get(key)} in this run; "
                 "use the same model and data keys, or another run.output"
             )
-    saved, own = checkpoint.state["sampling"], sampling_fingerprint(config, preparation)
+    saved, own = checkpoint.saved.sampling, sampling_fingerprint(config, preparation)
     different = [key for key in own if saved.get(key) != own[key]]
-    if different and checkpoint.state["position"]["step"] > 0:
+    if different and checkpoint.saved.position.step > 0:
         key = different[0]
         raise CheckpointError(
             f"{checkpoint.path} stands in the middle of an epoch of other steps: {key} is {saved.get(key)} there and "
             f"{own[key]} in this run; use the same, or another run.output"
         )
-    position = Position(**checkpoint.state["position"])
+    position = checkpoint.saved.next_position
     if position > (config.train.epochs, 0):
         done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
         raise CheckpointError(
             f"{checkpoint.path} has done {done}, but train.epochs is {config.train.epochs}; give at least "
             f"{position.epoch + (position.step > 0)}, or another run.output"
         )
-    name = checkpoint.state["config"]["optimizer"]["name"]
+    name = checkpoint.saved.config.optimizer.name
     if name != config.optimizer.name:
         raise CheckpointError(
             f"{checkpoint.path} is of another optimizer: optimizer.name is {name} there and {config.optimizer.name} in "
             "this run; use the same, or another run.output"
         )
-    # Loading into a throw-away network on one rank: a wrong tensor is found before any rank starts.
-    network = build_unet(preparation.network)
-    load_network(checkpoint, network)
-    load_optimizer(checkpoint, build_optimizer(network.parameters(), config.optimizer))
 
 
 def _normalization(
@@ -152,8 +144,7 @@ def _normalization(
 ) -> Normalization:
     """Of the checkpoint, whose weights have learned with it; else measured."""
     if checkpoint is not None:
-        saved = checkpoint.state["normalization"]
-        return Normalization(*(tuple(saved[key]) for key in ("mean", "std", "constant")))
+        return checkpoint.saved.normalization
     data, rasters = config.data, preparation.training
     with ExitStack() as stack:
         images = [stack.enter_context(open_raster(p, data.bands, data.nodata, data.references)) for p in rasters.images]
@@ -178,7 +169,7 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
         else:
-            drop_later(folder / "checkpoints", checkpoint.state["step"])
+            drop_later(folder / "checkpoints", checkpoint.saved.step)
         write_whole(folder / "config.yaml", text)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
@@ -203,4 +194,6 @@ def _announce(
     if pipeline is not None:
         progress.say(f"pipeline of {pipeline.in_words}, mesh {preparation.halo.mesh}")
     if checkpoint is not None:
+        for fault in checkpoint.passed_over:
+            progress.say(f"warning: {fault.partition('; use')[0]}")
         progress.say(f"resuming from {checkpoint.path}")

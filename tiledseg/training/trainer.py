@@ -19,7 +19,7 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.agreement import agree_on_buffers, check_agreement
+from tiledseg.training.agreement import agree_on_buffers, check_agreement, check_finite
 from tiledseg.training.checkpoint import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
@@ -211,6 +211,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         axes = self.parallel.axes
+        check_finite(self.network, self.optimizer, self.mesh, self.step)
         check_agreement(self.network, self.mesh, axes.weights)
         self.saved_in = self.checkpoints.resolve()
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
@@ -242,11 +243,11 @@ class Trainer:
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         load_optimizer(checkpoint, self.optimizer)
-        state = checkpoint.state
-        self.step, self.saved_in = state["step"], checkpoint.path.parent.resolve()
-        self.position = Position(**state["position"])
-        marks = [(step, epoch) for step, epoch in state.get("marks", [(0, 0)])]
-        self.course = Course.onward(self.course.epochs, self.course.steps_per_epoch, marks, self.step, self.position)
+        saved = checkpoint.saved
+        self.step, self.saved_in = saved.step, checkpoint.path.parent.resolve()
+        self.position = saved.next_position
+        course = self.course
+        self.course = Course.onward(course.epochs, course.steps_per_epoch, saved.marks, self.step, self.position)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
         data = self.config.data

@@ -1,0 +1,90 @@
+"""What a checkpoint says of its run: text from its manifest, every value checked, as dataclasses.
+
+A value of a wrong type, a missing one, an unknown one and one that no run can have are refused: with right checksums
+too, for whoever edits a manifest can compute them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import Config
+from tiledseg.errors import ConfigError
+from tiledseg.raster.sampling import Position
+from tiledseg.raster.statistics import Normalization
+from tiledseg.training.course import Mark
+from tiledseg.training.typed_json import MalformedError, parse, shown
+
+_NETWORK = tuple(UNet.__dataclass_fields__)
+_MEANING = ("data.bands", "data.nodata", "data.classes", "data.ignore_index", "data.normalize", "optimizer.name")
+
+
+@dataclass(frozen=True)
+class Place:
+    """`Position` as JSON has it."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
+    of the steps depends on."""
+
+    config: Config
+    network: UNet
+    normalization: Normalization
+    position: Place
+    sampling: dict[str, Any]
+    step: int
+    marks: tuple[Mark, ...] = ((0, 0),)
+    random: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def next_position(self) -> Position:
+        return Position(self.position.epoch, self.position.step)
+
+
+def parse_state(state: Any) -> SavedState:
+    """The state of a checkpoint's manifest; raises MalformedError for the first value that cannot be."""
+    named = {"network": _NETWORK, "config": _MEANING, "normalization": ("constant",)}
+    required = [f"{group}.{key}" for group, keys in named.items() for key in keys]
+    try:
+        saved = parse(SavedState, state, "state", required)
+        saved.config.data.check()
+    except ConfigError as error:
+        raise MalformedError(f"state: {error}") from None
+    _check_normalization(saved.normalization, saved.network.bands)
+    _check_progress(saved)
+    return saved
+
+
+def _check_normalization(found: Normalization, bands: int) -> None:
+    for name in ("mean", "std"):
+        values = getattr(found, name)
+        if len(values) != bands:
+            raise MalformedError(f"state.normalization.{name} has {len(values)} values for {bands} bands")
+        wrong = [v for v in values if not math.isfinite(v) or (name == "std" and v <= 0)]
+        if wrong:
+            above = " above 0" if name == "std" else ""
+            raise MalformedError(f"state.normalization.{name} holds {wrong[0]}, not a finite number{above}")
+    if not all(0 <= band < bands for band in found.constant):
+        raise MalformedError(f"state.normalization.constant is {shown(list(found.constant))} with {bands} bands")
+
+
+def _check_progress(saved: SavedState) -> None:
+    """Every epoch has a step at least, so no run is further in epochs than in steps."""
+    epoch, index = saved.position.epoch, saved.position.step
+    if min(saved.step, epoch, index) < 0 or epoch + index > saved.step:
+        raise MalformedError(
+            f"state.position is epoch {epoch}, step {index} after {saved.step} steps, where no run stands"
+        )
+    places = [*saved.marks, (saved.step + 1, epoch + 1)]
+    rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(places))
+    if saved.marks[:1] != ((0, 0),) or not rising:
+        raise MalformedError(f"state.marks is {shown(saved.marks)}, not rising from (0, 0) to epoch {epoch}")
