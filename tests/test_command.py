@@ -1,4 +1,4 @@
-"""Every command ends in the same way: one line and code 2 for bad input, a traceback and code 1 for a fault."""
+"""Every command ends in the same way: one line, code 2 for bad input and 1 for a fault, a traceback where asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.comm.launching import clean_environment
+from tiledseg.comm.failure import describe, traced
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.errors import CommunicationError, ConfigError, RasterError, TiledsegError
 
@@ -45,21 +46,50 @@ def test_bad_input_is_one_line(error: TiledsegError, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", f"error: {' '.join(str(error).split())}\n")
 
 
+HINT = " (unforeseen; TILEDSEG_TRACEBACK=1 shows where)"
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ZeroDivisionError("by zero"), "error: ZeroDivisionError: by zero"),
-        (AssertionError(), "error: AssertionError"),
+        (ZeroDivisionError("by zero"), f"error: ZeroDivisionError: by zero{HINT}"),
+        (AssertionError(), f"error: AssertionError{HINT}"),
+        (MemoryError(), f"error: MemoryError{HINT}"),
+        (RecursionError("too deep"), f"error: RecursionError: too deep{HINT}"),
+        (OverflowError("two\nlines"), f"error: OverflowError: two lines{HINT}"),
         (CommunicationError("rank 0 is gone"), "error: rank 0 is gone"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_fault_has_its_line_first_and_then_a_traceback(
-    error: Exception, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_is_one_line_too(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(error)) == 1
-    written = capsys.readouterr().err.splitlines()
-    assert written[:2] == [line, "Traceback (most recent call last):"]
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), ConfigError("grid 8"), CommunicationError("gone")])
+def test_the_traceback_follows_where_it_is_asked_for(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def marked() -> int:
+        with traced(True):
+            raise error
+
+    for body, said in ((raising(error), "1"), (marked, "0")):
+        monkeypatch.setenv("TILEDSEG_TRACEBACK", said)
+        run(body)
+        written = capsys.readouterr().err
+        assert written.startswith(f"error: {describe(error)}\nTraceback (most recent call last):\n")
+        assert written.count("error: ") == 1
+        vars(error).clear()
+
+
+def test_a_message_of_any_length_is_a_line_that_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its start and its end, where the remedy stands; names of files that are no text among it."""
+    assert run(raising(ConfigError("key is " + 9999 * "x" + "\udcff; give less"))) == 2
+    written = capsys.readouterr().err
+    assert written.startswith("error: key is xxx")
+    assert written.endswith("xxx\\udcff; give less\n")
+    assert len(written) < 700
 
 
 def test_an_interrupt_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -134,7 +137,16 @@ def test_unions() -> None:
         ("data: {bands: 3}\n", ("data.bands is 3", "a list of whole numbers [a,b]")),
         ("parallel: {exact: perhaps}\n", ("parallel.exact is perhaps", "true or false")),
         ("? [1, 2]\n: 3\n", ("run.yaml",)),
-        ("a: &a [*a]\n", ("run.yaml", "unknown group")),
+        ("a: &a [*a]\n", ("run.yaml, line 1", "alias", "write it out")),
+        ("data: {classes: 2}\ntrain: {epochs: 2}\ndata: {bands: [1]}\n", ("run.yaml, line 3", "'data' a second time")),
+        ("train:\n  epochs: 2\n  seed: 1\n  epochs: 3\n", ("run.yaml, line 4", "'epochs' a second time")),
+        ("train: {<<: {epochs: 2}}\n", ("run.yaml, line 1", "merges", "write it out")),
+        ("train: {seed: 1}\n---\ntrain: {seed: 2}\n", ("run.yaml, line 2", "second document")),
+        ("train: {seed: " + "[" * 3000 + "]" * 3000 + "}\n", ("run.yaml, line 1", "16 deep")),
+        ("train: {seed: " + "[" * 3000, ("run.yaml, line 1", "16 deep")),
+        ("train: {seed: 0x" + "f" * 5000 + "}\n", ("run.yaml, line 1", "5002 characters")),
+        ("train: {seed: 2026-99-99}\n", ("run.yaml", "cannot be", "mend")),
+        ("# " + "x" * 2**20, ("run.yaml has 1048578 bytes", "1048576")),
         ("!!python/object/apply:os.system ['true']\n", ("run.yaml", "is not YAML")),
     ],
 )
@@ -174,3 +186,26 @@ def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) 
     for group in fields(Config):
         for key in asdict(getattr(Config(), group.name)):
             assert f"--{group.name}.{key}" in shown
+
+
+def test_files_that_would_never_end(tmp_path: Path) -> None:
+    """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second."""
+    os.mkfifo(tmp_path / "fifo")
+    begun = time.monotonic()
+    assert "it is a FIFO; give a YAML file" in error_of("--config", str(tmp_path / "fifo"))
+    assert "it is a character device" in error_of("--config=/dev/zero")
+    assert "--data takes" in error_of("--data", str(tmp_path / "fifo"))
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in itertools.pairwise("abcdefghi"))
+    assert "alias" in error_of("--config", write(tmp_path / "bomb.yaml", bomb))
+    assert "alias" in error_of("--data.classes", bomb)
+    assert time.monotonic() - begun < 5
+
+
+def test_flags_are_yaml_of_the_same_kind(tmp_path: Path) -> None:
+    assert "'1' a second time" in error_of("--data.classes", "{1: 0, 1: 1}")
+    assert "16 deep" in error_of("--model.levels", "[" * 3000)
+    assert "--model takes" in error_of("--model", write(tmp_path / "model.yaml", "levels: 3\n"))
+    assert parse("--model", "{levels: 3}").model.levels == 3
+    assert parse("--data.images", "[*.tif]").data.images == "[*.tif]"
+    assert parse("--data.images", "['*.tif']").data.images == ["*.tif"]

@@ -35,7 +35,7 @@ def run(body: Callable[[], int | None]) -> int:
     """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 1 for any other failure.
 
     A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
-    them meet it alike. A traceback follows only where the fault is not in the input.
+    them meet it alike. A traceback follows only where the user asks for one (`failure.report`).
     """
     try:
         code = body() or 0

@@ -6,12 +6,17 @@ that need the data or the network stand where these are known. The group `parall
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from tiledseg.config_checks import at_least, one_of
+from tiledseg.config_checks import MOST, check_values, number, one_of, shown
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
+
+CLASSES = "2 to 255 classes, or a map of raw value to class"
+GRID = "auto, a number of at least 1, or [rows, cols]"
+LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
 
 
 @dataclass
@@ -37,16 +42,17 @@ class DataConfig:
     labels: str | list[str] = field(default_factory=list)
     val_images: str | list[str] = field(default_factory=list)
     val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, int | None] = 2
-    ignore_index: int = 255
-    nodata: float | None = None
-    bands: list[int] | None = None
+    classes: int | dict[str | int, int | None] = number(2, 0, 255, remedy=CLASSES)
+    ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
+    nodata: float | None = number(None, -math.inf, math.inf, nan=True)
+    bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
     references: bool = False
     normalize: bool = True
-    workers: int = 2
-    prefetch: int = 2
+    workers: int = number(2, 1, 256)
+    prefetch: int = number(2, 1, 4096)
 
     def check(self) -> None:
+        check_values("data", self)
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
         if bool(self.val_images) != bool(self.val_labels):
@@ -55,13 +61,9 @@ class DataConfig:
                 "give both or neither"
             )
         if isinstance(self.classes, int) and not 2 <= self.classes <= 255:
-            raise ConfigError(f"data.classes is {self.classes}; give 2 to 255 classes, or a map of raw value to class")
-        if not 0 <= self.ignore_index <= 255:
-            raise ConfigError(f"data.ignore_index is {self.ignore_index}; give a number from 0 to 255")
-        if self.bands is not None and (not self.bands or min(self.bands) < 1 or len(set(self.bands)) < len(self.bands)):
+            raise ConfigError(f"data.classes is {self.classes}; give {CLASSES}")
+        if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
-        at_least("data.workers", self.workers, 1)
-        at_least("data.prefetch", self.prefetch, 1)
 
 
 def _count(paths: str | list[str]) -> int:
@@ -77,10 +79,11 @@ class TilingConfig:
         halo: pixels around a core, or auto (the smallest exact one)
     """
 
-    grid: int | list[int] | str = "auto"
-    halo: int | str = "auto"
+    grid: int | list[int] | str = number("auto", 1, LARGEST_GRID, remedy=GRID)
+    halo: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
 
     def check(self) -> None:
+        check_values("tiling", self)
         self.grid_shape()
         self.halo_width()
 
@@ -89,18 +92,18 @@ class TilingConfig:
         if self.grid == "auto":
             return None
         if isinstance(self.grid, str):
-            raise ConfigError(f"tiling.grid is '{self.grid}'; give auto, a number of at least 1, or [rows, cols]")
+            raise ConfigError(f"tiling.grid is '{shown(self.grid)}'; give {GRID}")
         values = self.grid if isinstance(self.grid, list) else [self.grid, self.grid]
-        if len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
-            raise ConfigError(f"tiling.grid is {self.grid}; give auto, a number of at least 1, or [rows, cols]")
-        return int(values[0]), int(values[1])
+        if len(values) != 2:
+            raise ConfigError(f"tiling.grid is {shown(self.grid)}; give {GRID}")
+        return values[0], values[1]
 
     def halo_width(self) -> int | None:
         """Pixels, or None for auto."""
         if self.halo == "auto":
             return None
-        if not isinstance(self.halo, int) or self.halo < 0:
-            raise ConfigError(f"tiling.halo is {self.halo}; give auto or a number of pixels from 0 on")
+        if isinstance(self.halo, str):
+            raise ConfigError(f"tiling.halo is '{shown(self.halo)}'; give auto or a number of pixels from 0 on")
         return self.halo
 
 
@@ -121,14 +124,17 @@ class ModelConfig:
     """
 
     name: str = "unet"
-    levels: int = 5
-    convs_per_level: int = 2
-    kernel: int = 3
-    base_channels: int = 64
+    levels: int = number(5, 1, 12)
+    convs_per_level: int = number(2, 1, 64)
+    kernel: int = number(3, 1, 1023)
+    base_channels: int = number(64, 1, 2**20)
     padding: str = "same"
     norm: str = "none"
     upsampling: str = "transposed"
-    dropout: float = 0.0
+    dropout: float = number(0.0, 0.0, 1.0, below=True)
+
+    def check(self) -> None:
+        check_values("model", self)
 
 
 @dataclass
@@ -149,29 +155,20 @@ class OptimizerConfig:
     """
 
     name: str = "adamw"
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    lr: float = number(1e-3, 0.0, 1e6, above=True)
+    momentum: float = number(0.9, 0.0, 1.0, below=True)
+    weight_decay: float = number(0.0, 0.0, 1e6)
     policy: str = "constant"
-    warmup_steps: int = 0
-    step_size: int = 20
-    gamma: float = 0.1
-    power: float = 0.9
-    clip_norm: float = 0.0
+    warmup_steps: int = number(0, 0, MOST)
+    step_size: int = number(20, 1, MOST)
+    gamma: float = number(0.1, 0.0, 1.0, above=True)
+    power: float = number(0.9, 0.0, 1e3, above=True)
+    clip_norm: float = number(0.0, 0.0, 1e15)
 
     def check(self) -> None:
+        check_values("optimizer", self)
         one_of("optimizer.name", self.name, ("adamw", "sgd"))
         one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
-        if not self.lr > 0:
-            raise ConfigError(f"optimizer.lr is {self.lr}; give a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"optimizer.momentum is {self.momentum}; give a number in [0, 1)")
-        for key in ("weight_decay", "warmup_steps", "clip_norm"):
-            at_least(f"optimizer.{key}", getattr(self, key), 0)
-        at_least("optimizer.step_size", self.step_size, 1)
-        for key in ("gamma", "power"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"optimizer.{key} is {getattr(self, key)}; give a number above 0")
 
 
 @dataclass
@@ -191,29 +188,25 @@ class TrainConfig:
         deterministic: use deterministic kernels only, no TF32
     """
 
-    epochs: int = 1
-    tiles_per_step: int | None = None
-    images_per_step: int = 1
+    epochs: int = number(1, 1, MOST)
+    tiles_per_step: int | None = number(None, 1, MOST)
+    images_per_step: int = number(1, 1, MOST)
     precision: str = "fp32"
-    seed: int = 0
-    checkpoint_every: int = 100
-    keep_checkpoints: int = 3
-    validate_every: int = 1
+    seed: int = number(0, 0, 2**63 - 1)
+    checkpoint_every: int = number(100, 1, MOST)
+    keep_checkpoints: int = number(3, 1, MOST)
+    validate_every: int = number(1, 1, MOST)
     resume: str = "auto"
     deterministic: bool = True
 
     def check(self) -> None:
+        check_values("train", self)
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
-        for key in ("epochs", "images_per_step", "checkpoint_every", "keep_checkpoints", "validate_every"):
-            at_least(f"train.{key}", getattr(self, key), 1)
-        at_least("train.seed", self.seed, 0)
-        if self.tiles_per_step is not None:
-            at_least("train.tiles_per_step", self.tiles_per_step, 1)
-            if self.images_per_step != 1:
-                raise ConfigError(
-                    f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
-                    "give one of them"
-                )
+        if self.tiles_per_step is not None and self.images_per_step != 1:
+            raise ConfigError(
+                f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
+                "give one of them"
+            )
 
 
 @dataclass
@@ -226,13 +219,12 @@ class RunConfig:
     """
 
     output: str = "runs/run"
-    verbosity: int = 1
+    verbosity: int = number(1, 0, 2, remedy="0, 1 or 2")
 
     def check(self) -> None:
+        check_values("run", self)
         if not self.output:
             raise ConfigError("run.output is empty; give a folder")
-        if self.verbosity not in (0, 1, 2):
-            raise ConfigError(f"run.verbosity is {self.verbosity}; give 0, 1 or 2")
 
 
 @dataclass
@@ -259,7 +251,7 @@ class Config:
 
     def check(self) -> None:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
-        for group in (self.data, self.tiling, self.parallel, self.optimizer, self.train, self.run):
+        for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
             group.check()
         if self.train.tiles_per_step is not None and self.tiling.grid == "auto":
             raise ConfigError(

@@ -11,6 +11,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from tiledseg.config import Config
+from tiledseg.config_checks import shown
+from tiledseg.config_yaml import check_words, read_yaml
 from tiledseg.errors import ConfigError
 
 
@@ -25,11 +27,14 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for group in fields(Config):
         parser.add_class_arguments(_type_of(group.name), group.name)
+    check_words(arguments)
     _check_files(arguments)
     try:
         parsed = parser.parse_args(list(arguments))
     except (ArgumentError, yaml.YAMLError, OSError, TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{one_line(error)} (see {command} --help)") from None
+    except RecursionError:
+        raise ConfigError(f"a value nests lists or maps too deep; no key needs that (see {command} --help)") from None
     except SystemExit as leaving:
         if leaving.code:
             raise ConfigError(f"wrong arguments (see {command} --help)") from None
@@ -49,7 +54,7 @@ def one_line(error: Exception) -> str:
     value = re.findall(r"(?:Got|Given) value: (.*)", text)
     types = re.search(r"(?:Subtypes: \[(.*)\]|Expected a (.+?)\. Got)", text)
     if key and value and types:
-        return f"{key[1]} is {value[-1]}; give {_in_words(types[1] or types[2])}"
+        return f"{key[1]} is {shown(value[-1])}; give {_in_words(types[1] or types[2])}"
     lines = [line.strip(" -\t") for line in text.split("\n\n")[0].splitlines() if line.strip(" -\t")]
     gist = re.sub(r"\s+", " ", ": ".join(lines[:3]))[:400]
     return re.sub(r'^Parser key "([^"]+)":+ ?', r"\1: ", gist)
@@ -79,46 +84,44 @@ def _in_words(types: str) -> str:
 
 
 def _check_files(arguments: Sequence[str]) -> None:
-    """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys."""
+    """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys.
+
+    The parser would read the file of `--data FILE` by itself, unchecked: a group has to be written out.
+    """
     words = [word.partition("=") for word in arguments]
     following = [*arguments[1:], ""]
     for (word, equals, value), after in zip(words, following, strict=False):
+        given = value if equals else after
         if word == "--config" and (equals or after):
-            _check_file(value if equals else after)
+            _check_groups(given, read_yaml(given))
+        elif word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
+            raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")
 
 
-def _check_file(path: str) -> None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"cannot read the configuration {path}: {reason}; give a YAML file") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
-    known = {group.name: {f.name for f in fields(_type_of(group.name))} for group in fields(Config)}  # type: ignore[arg-type]
+def _check_groups(path: str, values: object) -> None:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} holds {_kind(values)} instead of groups of keys; give some of {', '.join(known)}")
+        raise ConfigError(f"{path} holds {_kind(values)} instead of groups of keys; give some of {', '.join(_KNOWN)}")
     for name, group in values.items():
-        if name not in known:
-            raise ConfigError(f"{path} has the unknown group '{name}'; give some of {', '.join(known)}")
+        if name not in _KNOWN:
+            raise ConfigError(f"{path} has the unknown group '{shown(name)}'; give some of {', '.join(_KNOWN)}")
         if not isinstance(group, Mapping):
             raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
-        unknown = [key for key in group if key not in known[name]]
+        unknown = [key for key in group if key not in _KNOWN[name]]
         if unknown:
             raise ConfigError(
-                f"{path} has the unknown key {name}.{unknown[0]}; give some of {', '.join(sorted(known[name]))}"
+                f"{path} has the unknown key {name}.{shown(unknown[0])}; give some of {', '.join(sorted(_KNOWN[name]))}"
             )
 
 
 def _kind(value: object) -> str:
-    return "nothing" if value is None else f"the {type(value).__name__} {str(value)[:40]}"
+    return "nothing" if value is None else f"the {type(value).__name__} {shown(value)}"
 
 
 def _type_of(group: str) -> Callable[..., Any]:
     return {f.name: f.default_factory for f in fields(Config)}[group]  # type: ignore[return-value]
+
+
+_KNOWN = {group.name: {f.name for f in fields(_type_of(group.name))} for group in fields(Config)}  # type: ignore[arg-type]
 
 
 def _build(parsed: Namespace) -> Config:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.config_checks import at_least, counts_of, one_of
+from tiledseg.config_checks import MOST, check_values, counts_of, number, one_of, shown
 from tiledseg.errors import ConfigError
+
+MESH = "auto, or ranks along rows and columns as [R, C]"
+FUSION = "auto or a number of layers from 1 on"
+BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
 
 
 @dataclass
@@ -32,17 +36,18 @@ class ParallelConfig:
 
     exact: bool = True
     halo: str = "read"
-    mesh: list[int] | str = "auto"
-    fusion: int | str = 1
+    mesh: list[int] | str = number("auto", 1, MOST, remedy=MESH)
+    fusion: int | str = number(1, 1, MOST, remedy=FUSION)
     overlap: bool = False
-    stages: int = 1
-    balance: list[int] | str = "auto"
+    stages: int = number(1, 1, 4096)
+    balance: list[int] | str = number("auto", 1, MOST, remedy=BALANCE)
     schedule: str = "1f1b"
-    micro_batches: int | None = None
+    micro_batches: int | None = number(None, 1, MOST)
     recompute: list[str] | str = "never"
     transport: str = "auto"
 
     def check(self) -> None:
+        check_values("parallel", self)
         self._check_halo()
         self._check_pipeline()
 
@@ -67,12 +72,9 @@ class ParallelConfig:
             )
 
     def _check_pipeline(self) -> None:
-        at_least("parallel.stages", self.stages, 1)
         one_of("parallel.schedule", self.schedule, ("1f1b", "gpipe", "folded"))
         for mode in self.recompute_modes():
             one_of("parallel.recompute", mode, ("never", "except_last", "always"))
-        if self.micro_batches is not None:
-            at_least("parallel.micro_batches", self.micro_batches, 1)
         if self.stages == 1:
             self._check_no_pipeline()
         counts = self.layer_counts()
@@ -98,10 +100,8 @@ class ParallelConfig:
         if self.balance in ("auto", "modelled"):
             return None
         values = counts_of(self.balance) if isinstance(self.balance, str) else self.balance
-        if not values or not all(isinstance(v, int) and v >= 1 for v in values):
-            raise ConfigError(
-                f"parallel.balance is {self.balance}; give auto, modelled, or layers a stage as [14,24,30,22,12,7]"
-            )
+        if not values or min(values) < 1:
+            raise ConfigError(f"parallel.balance is {shown(self.balance)}; give {BALANCE}")
         return tuple(values)
 
     def recompute_modes(self) -> tuple[str, ...]:
@@ -120,14 +120,14 @@ class ParallelConfig:
         if self.mesh == "auto":
             return None
         values = self.mesh
-        if isinstance(values, str) or len(values) != 2 or not all(isinstance(v, int) and v >= 1 for v in values):
-            raise ConfigError(f"parallel.mesh is {self.mesh}; give auto, or ranks along rows and columns as [R, C]")
+        if isinstance(values, str) or len(values) != 2:
+            raise ConfigError(f"parallel.mesh is {shown(self.mesh)}; give {MESH}")
         return values[0], values[1]
 
     def fusion_depth(self) -> int | None:
         """Layers an exchange, or None for auto."""
         if self.fusion == "auto":
             return None
-        if not isinstance(self.fusion, int) or self.fusion < 1:
-            raise ConfigError(f"parallel.fusion is {self.fusion}; give auto or a number of layers from 1 on")
+        if isinstance(self.fusion, str):
+            raise ConfigError(f"parallel.fusion is {shown(self.fusion)}; give {FUSION}")
         return self.fusion

@@ -1,8 +1,8 @@
 """What can go wrong, in words a user can act on.
 
-A message is one line: what is wrong, both values, what to do. `InputError` and its children mean bad input
-(exit 2, one line, no traceback); anything else is a failure of the run (exit 1). Each class is also the built-in
-that a caller would expect to catch.
+A message is one line: what is wrong, both values, what to do. `InputError` and its children mean bad input (exit 2);
+anything else is a failure of the run (exit 1). Either is one line; a traceback is shown on request. Each class is also
+the built-in that a caller would expect to catch.
 """
 
 from __future__ import annotations

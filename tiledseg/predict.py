@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tiledseg.comm.failure import traced
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
@@ -70,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parallel = parse_parallel(options)
 
         def work(mesh: Mesh) -> None:
-            _work(options, grid, parallel, mesh)
+            with traced(options.verbosity == 2):
+                _work(options, grid, parallel, mesh)
 
         return run_on_mesh(work, options.transport)
 
@@ -79,12 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_grid(text: str) -> tuple[int, int] | None:
     """`Q`, `[R,C]` or `auto` (None); raises ConfigError for anything else."""
-    if text.isdecimal():
-        return TilingConfig(grid=int(text)).grid_shape()
     pair = re.fullmatch(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]|(\d+)\s*,\s*(\d+)", text)
     if pair:
-        return TilingConfig(grid=[int(number) for number in pair.groups() if number]).grid_shape()
-    return TilingConfig(grid=text).grid_shape()
+        tiling = TilingConfig(grid=[int(number) for number in pair.groups() if number])
+    else:
+        tiling = TilingConfig(grid=int(text) if text.isdecimal() else text)
+    tiling.check()
+    return tiling.grid_shape()
 
 
 def parse_parallel(options: argparse.Namespace) -> ParallelConfig:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tiledseg.comm.failure import traced
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import run
 from tiledseg.config_file import parse_config, to_yaml
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         def train(mesh: Mesh) -> int:
             from tiledseg.training.start import start  # torch comes after MPI, which the session has started
 
-            return start(config, to_yaml(config), mesh)
+            with traced(config.run.verbosity == 2):
+                return start(config, to_yaml(config), mesh)
 
         return run_on_mesh(train, config.parallel.transport)
 

@@ -18,7 +18,7 @@ def test_layer_counts_and_balance_sums(name: str, layers: int) -> None:
 
 
 def test_a_network_by_its_options() -> None:
-    options = {"levels": 3, "convs_per_level": 1, "kernel": 5, "base_channels": 7, "padding": "valid"}
+    options = {"levels": 3, "convs_per_level": 1, "kernel": 5, "base_channels": 16, "padding": "valid"}
     more = {"norm": "group", "upsampling": "bilinear", "dropout": 0.1}
     assert build_network(ModelConfig(**options, **more), 3, 5) == UNet(**options, **more, bands=3, classes=5)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +10,17 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Convolution, MaxPool, PopConcatenate, Stash
+from tiledseg.geometry.layer import Convolution, MaxPool, Norm, PopConcatenate, Stash
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
 
+
+def _drawn(norm: str, base_channels: int, **options: Any) -> UNet:
+    """Three channels do not double into groups of eight."""
+    return UNet(norm=norm, base_channels=4 if norm == "group" else base_channels, **options)
+
+
 networks = st.builds(
-    UNet,
+    _drawn,
     levels=st.integers(1, 6),
     convs_per_level=st.integers(1, 3),
     kernel=st.sampled_from([1, 3, 5]),
@@ -71,6 +78,12 @@ def test_crops_fit_at_every_legal_size(unet: UNet) -> None:
         assert lost == {0}
 
 
+def test_channels_that_divide_into_groups() -> None:
+    for channels, levels in ((1, 12), (2, 12), (4, 12), (8, 5), (24, 5), (6, 1), (3, 2)):
+        norms = [n for n in UNet(norm="group", base_channels=channels, levels=levels).layers() if isinstance(n, Norm)]
+        assert len(norms) == 2 * (2 * levels - 1)
+
+
 def test_a_norm_takes_the_place_of_the_bias() -> None:
     def biases(norm: str) -> list[bool]:
         return [layer.bias for layer in UNet(norm=norm).layers() if isinstance(layer, Convolution)]
@@ -95,6 +108,9 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
         ({"dropout": 1.0}, "model.dropout is 1.0"),
         ({"bands": 0}, "model.bands is 0"),
         ({"classes": 1}, "data.classes is 1"),
+        ({"norm": "group", "base_channels": 6}, "level 1 has 12 channels, which do not divide into 8 groups"),
+        ({"norm": "group", "base_channels": 12}, "level 0 has 12 channels, which do not divide into 8 groups"),
+        ({"norm": "group", "base_channels": 3}, "level 2 has 12 channels, which do not divide into 8 groups"),
     ],
 )
 def test_impossible_options_name_the_key_and_the_value(change: dict[str, object], words: str) -> None:

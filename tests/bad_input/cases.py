@@ -5,86 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.bad_input.case import Case, predict, resume, train
+from tests.bad_input.config_cases import FLAGS, VALUES
 from tests.bad_input.input_cases import INPUTS
 from tests.bad_input.materials import RESEALED
 from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
-
-FLAGS = (
-    train("unknown-flag", "--data.colour 3", "data.colour", "--help"),
-    train("unknown-group-flag", "--optimiser.lr 1", "optimiser.lr", "--help"),
-    train("flag-without-value", "--train.epochs", "train.epochs", "--help"),
-    train("wrong-type", "--model.levels many", "model.levels", "many", "whole number"),
-    train("fraction-for-a-number", "--train.epochs 1.5", "train.epochs", "1.5", "whole number"),
-    train("wrong-truth", "--parallel.exact perhaps", "parallel.exact", "perhaps", "true or false"),
-    train("word-for-a-list", "--data.bands red", "data.bands", "red", "[a,b]"),
-    train("missing-config", "--config ROOT/nowhere.yaml", "nowhere.yaml", "give a YAML file"),
-    train("config-is-a-folder", "--config ROOT/folder", "folder", "give a YAML file"),
-    train("unknown-key", "--config ROOT/unknown-key.yaml", "unknown-key.yaml", "data.imagse", "val_images"),
-    train("unknown-group", "--config ROOT/unknown-group.yaml", "unknown-group.yaml", "optimiser", "optimizer"),
-    train("wrong-type-in-file", "--config ROOT/wrong-type.yaml", "train.epochs", "[1, 2]", "whole number"),
-    train("malformed-yaml", "--config ROOT/malformed.yaml", "malformed.yaml, line 3, column 9", "mend"),
-    train("tab-in-yaml", "--config ROOT/tabs.yaml", "tabs.yaml, line 2", "mend"),
-    train("yaml-is-a-list", "--config ROOT/list.yaml", "list.yaml", "list", "data, tiling"),
-    train("yaml-is-binary", "--config ROOT/binary.yaml", "binary.yaml", "not text"),
-    train("yaml-without-keys", "--config ROOT/hollow.yaml", "hollow.yaml", "train holds nothing"),
-    train("yaml-is-empty", "--config ROOT/empty.yaml", "empty.yaml", "nothing"),
-)
-
-VALUES = (
-    train("optimizer", "--optimizer.name lion", "optimizer.name", "lion", "adamw, sgd"),
-    train("policy", "--optimizer.policy exponential", "optimizer.policy", "exponential", "cosine"),
-    train("rate", "--optimizer.lr -0.1", "optimizer.lr", "-0.1", "above 0"),
-    train("rate-nan", "--optimizer.lr nan", "optimizer.lr", "nan", "number"),
-    train("rate-infinite", "--optimizer.lr inf", "optimizer.lr", "inf", "number"),
-    train("momentum", "--optimizer.momentum 1.5", "optimizer.momentum", "1.5", "[0, 1)"),
-    train("weight-decay", "--optimizer.weight_decay -1", "optimizer.weight_decay", "-1", "at least 0"),
-    train("precision", "--train.precision fp8", "train.precision", "fp8", "bf16"),
-    train("epochs", "--train.epochs 0", "train.epochs", "0", "at least 1"),
-    train("checkpoint-every", "--train.checkpoint_every 0", "train.checkpoint_every", "at least 1"),
-    train("seed", "--train.seed -1", "train.seed", "-1", "at least 0"),
-    train("batch-of-none", "--train.tiles_per_step 0", "train.tiles_per_step", "0", "at least 1"),
-    train("batch-larger-than-data", "--train.tiles_per_step 5", "train.tiles_per_step", "5", "4 tiles", "at most 4"),
-    train("batch-with-auto-grid", "--tiling.grid auto", "tiles_per_step", "auto", "give a grid"),
-    train("grid-of-none", "--tiling.grid 0", "tiling.grid", "0", "at least 1"),
-    train("grid-of-three", "--tiling.grid [2,2,2]", "tiling.grid", "[2, 2, 2]", "[rows, cols]"),
-    train("grid-word", "--tiling.grid fine", "tiling.grid", "fine", "auto"),
-    train("grid-too-fine", "--tiling.grid 25", "25", "48", "alignment of 2", "at most 24"),
-    train("halo-negative", "--tiling.halo -1", "tiling.halo", "-1", "auto"),
-    train("halo-too-small", "--tiling.halo 2", "halo 2", "5", "auto"),
-    train("halo-word", "--tiling.halo wide", "tiling.halo", "wide", "auto"),
-    train("model-name", "--model.name resnet", "model.name", "resnet", "unet"),
-    train("levels", "--model.levels 0", "model.levels", "0", "at least 1"),
-    train("levels-many", "--model.levels 13", "model.levels", "13", "at most 12"),
-    train("kernel", "--model.kernel 4", "model.kernel", "4", "odd"),
-    train("channels", "--model.base_channels 0", "model.base_channels", "0", "at least 1"),
-    train("padding", "--model.padding reflect", "model.padding", "reflect", "same, valid"),
-    train("norm", "--model.norm layer", "model.norm", "layer", "pixel"),
-    train("upsampling", "--model.upsampling cubic", "model.upsampling", "cubic", "bilinear"),
-    train("dropout", "--model.dropout 1", "model.dropout", "1", "[0, 1)"),
-    train("preset-contradicted", "--model.name small --model.levels 3", "model.levels", "3", "small", "6"),
-    train("norm-that-tiles-change", "--model.norm instance", "model.norm", "instance", "parallel.exact false"),
-    train("batch-norm-that-tiles-change", "--model.norm batch", "model.norm", "batch", "parallel.exact false"),
-    train(
-        "norm-of-one-pixel",
-        "--data.images ROOT/tiny.tif --data.labels ROOT/tiny-labels.tif --tiling.grid 1 --model.norm instance "
-        "--train.tiles_per_step 1",
-        *("model.norm instance", "2 x 2 px", "1 pixel", "fewer model.levels"),
-    ),
-    train("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
-    train("verbosity", "--run.verbosity 7", "run.verbosity", "7", "0, 1 or 2"),
-    train("classes-one", "--data.classes 1", "data.classes", "1", "2 to 255"),
-    train("classes-many", "--data.classes 300", "data.classes", "300", "2 to 255"),
-    train("classes-with-a-gap", "--data.classes '{0: 0, 1: 2, 2: 2}'", "classes", "class 1 is missing"),
-    train("classes-mixed", "--data.classes '{1: 0, \"#ff0000\": 1}'", "classes", "mixes"),
-    train("classes-key", "--data.classes '{red: 0, green: 1}'", "classes", "red", "#ff0000"),
-    train("ignore-inside-classes", "--data.ignore_index 1", "ignore_index 1", "0 to 2"),
-    train("ignore-too-large", "--data.ignore_index 256", "data.ignore_index", "256", "255"),
-    train("bands-none", "--data.bands []", "data.bands", "[]", "from 1"),
-    train("bands-from-zero", "--data.bands [0,1]", "data.bands", "[0, 1]", "from 1"),
-    train("bands-twice", "--data.bands [1,1]", "data.bands", "[1, 1]"),
-    train("bands-too-many", "--data.bands [1,9]", "band 9", "image.tif", "1 to 3"),
-    train("nodata-not-storable", "--data.nodata -9999", "data.nodata", "-9999", "uint8"),
-)
 
 RASTERS = (
     train("no-images", "--data.images []", "data.images", "empty"),

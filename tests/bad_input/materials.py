@@ -135,6 +135,12 @@ def make_broken_runs(root: Path) -> None:
         for step in sorted((folder / "checkpoints").glob("step-*")):
             change.apply(step)
     (root / "broken" / "no-checkpoint").mkdir()
+    for name in ("metrics", "events-file"):
+        shutil.copytree(root / "run", root / "broken" / name, ignore=shutil.ignore_patterns("events"))
+    (root / "broken" / "events-file" / "events").write_text("a file in the way\n")
+    with (root / "broken" / "metrics" / "metrics.jsonl").open("r+b") as file:
+        file.seek(len(file.readline()))
+        file.write(b"\0")
     lost = root / "broken" / "lost-latest"
     shutil.copytree(root / "run", lost)
     (lost / "checkpoints" / "latest").write_text("step-000099\n")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tiledseg.errors import OutputError
 from tiledseg.training import report
 from tiledseg.training.report import METRICS, MetricsLog, plot_progress, read_metrics, write_whole
 
@@ -71,6 +72,25 @@ def test_a_resumed_log_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_file_has_no_lines(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / METRICS) == []
+
+
+@pytest.mark.parametrize(
+    "damage", [b"{", b"3", b'{"loss": 1}', b'{"step": true}', b"\0\0\0", b"\xff", b'{"step": 1, "val": {}}']
+)
+def test_damage_is_said_and_nothing_of_the_file_is_lost(tmp_path: Path, damage: bytes) -> None:
+    """A line in the middle that no run has written: those after it would be lost with it."""
+    good = [json.dumps(step_line(step)).encode() + b"\n" for step in (1, 2, 3)]
+    whole = good[0] + damage + b"\n" + good[2]
+    (tmp_path / METRICS).write_bytes(whole)
+    with pytest.raises(OutputError, match=r"metrics\.jsonl, line 2 is no line of this run"):
+        MetricsLog(tmp_path, 9)
+    assert (tmp_path / METRICS).read_bytes() == whole
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"step": 2, "lo', b"\0\0", b"\xff"])
+def test_a_last_line_torn_by_a_crash_is_left_out(tmp_path: Path, torn: bytes) -> None:
+    (tmp_path / METRICS).write_bytes(json.dumps(step_line(1)).encode() + b"\n" + torn)
+    assert read_metrics(tmp_path / METRICS) == [step_line(1)]
 
 
 def test_write_whole_leaves_the_old_file_where_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from tiledseg.config import ModelConfig
+from tiledseg.config_checks import Range, check_value
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import (
     Activation,
@@ -26,6 +28,7 @@ from tiledseg.geometry.layer import (
 PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
 NORMS = ("none", "pixel", "instance", "group", "batch")
+BANDS, CLASSES = Range(1, 65535), Range(2, 255)
 EXACT_NORMS = ("none", "pixel")  # the others take statistics that a tile alone cannot know
 
 
@@ -45,23 +48,36 @@ class UNet:
     classes: int = 2
 
     def __post_init__(self) -> None:
-        for key, least in (("levels", 1), ("convs_per_level", 1), ("kernel", 1), ("base_channels", 1), ("bands", 1)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"model.{key} is {getattr(self, key)}; give at least {least}")
-        if self.classes < 2:
-            raise ConfigError(f"data.classes is {self.classes}; give at least 2")
-        if self.levels > 12:
-            raise ConfigError(f"model.levels is {self.levels}; give at most 12 (11 poolings shrink 2048 pixels to one)")
+        for described in fields(ModelConfig):
+            if described.name != "name":
+                check_value(f"model.{described.name}", getattr(self, described.name), described)
+        BANDS.check("model.bands", self.bands)
+        CLASSES.check("data.classes", self.classes)
         for key, known in (("padding", PADDINGS), ("upsampling", UPSAMPLINGS), ("norm", NORMS)):
             if getattr(self, key) not in known:
                 raise ConfigError(f"model.{key} is '{getattr(self, key)}'; give one of {', '.join(known)}")
         if self.kernel % 2 == 0:
             raise ConfigError(f"model.kernel is {self.kernel}, an even number that shifts the image; give an odd one")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout is {self.dropout}; give a probability in [0, 1)")
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Channels of every level have to fall into the groups of their norm."""
+        if self.norm != "group":
+            return
+        for level in range(self.levels):
+            channels, groups = self.channels(level), self.groups(level)
+            if channels % groups:
+                raise ConfigError(
+                    f"model.norm is group, but level {level} has {channels} channels, which do not divide into "
+                    f"{groups} groups, with model.base_channels {self.base_channels}; give 1, 2, 4 or a multiple of 8"
+                )
 
     def channels(self, level: int) -> int:
         return self.base_channels << level
+
+    def groups(self, level: int) -> int:
+        """Groups of channels that a group norm takes apart."""
+        return min(8, self.channels(level))
 
     def layers(self) -> tuple[Layer, ...]:
         """The flat sequence, encoder to head; skips are `Stash` and `PopConcatenate` pairs."""
@@ -88,7 +104,7 @@ class UNet:
             units += [
                 Convolution(f"{prefix}.conv{i}", channels, self.kernel, padding=padding, bias=bias),
                 Dropout(f"{prefix}.dropout{i}", self.dropout),
-                Norm(f"{prefix}.norm{i}", self.norm, groups=min(8, channels)),
+                Norm(f"{prefix}.norm{i}", self.norm, groups=self.groups(level)),
                 Activation(f"{prefix}.act{i}"),
             ]
         return units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -9,11 +10,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 
 from tiledseg.comm.launch import Launch
 from tiledseg.errors import CommunicationError, InputError, TiledsegError
 
 INTERRUPTED = 130
+TRACEBACK = "TILEDSEG_TRACEBACK"
+_LONGEST = 640  # characters of a message
 
 # A launcher ends the other ranks within a second or two of the first failure. Who fails only because a peer is gone,
 # or with the words that rank 0 has already said, stays silent for this long and is then usually ended unheard.
@@ -43,29 +47,58 @@ def is_agreed(error: BaseException) -> bool:
     return bool(getattr(error, "agreed", False))
 
 
+@contextlib.contextmanager
+def traced(wanted: bool) -> Iterator[None]:
+    """Marks an error that passes as one whose traceback is `wanted`: the user asked for it by a verbosity of 2."""
+    try:
+        yield
+    except BaseException as error:
+        vars(error)["traced"] = wanted
+        raise
+
+
 def describe(error: BaseException) -> str:
     """The error in one line: its message, with the class in front where the message was not written for users."""
-    message = " ".join(str(error).split())
+    message = _cut(" ".join(str(error).split()))
     if isinstance(error, TiledsegError) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def report(error: BaseException, speaker: str = "") -> None:
-    """Writes `error: [speaker: ]message` to standard error, and the traceback where the fault is not the user's.
+def _cut(message: str) -> str:
+    """A message of any length in one that fits a screen: what is wrong and the remedy stand at its ends."""
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}"
 
-    One write, so that the lines of several ranks do not mix. `speaker` is "rank 3 on host", or empty.
+
+def report(error: BaseException, speaker: str = "") -> None:
+    """Writes `error: [speaker: ]message` to standard error: one line, whatever the fault.
+
+    A fault that nobody foresaw says how to get its traceback, which follows where the user has asked for it. One
+    write, so that the lines of several ranks do not mix. `speaker` is "rank 3 on host", or empty.
     """
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         return
-    text = f"error: {speaker}: {describe(error)}\n" if speaker else f"error: {describe(error)}\n"
+    text = f"error: {speaker}: {describe(error)}" if speaker else f"error: {describe(error)}"
     if isinstance(error, KeyboardInterrupt):
-        text = "interrupted\n"
-    elif not isinstance(error, InputError):
-        text += "".join(traceback.format_exception(error))
+        text = "interrupted"
+    elif wants_traceback(error):
+        text += "\n" + "".join(traceback.format_exception(error)).rstrip()
+    elif not isinstance(error, (TiledsegError, SystemExit)):
+        text += f" (unforeseen; {TRACEBACK}=1 shows where)"
     flush()
-    sys.stderr.write(text)
+    sys.stderr.write(_printable(text) + "\n")
     flush()
+
+
+def wants_traceback(error: BaseException) -> bool:
+    """Whether the user has asked for this error's traceback: by the environment, or by a verbosity of 2."""
+    return os.environ.get(TRACEBACK, "0") not in ("", "0") or bool(getattr(error, "traced", False))
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold bytes that are no text; a line about them must be writable all the same."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def report_from(error: BaseException, launch: Launch, host: str) -> None:

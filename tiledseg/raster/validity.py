@@ -56,6 +56,6 @@ def as_stored(value: float | None, dtype: np.dtype) -> np.generic | None:
         with np.errstate(over="ignore"):
             return dtype.type(value)
     limits = np.iinfo(dtype)
-    if value != value or value != int(value) or not limits.min <= value <= limits.max:
+    if not limits.min <= value <= limits.max or value != int(value):  # NaN and infinite fail the first
         return None
     return dtype.type(int(value))

@@ -6,11 +6,14 @@ taken back, so the file of a resumed run is that of an uninterrupted one (but fo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+from tiledseg.errors import OutputError
 
 METRICS = "metrics.jsonl"
 
@@ -39,16 +42,37 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file; a last line cut off by a crash is left out."""
+    """All lines of a metrics file but a last one that a crash has torn. Raises OutputError for any other damage."""
     if not path.exists():
         return []
-    lines = []
-    for text in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
+    *whole, torn = path.read_bytes().split(b"\n")
+    lines = [_parse(line, path, number) for number, line in enumerate(whole, 1)]
+    with contextlib.suppress(OutputError):  # a last line without its end, whole or not
+        lines += [_parse(torn, path, len(lines) + 1)] if torn else []
     return lines
+
+
+def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
+    """One line of the metrics file: an object that says its step."""
+    try:
+        line = json.loads(text)
+        if _is_line(line):
+            return line
+    except (ValueError, RecursionError):
+        pass
+    raise OutputError(
+        f"{path}, line {number} is no line of this run ({text[:40]!r}); mend it, or move the file away to keep it"
+    )
+
+
+def _is_line(line: object) -> TypeGuard[dict[str, Any]]:
+    """An object with a step, and a loss or scores that can be drawn."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return False
+    scores = line.get("val", {"loss": line.get("loss"), "mean_iou": None})
+    if not isinstance(scores, dict) or not {"loss", "mean_iou"} <= scores.keys():
+        return False
+    return all(isinstance(scores[key], (int, float, type(None))) for key in ("loss", "mean_iou"))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,7 +11,9 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
+from tiledseg.config_checks import shown
 from tiledseg.errors import CheckpointError, OutputError
+from tiledseg.files import irregular_kind
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import Link, slowest_link
@@ -30,7 +32,7 @@ from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipelin
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
-from tiledseg.training.report import METRICS, write_whole
+from tiledseg.training.report import METRICS, read_metrics, write_whole
 from tiledseg.training.survey import survey
 from tiledseg.training.trainer import Trainer, sampling_fingerprint
 
@@ -44,9 +46,10 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
     pipeline = _plan_pipeline(config, preparation, memory, mesh)
-    checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
+    checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
+    mesh.on_root(lambda: check_contents(folder, checkpoint is not None))
     normalization = _normalization(config, preparation, checkpoint, mesh)
     mesh.on_root(lambda: _claim(folder, text, checkpoint))
     note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
@@ -154,11 +157,27 @@ def _normalization(
 
 def check_folder(folder: Path) -> None:
     """Raise OutputError where the run's folder cannot be made or written."""
-    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    try:
+        existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    except OSError as error:  # a name that is too long, say
+        raise OutputError(f"run.output is {shown(str(folder))}: {error.strerror}; give another folder") from None
     if not existing.is_dir():
         raise OutputError(f"run.output is {folder}, but {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"run.output is {folder}, but {existing} is not writable; give another folder")
+
+
+def check_contents(folder: Path, resumed: bool) -> None:
+    """Raise OutputError where what the folder holds is not what a run writes there, or damaged where it goes on."""
+    for name in ("checkpoints", "events"):
+        if (folder / name).exists() and not (folder / name).is_dir():
+            raise OutputError(f"{folder / name} is a file, where a run keeps a folder; move it away")
+    for name in (METRICS, "config.yaml", "summary.json", "progress.png"):
+        kind = irregular_kind(folder / name)
+        if kind is not None:
+            raise OutputError(f"{folder / name} is {kind}, where a run writes a file; move it away")
+    if resumed:
+        read_metrics(folder / METRICS)
 
 
 def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
