@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.errors import ConfigError
+from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.workers < 1:
             raise ConfigError(f"--workers is {options.workers}; give at least 1")
         parallel = parse_parallel(options)
+        keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
             with traced(options.verbosity == 2):

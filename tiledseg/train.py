@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from tiledseg.comm.failure import traced
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import run
 from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -23,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         config = parse_config(sys.argv[1:] if argv is None else argv, COMMAND, "Train a segmentation network on tiles.")
         config.check()
+        keep_freed_memory(os.environ)
 
         def train(mesh: Mesh) -> int:
             from tiledseg.training.start import start  # torch comes after MPI, which the session has started

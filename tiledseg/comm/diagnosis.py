@@ -14,6 +14,7 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError
+from tiledseg.freed_memory import why_not_kept
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ def report_rank(mesh: Mesh) -> RankReport:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what the ranks must share."""
+    """What the ranks must share: versions of libraries, and how memory is handled."""
     versions = {name: _installed(name) for name in ("tiledseg", "torch", "mpi4py")}
     versions |= {"python": platform.python_version(), "mpi": _mpi_library()}
     if torch.cuda.is_available():
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return versions
+    return versions | {"freed memory": _freed_memory()}
 
 
 def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> Transfer:
@@ -123,6 +124,12 @@ def find_trouble(ranks: Sequence[RankReport]) -> list[str]:
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _freed_memory() -> str:
+    """What `train` and `predict` do with it on this rank."""
+    reason = why_not_kept(os.environ)
+    return "kept" if reason is None else f"given back: {reason}"
 
 
 def _installed(name: str) -> str:

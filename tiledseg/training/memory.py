@@ -8,8 +8,11 @@ import resource
 import torch
 
 from tiledseg.comm.mesh import Mesh, gather_facts
+from tiledseg.freed_memory import why_not_kept
 
 _SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
+# A host's memory that is kept when it is freed lies in pieces: 1.13 to 1.22 times as much, measured (decision 0012).
+_KEPT_OVER_RETURNED = 1.25
 
 
 def memory_per_rank(mesh: Mesh) -> int:
@@ -25,10 +28,11 @@ def memory_per_rank(mesh: Mesh) -> int:
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that nobody holds now: of the GPU, or of the host."""
+    """Bytes that tensors may take of what nobody holds now: of the GPU, or of the host, where pieces count too."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -1,0 +1,89 @@
+"""Freed memory is kept, and what the user has said of it is respected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import ROOT, clean_environment
+from tiledseg.errors import ConfigError
+from tiledseg.freed_memory import SWITCH, why_not_kept
+
+# A block of 100 MB is written and freed, twice; then what the system had to do for the second time, in pages.
+PAGES = """
+import ctypes, os, resource
+from tiledseg.freed_memory import keep_freed_memory
+keep_freed_memory(os.environ)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+for time in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = library.malloc(ctypes.c_size_t(100_000_000))
+    ctypes.memset(block, 1, 100_000_000)
+    library.free(ctypes.c_void_p(block))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+glibc = pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")
+
+
+def pages(extra: dict[str, str]) -> int:
+    environ = {k: v for k, v in clean_environment().items() if not k.startswith(("MALLOC_", "GLIBC_", "TILEDSEG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES], capture_output=True, text=True, timeout=60, cwd=ROOT, env={**environ, **extra}
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@glibc
+def test_the_next_block_takes_the_pages_of_the_last() -> None:
+    assert pages({}) < 100 < 20_000 < pages({SWITCH: "0"})
+    assert pages({"MALLOC_TRIM_THRESHOLD_": "131072"}) > 20_000
+
+
+@glibc
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, None),
+        ({SWITCH: "1"}, None),
+        ({SWITCH: "0"}, f"{SWITCH}=0"),
+        ({"MALLOC_ARENA_MAX": "2"}, None),
+        ({"MALLOC_MMAP_MAX_": "7"}, "MALLOC_MMAP_MAX_=7 decides"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2:glibc.malloc.top_pad=9"}, "glibc.malloc.top_pad=9 decides"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, None),
+    ],
+)
+def test_the_users_word_is_the_last(environ: dict[str, str], reason: str | None) -> None:
+    assert why_not_kept(environ) == reason
+
+
+def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert why_not_kept({}) == "the C library is not glibc"
+
+
+@pytest.mark.parametrize("command", ["train", "predict", "doctor"])
+def test_a_switch_that_is_neither_is_one_line(command: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{SWITCH}=yes is neither 0 nor 1"):
+        why_not_kept({SWITCH: "yes"})
+    flags = {
+        "train": ["--data.images", "a.tif", "--data.labels", "b.tif", "--run.output", str(tmp_path / "run")],
+        "predict": ["--checkpoint", "none", "--image", "a.tif", "--output", str(tmp_path / "map.tif")],
+        "doctor": [],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", f"tiledseg.{command}", *flags[command]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env=clean_environment({SWITCH: "yes"}),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {SWITCH}=yes is neither 0 nor 1")
+    assert len(done.stderr.splitlines()) == 1
+    assert not any(tmp_path.iterdir())
