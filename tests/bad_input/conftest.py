@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bad_input.input_materials import make_inputs
+from tests.bad_input.input_materials import make_edited_stores, make_inputs
 from tests.bad_input.materials import make_broken_runs, make_broken_stores, make_materials
 from tiledseg.comm.launch import detect
 from tiledseg.tile import main as tile
@@ -36,6 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, world: Any) -> Path:
     on_root(world, lambda: make_broken_runs(path))
     assert tile(["--config", str(path / "good.yaml"), "--output", str(path / "good.h5")]) == 0
     on_root(world, lambda: make_broken_stores(path))
+    on_root(world, lambda: make_edited_stores(path))
     return path
 
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import h5py
 import numpy as np
 from affine import Affine
 
@@ -31,6 +32,29 @@ def make_inputs(root: Path) -> None:
     _make_socket(root / "socket")
     pixels_CHW = np.ones((3, SIDE, SIDE), np.uint8)
     write_raster(root / "nowhere-on-earth.tif", pixels_CHW, transform=Affine(0.5, 0, np.nan, 0, -0.5, 4e6))
+
+
+def make_edited_stores(root: Path) -> None:
+    """Copies of the tile store `root`/good.h5 that were edited. One rank calls it."""
+    for name, kind, edit in (
+        ("flipped", "images", lambda group: _add_one(group["pixels"], (2, 1, 9, 9))),
+        ("flipped-labels", "labels", lambda group: _add_one(group["pixels"], (0, 0, 9, 9))),
+        ("moved", "images", lambda group: _add_one(group["boxes"], (1, 0))),
+        ("linked", "images", _link_pixels),
+    ):
+        with h5py.File(shutil.copy(root / "good.h5", root / f"{name}.h5"), "r+") as file:
+            edit(file[kind]["00000"])
+    with h5py.File(root / "old.h5", "w") as file:
+        file.attrs.update(format="tiledseg tiles", version=1, images=1)
+
+
+def _add_one(dataset: h5py.Dataset, at: tuple[int, ...]) -> None:
+    dataset[at] = dataset[at] + 1
+
+
+def _link_pixels(group: h5py.Group) -> None:
+    del group["pixels"]
+    group["pixels"] = h5py.ExternalLink("good.h5", "/images/00000/pixels")
 
 
 def _make_socket(path: Path) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.tile_store import StoreReader, is_tile_store, parse_store_name
+from tiledseg.raster.store_header import is_tile_store
+from tiledseg.raster.store_reader import StoreReader
+from tiledseg.raster.tile_store import parse_store_name
 
 __all__ = ["RasterReader", "open_raster"]
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
-from tiledseg.raster.tile_store import is_tile_store, parse_store_name, store_images
+from tiledseg.raster.store_header import is_tile_store
+from tiledseg.raster.tile_store import parse_store_name, store_images
 
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,22 +29,29 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.sources import is_named
+from tiledseg.raster.store_header import (
+    Raster,
+    add_checksum,
+    first_checksum,
+    is_tile_store,
+    read_header,
+    seal_file,
+    user_block,
+)
+from tiledseg.raster.store_layout import lay_out_hdf5
 from tiledseg.raster.tile_store import (
     ABSENT,
     ALL_VALID,
-    FORMAT,
+    FILLED,
     SOME_INVALID,
-    VERSION,
     Slots,
     StoreName,
+    count,
     encode,
-    encode_boxes,
-    is_tile_store,
     load_slots,
-    open_store,
+    parse_key,
+    slot_shape,
 )
-
-_ALIGNMENT = 4096  # bytes: datasets start on pages, so that no two ranks share one but at slot edges
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class StorePlan:
     def bytes(self) -> int:
         """What the pixels take on the disk. Validity takes more only where pixels are invalid."""
         sizes = (
-            np.prod(_slot_shape(name, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
+            np.prod(slot_shape(name.labels, info, tiling)) * np.dtype(info.dtype).itemsize * len(tiling)
             for name, info, tiling in self.rasters()
         )
         return int(sum(sizes))
@@ -144,8 +150,9 @@ def publish_store(store: StoreState) -> None:
     """Give the store its final name, if it has not got it yet. Raises OutputError where a tile is still absent."""
     if store.finished:
         return
-    with open_store(store.partial) as file:
-        absent = [group.name for kind in file.values() for group in kind.values() if not group["state"][()].all()]
+    header = read_header(store.partial)
+    names = (StoreName(store.partial, *parse_key(key)) for key in header.rasters)
+    absent = [str(name) for name in names if not load_slots(header, name).states.all()]
     if absent:
         raise OutputError(f"{store.partial} lacks tiles in {absent[0]}; run the command again")
     with _disk(store.path):
@@ -169,28 +176,29 @@ class _StoreWriter:
         os.close(self._handle)
 
     def write(self, index: int, rasters: Sequence[tuple[StoreName, NDArray, NDArray[np.bool_]]]) -> None:
-        """Pixels first, then, once they are on the disk, the state of each raster in the order given."""
+        """Pixels and checksums first, then, once they are on the disk, the state of each raster in the order given."""
         with _disk(self._path):
             states = [(name, self._write_pixels(self._of(name), index, *arrays)) for name, *arrays in rasters]
             os.fdatasync(self._handle)
             for name, state in states:
-                _write_all(self._handle, np.array([state], np.uint8), self._of(name).state_at + index)
+                _write_all(self._handle, np.array([state], np.uint8), self._of(name).at["state"] + index)
 
     def _write_pixels(self, slots: Slots, index: int, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> int:
         dtype = np.dtype(slots.info.dtype).newbyteorder("<")
-        at = slots.pixels_at + index * slots.pixels_bytes
-        _write_all(self._handle, _in_slot(pixels_CHW.astype(dtype, copy=False), slots.shape), at)
-        if valid_HW.all():
-            return ALL_VALID
-        invalid_HW = (~valid_HW).astype(np.uint8)
-        at = slots.invalid_at + index * slots.invalid_bytes
-        _write_all(self._handle, _in_slot(invalid_HW[None], (1, *slots.shape[1:])), at)
-        return SOME_INVALID
+        state = ALL_VALID if valid_HW.all() else SOME_INVALID
+        pixels_CHW = _in_slot(pixels_CHW.astype(dtype, copy=False), slots.shape)
+        _write_all(self._handle, pixels_CHW, slots.pixels_of(index))
+        checksum = add_checksum(first_checksum(index, state), pixels_CHW)
+        if state == SOME_INVALID:
+            invalid_CHW = _in_slot((~valid_HW).astype(np.uint8)[None], (1, *slots.shape[1:]))
+            _write_all(self._handle, invalid_CHW, slots.invalid_of(index))
+            checksum = add_checksum(checksum, invalid_CHW)
+        _write_all(self._handle, np.array([checksum], "<u4"), slots.at["checksums"] + 4 * index)
+        return state
 
     def _of(self, name: StoreName) -> Slots:
         if name not in self._slots:
-            with open_store(self._path) as file:
-                self._slots[name] = load_slots(file, name)
+            self._slots[name] = load_slots(read_header(self._path), name._replace(store=self._path))
         return self._slots[name]
 
 
@@ -221,44 +229,15 @@ def _lay_out(partial: str, plan: StorePlan) -> None:
             raise OutputError(f"{folder} has {free} bytes free, but the store takes {plan.bytes}; make room")
         temporary = f"{partial}.new"
         # A file left by a killed run is written anew: an old one could have been cut otherwise.
-        with h5py.File(
-            temporary, "w", locking="best-effort", alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
-        ) as file:
-            file.attrs.update(format=FORMAT, version=VERSION, images=len(plan.images))
-            for name, info, tiling in plan.rasters():
-                group = file.create_group(f"{'labels' if name.labels else 'images'}/{name.number:05d}")
-                _lay_out_raster(group, name, info, tiling)
-        handle = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        described = {name.key: _identity(info, tiling) for name, info, tiling in plan.rasters()}
+        start = user_block(described, FILLED)
+        places = lay_out_hdf5(temporary, plan.rasters(), described, start)
+        with open(temporary, "r+b") as file:
+            seal_file(file, start, {key: Raster(text, places[key]) for key, text in described.items()})
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, partial)
         _sync(folder)
-
-
-def _lay_out_raster(group: h5py.Group, name: StoreName, info: RasterInfo, tiling: Tiling) -> None:
-    bands, height, width = _slot_shape(name, info, tiling)
-    group.attrs["raster"] = _identity(info, tiling)
-    group.create_dataset("boxes", data=encode_boxes(tiling))
-    group.create_dataset("state", data=np.full(len(tiling), ABSENT, np.uint8))
-    pixels = np.dtype(info.dtype).newbyteorder("<")
-    _allocate(group, "pixels", (len(tiling), bands, height, width), pixels)
-    _allocate(group, "invalid", (len(tiling), height, width), np.dtype(np.uint8))
-
-
-def _allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """A contiguous dataset that has its place in the file but no bytes yet (a hole, which reads as 0)."""
-    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    how.set_layout(h5py.h5d.CONTIGUOUS)
-    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    how.set_obj_track_times(False)
-    h5py.h5d.create(group.id, key.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), how)
-
-
-def _slot_shape(name: StoreName, info: RasterInfo, tiling: Tiling) -> tuple[int, int, int]:
-    return (info.bands, *(tiling.core_max if name.labels else tiling.context_max))
 
 
 def _identity(info: RasterInfo, tiling: Tiling) -> str:
@@ -272,23 +251,22 @@ def _identity(info: RasterInfo, tiling: Tiling) -> str:
 def _check_same(path: str, plan: StorePlan) -> None:
     """Raise OutputError where the store at `path` is not the one that `plan` makes."""
     advice = "remove it, or give another --output"
-    with open_store(path) as file:
-        counts = tuple(len(file.get(kind, ())) for kind in ("images", "labels"))
-        wanted = len(plan.images), len(plan.labels or ())
-        if counts != wanted:
+    header = read_header(path)
+    counts = tuple(count(header.rasters, labels) for labels in (False, True))
+    wanted = len(plan.images), len(plan.labels or ())
+    if counts != wanted:
+        raise OutputError(
+            f"{path} holds {counts[0]} images and {counts[1]} labels, not the {wanted[0]} and {wanted[1]} asked "
+            f"for; {advice}"
+        )
+    for name, info, tiling in plan.rasters():
+        slots = load_slots(header, name._replace(store=path))
+        if slots.tiling.grid != tiling.grid or slots.tiling.footprint != tiling.footprint:
+            raise OutputError(f"{path} was cut with {_cut(slots.tiling)}, now it is {_cut(tiling)}; {advice}")
+        if header.rasters[name.key].raster != _identity(info, tiling):
             raise OutputError(
-                f"{path} holds {counts[0]} images and {counts[1]} labels, not the {wanted[0]} and {wanted[1]} asked "
-                f"for; {advice}"
+                f"{path} was cut from another state of {info.path} (file, bands or nodata differ); {advice}"
             )
-        for name, info, tiling in plan.rasters():
-            slots = load_slots(file, StoreName(path, name.number, name.labels))
-            group = file["labels" if name.labels else "images"][f"{name.number:05d}"]
-            if slots.tiling.grid != tiling.grid or slots.tiling.footprint != tiling.footprint:
-                raise OutputError(f"{path} was cut with {_cut(slots.tiling)}, now it is {_cut(tiling)}; {advice}")
-            if str(group.attrs["raster"]) != _identity(info, tiling):
-                raise OutputError(
-                    f"{path} was cut from another state of {info.path} (file, bands or nodata differ); {advice}"
-                )
 
 
 def _cut(tiling: Tiling) -> str:
@@ -298,8 +276,9 @@ def _cut(tiling: Tiling) -> str:
 
 def _missing(partial: str, plan: StorePlan) -> tuple[TileReference, ...]:
     """The image's state is written last, so it speaks for its labels too."""
-    with open_store(partial) as file:
-        states = [file[f"images/{number:05d}/state"][()] for number in range(len(plan.images))]
+    header = read_header(partial)
+    names = (StoreName(partial, number, labels=False) for number in range(len(plan.images)))
+    states = [load_slots(header, name).states for name in names]
     return tuple(
         TileReference(number, int(tile))
         for number, state in enumerate(states)
