@@ -136,6 +136,22 @@ def test_it_is_plain_hdf5_for_everybody_else(whole: Path) -> None:
         assert file["images/00001/state"][()].tolist() == [2, 1, 2, 1, 1, 1]
 
 
+def test_a_tiling_of_any_kind_comes_back(tmp_path: Path, whole: Path) -> None:
+    """Not only such as `make_tiling` makes."""
+    source = str(whole.parent / "image1.tif")
+    what = plan([source], None)
+    tiles = tuple(
+        replace(tile, context=Box(tile.core.row.expand(1, 2), tile.core.col.expand(2, 1)))
+        for tile in what.tilings[0].tiles
+    )
+    tiling = replace(what.tilings[0], tiles=tiles)
+    store = cut(tmp_path / "own.h5", replace(what, tilings=(tiling,)))
+    with open_raster(f"{store}#0") as reader, open_raster(source) as plain:
+        assert reader.info.tiling == tiling
+        for tile in tiles:
+            np.testing.assert_array_equal(reader.read(tile.context)[0], plain.read(tile.context)[0])
+
+
 class TestOtherVersions:
     def test_hdf5_without_a_header(self, tmp_path: Path) -> None:
         """What an older version cut."""

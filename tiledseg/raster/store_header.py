@@ -4,7 +4,8 @@ The header lies in the file's user block, which HDF5 leaves to others:
 
     tiledseg tiles 2 000000001234 <SHA-256 of the text that follows>
     {"size": bytes of the file, "start": where the HDF5 begins, "outside": SHA-256 of all bytes but the tiles',
-     "rasters": {"0": {"raster": the source and its tiling, "places": bytes of each dataset}, "0:labels": ...}}
+     "rasters": {"0": {"raster": the source and its tiling, "boxes": first byte, "places": bytes of each dataset},
+                 "0:labels": ...}}
 
 Reading needs nothing but the header, so no HDF5 of a stranger's is ever parsed, and no link in it is followed: a
 damaged HDF5 can make that library run forever. The seals tell damage and edits, not forgery.
@@ -42,10 +43,11 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Raster:
-    """One raster of a store: `raster` is the JSON of its source and tiling, `places` the bytes (start, stop) of each
-    dataset that is filled tile by tile."""
+    """One raster of a store: `raster` is the JSON of its source and tiling, `boxes` the first byte of the tiles' boxes,
+    `places` the bytes (start, stop) of each dataset that is filled tile by tile."""
 
     raster: str
+    boxes: int
     places: Mapping[str, Range]
 
 
@@ -104,14 +106,14 @@ def _parse(path: str, file: IO[bytes]) -> Header:
     if hashlib.sha256(text).hexdigest().encode() != match[3]:
         raise changed(path, "its header")
     value = json.loads(text)
-    rasters = {name: Raster(raster["raster"], raster["places"]) for name, raster in value["rasters"].items()}
+    rasters = {name: Raster(**raster) for name, raster in value["rasters"].items()}
     return Header(value["size"], value["start"], value["outside"], rasters)
 
 
 def user_block(rasters: Mapping[str, str], datasets: Iterable[str]) -> int:
     """Bytes to leave ahead of the HDF5 for the header of `rasters` (their JSON by name)."""
     widest = dict.fromkeys(datasets, (10**18, 10**18))
-    needed = len(_encode(Header(10**18, 10**18, "0" * 64, {n: Raster(t, widest) for n, t in rasters.items()})))
+    needed = len(_encode(Header(10**18, 10**18, "0" * 64, {n: Raster(t, 10**18, widest) for n, t in rasters.items()})))
     return max(SMALLEST, 1 << (needed - 1).bit_length())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.store_header import FORMAT, VERSION, Range
+from tiledseg.raster.store_header import FORMAT, VERSION, Raster
 from tiledseg.raster.tile_store import FILLED, StoreName, count, encode_boxes, layouts, slot_shape
 
 _ALIGNMENT = 4096  # bytes: datasets start on pages, so that no two ranks share one but at slot edges
@@ -17,8 +17,8 @@ _ALIGNMENT = 4096  # bytes: datasets start on pages, so that no two ranks share 
 
 def lay_out_hdf5(
     path: str, rasters: Iterable[tuple[StoreName, RasterInfo, Tiling]], described: Mapping[str, str], start: int
-) -> dict[str, dict[str, Range]]:
-    """Write it from byte `start` of the file on; the bytes (start, stop) of each raster's datasets, by its name.
+) -> dict[str, Raster]:
+    """Write it from byte `start` of the file on; what the header has to say of each raster, by its name.
 
     `described` is each raster's JSON by name. HDF5's own places count from the start of the file.
     """
@@ -31,7 +31,7 @@ def lay_out_hdf5(
         }
 
 
-def _lay_out_raster(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling, text: str) -> dict[str, Range]:
+def _lay_out_raster(file: h5py.File, name: StoreName, info: RasterInfo, tiling: Tiling, text: str) -> Raster:
     group = file.create_group(f"{'labels' if name.labels else 'images'}/{name.number:05d}")
     group.attrs["raster"] = text
     group.create_dataset("boxes", data=encode_boxes(tiling))
@@ -41,7 +41,8 @@ def _lay_out_raster(file: h5py.File, name: StoreName, info: RasterInfo, tiling: 
         elif key in FILLED:
             _allocate(group, key, shape, np.dtype(dtype))
     starts = {key: int(group[key].id.get_offset()) for key in FILLED}
-    return {key: (start, start + int(group[key].nbytes)) for key, start in starts.items()}
+    places = {key: (start, start + int(group[key].nbytes)) for key, start in starts.items()}
+    return Raster(text, int(group["boxes"].id.get_offset()), places)
 
 
 def _allocate(group: h5py.Group, key: str, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -35,10 +35,11 @@ from rasterio.crs import CRS
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.georeferencing import as_json, from_json
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.store_header import CHANGED, Header, changed, is_tile_store, read_header
+from tiledseg.raster.store_header import CHANGED, Header, Raster, changed, is_tile_store, read_header
 from tiledseg.raster.unforeseen import reading
 
 ABSENT, ALL_VALID, SOME_INVALID = 0, 1, 2
@@ -130,7 +131,7 @@ def load_slots(header: Header, name: StoreName) -> Slots:
             f"{name} does not exist: {name.store} holds {count(header.rasters, name.labels)} {kind}, counted from 0"
         )
     with reading(f"open the tile store {name}", CHANGED):
-        tiling, info = _decode(described.raster, str(name), header.size)
+        tiling, info = _decode(described, name, header.size)
         shape = slot_shape(name.labels, info, tiling)
         sizes = {key: stop - start for key, (start, stop) in described.places.items()}
         wanted = {key: math.prod(s) * np.dtype(t).itemsize for key, (s, t) in layouts(info, len(tiling), shape).items()}
@@ -186,15 +187,21 @@ def encode_boxes(tiling: Tiling) -> NDArray[np.int64]:
     return np.array([[_edges(box) for box in (t.core, t.context, t.output)] for t in tiling.tiles], np.int64)
 
 
-def _decode(text: str, path: str, size: int) -> tuple[Tiling, RasterInfo]:
-    raster = json.loads(text)
-    if math.prod(raster["grid"]) > size:  # a byte a tile at least
-        raise changed(path, f"its grid of {raster['grid']}")
+def _decode(described: Raster, name: StoreName, size: int) -> tuple[Tiling, RasterInfo]:
+    raster = json.loads(described.raster)
+    rows, cols = raster["grid"]
+    if rows * cols > size:  # a byte a tile at least
+        raise changed(str(name), f"its grid of {raster['grid']}")
+    boxes = np.fromfile(name.store, "<i8", rows * cols * 12, offset=described.boxes).reshape(-1, 3, 4)
+    tiles = tuple(
+        Tile(i, divmod(i, cols), *(Box(Interval(a, b), Interval(c, d)) for a, b, c, d in edges))
+        for i, edges in enumerate(boxes.tolist())
+    )
     shape = raster["height"], raster["width"]
-    tiling = make_tiling(shape, tuple(raster["grid"]), Footprint(**raster["footprint"]))
+    tiling = Tiling(shape, (rows, cols), Footprint(**raster["footprint"]), tiles)
     palette = raster["palette"]
     info = RasterInfo(
-        path,
+        str(name),
         *shape,
         raster["bands"],
         raster["dtype"],

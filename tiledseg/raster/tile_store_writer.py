@@ -30,7 +30,6 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.sources import is_named
 from tiledseg.raster.store_header import (
-    Raster,
     add_checksum,
     first_checksum,
     is_tile_store,
@@ -231,9 +230,9 @@ def _lay_out(partial: str, plan: StorePlan) -> None:
         # A file left by a killed run is written anew: an old one could have been cut otherwise.
         described = {name.key: _identity(info, tiling) for name, info, tiling in plan.rasters()}
         start = user_block(described, FILLED)
-        places = lay_out_hdf5(temporary, plan.rasters(), described, start)
+        rasters = lay_out_hdf5(temporary, plan.rasters(), described, start)
         with open(temporary, "r+b") as file:
-            seal_file(file, start, {key: Raster(text, places[key]) for key, text in described.items()})
+            seal_file(file, start, rasters)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, partial)
