@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -78,7 +79,10 @@ class Dataset:
             y_HW = read_labels(self._used(self.labels[image]), label_map, place.core)
             if not core_HW.all():
                 y_HW[~core_HW] = label_map.ignore_index
-        x_CHW = self._normalize(pixels_CHW, valid_HW) if pixels else pixels_CHW[:, :0, :0]
+        x_CHW = pixels_CHW[:, :0, :0]
+        if pixels:
+            origin = window.row.start, window.col.start
+            x_CHW = self._normalize(pixels_CHW, valid_HW, origin, self.images[image].info)
         return Sample(image, place, x_CHW, y_HW, core_HW)
 
     def close(self) -> None:
@@ -110,14 +114,34 @@ class Normalizer:
         self._mean_C11 = np.array(normalization.mean, self._working)[:, None, None]
         self._std_C11 = np.array(normalization.std, self._working)[:, None, None]
 
-    def __call__(self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray:
+    def __call__(
+        self,
+        pixels_CHW: NDArray,
+        valid_HW: NDArray[np.bool_],
+        origin: tuple[int, int] = (0, 0),
+        info: RasterInfo | None = None,
+    ) -> NDArray:
+        """Raises RasterError, naming band and place, where a valid pixel becomes infinite. `origin` (row, col) and
+        `info` are for its words only."""
+        overflows: list[str] = []
         x_CHW = pixels_CHW.astype(self._working)
-        with np.errstate(over="ignore", invalid="ignore"):  # nodata values such as -3e38, set to 0 below
+        with np.errstate(over="call", invalid="ignore", call=lambda kind, flag: overflows.append(kind)):
             x_CHW -= self._mean_C11
             x_CHW /= self._std_C11
-        if not valid_HW.all():
-            x_CHW[:, ~valid_HW] = 0
-        return x_CHW.astype(self._dtype, copy=False)
+            if not valid_HW.all():
+                x_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 too
+            x_CHW = x_CHW.astype(self._dtype, copy=False)
+        if overflows and not np.isfinite(x_CHW).all():
+            raise RasterError(self._overflow(pixels_CHW, x_CHW, origin, info))
+        return x_CHW
+
+    def _overflow(self, pixels_CHW: NDArray, x_CHW: NDArray, origin: tuple[int, int], info: RasterInfo | None) -> str:
+        band, row, col = (int(at) for at in np.argwhere(~np.isfinite(x_CHW))[0])
+        name = f"band {info.band_numbers[band]} of {info.path}" if info and info.band_numbers else f"band {band + 1}"
+        return (
+            f"{name} at (row {origin[0] + row}, col {origin[1] + col}) is {pixels_CHW[band, row, col]}, which "
+            f"{self._dtype} cannot hold once normalised; mark it as data.nodata, or scale the band"
+        )
 
 
 def _check(

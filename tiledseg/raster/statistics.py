@@ -23,6 +23,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
 BLOCK_SHAPE = (512, 8192)  # of the fixed grid; depends on nothing else, so a file and its tile store agree
+_TOO_LARGE = "holds values so large that no float64 holds their variance; mark them as data.nodata, or scale the band"
 _ROUNDING = 1e-14  # a spread below this share of the mean is the rounding of a constant floating-point band
 
 
@@ -71,7 +72,8 @@ def statistics_blocks(infos: Sequence[RasterInfo], rank: int = 0, size: int = 1)
 
 
 def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> PartialSums:
-    """The partial sums of `blocks`, read one at a time. Raises what reading raises."""
+    """The partial sums of `blocks`, read one at a time. Raises what reading raises, and RasterError where values are so
+    large that no float64 holds a sum."""
     infos = [reader.info for reader in readers]
     check_alike(infos)
     empty = partial_sums(np.zeros((infos[0].bands, 0, 0), infos[0].dtype), np.ones((0, 0), np.bool_))
@@ -82,6 +84,7 @@ def measure(readers: Sequence[RasterReader], blocks: Iterable[Block]) -> Partial
         if previous is not None and previous is not reader:
             previous.release()  # so that no more files stay open than need be
         parts.append(partial_sums(*reader.read(block.box)))
+        _check_finite(parts[-1], reader.info.path, block.box)
         previous = reader
     return merge(parts)
 
@@ -119,7 +122,7 @@ def finish(sums: PartialSums) -> Normalization:
     if sums.count == 0:
         raise RasterError("no valid pixel in any image: all are nodata, masked or NaN; check data.nodata")
     if sums.blocks:
-        moments = [_float_moments(blocks) for blocks in sums.blocks]
+        moments = [_finite_moments(band, blocks) for band, blocks in enumerate(sums.blocks, start=1)]
     else:
         moments = [_integer_moments(sums.count, *pair) for pair in zip(sums.total, sums.squares, strict=True)]
     spread = [math.sqrt(variance) for _, variance in moments]
@@ -161,9 +164,27 @@ def _float_sums(values: NDArray) -> tuple[tuple[int, float, float], ...]:
     if values.size == 0:
         return ()
     wide = values.astype(np.float64)
-    total = float(wide.sum())
-    wide -= total / wide.size
-    return ((wide.size, total, float(np.square(wide, out=wide).sum())),)  # not np.dot: BLAS sums by thread count
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite sums are refused where the file is known
+        total = float(wide.sum())
+        wide -= total / wide.size
+        return ((wide.size, total, float(np.square(wide, out=wide).sum())),)  # not np.dot: BLAS sums by thread count
+
+
+def _check_finite(sums: PartialSums, path: str, box: Box) -> None:
+    for band, blocks in enumerate(sums.blocks, start=1):
+        if not all(map(math.isfinite, (number for block in blocks for number in block))):
+            rows, cols = (f"{interval.start}:{interval.stop}" for interval in (box.row, box.col))
+            raise RasterError(f"band {band} of {path}, rows {rows}, columns {cols}, {_TOO_LARGE}")
+
+
+def _finite_moments(band: int, blocks: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    try:
+        moments = _float_moments(blocks)
+    except OverflowError:
+        moments = math.inf, math.inf
+    if not all(map(math.isfinite, moments)):
+        raise RasterError(f"band {band} of the images {_TOO_LARGE}")
+    return moments
 
 
 def _float_moments(blocks: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
