@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
     partial = folder / f"{_PARTIAL}{final.name}"
-    shutil.rmtree(partial, ignore_errors=True)
+    _delete(partial)
     partial.mkdir()
     save_file(contents.weights, partial / MODEL)
     save_file(contents.optimizer, partial / OPTIMIZER)
@@ -142,7 +142,7 @@ def newest_step(folder: Path) -> int | None:
 def clean_leftovers(folder: Path) -> None:
     """Remove what an interrupted save left behind."""
     for path in folder.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        _delete(path)
 
 
 def drop_later(folder: Path, step: int) -> None:
@@ -219,11 +219,19 @@ def _named_by(latest: Path) -> str:
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint, of which no part keeps the name meanwhile."""
-    if path.exists():
+    if path.exists() or path.is_symlink():
         going = path.with_name(f"{_PARTIAL}old-{path.name}")
-        shutil.rmtree(going, ignore_errors=True)
+        _delete(going)
         os.replace(path, going)
-        shutil.rmtree(going, ignore_errors=True)
+        _delete(going)
+
+
+def _delete(path: Path) -> None:
+    """A folder with what is in it; a link or a file in its place, alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_latest(folder: Path, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import Config
 from tiledseg.errors import ConfigError
+from tiledseg.raster.identity import Identity
 from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.course import Mark
@@ -32,9 +33,27 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Source:
+    """An image and its labels; None where a checkpoint of an older version did not record them."""
+
+    image: Identity
+    labels: Identity | None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """That the run went on after `step` steps with other values: of each key {"from": ..., "to": ...}, and the files
+    of its images and labels that had been `rewritten`."""
+
+    step: int
+    changed: dict[str, Any]
+    rewritten: list[str]
+
+
+@dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
-    of the steps depends on."""
+    of the steps depends on; `sources` (none in older checkpoints): the training images as they were."""
 
     config: Config
     network: UNet
@@ -43,6 +62,8 @@ class SavedState:
     sampling: dict[str, Any]
     step: int
     marks: tuple[Mark, ...] = ((0, 0),)
+    sources: tuple[Source, ...] = ()
+    resumed: tuple[Resumed, ...] = ()
     random: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.config_checks import shown
-from tiledseg.errors import CheckpointError, OutputError
+from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
@@ -33,8 +33,9 @@ from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import METRICS, read_metrics, write_whole
+from tiledseg.training.resume import Beginning, begin
 from tiledseg.training.survey import survey
-from tiledseg.training.trainer import Trainer, sampling_fingerprint
+from tiledseg.training.trainer import Trainer
 
 
 def start(config: Config, text: str, mesh: Mesh) -> int:
@@ -48,14 +49,14 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     pipeline = _plan_pipeline(config, preparation, memory, mesh)
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
-    checkpoint: Checkpoint | None = mesh.on_root(lambda: _find_resume(config, preparation))
-    mesh.on_root(lambda: check_contents(folder, checkpoint is not None))
-    normalization = _normalization(config, preparation, checkpoint, mesh)
-    mesh.on_root(lambda: _claim(folder, text, checkpoint))
+    beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
+    mesh.on_root(lambda: check_contents(folder, beginning.checkpoint is not None))
+    normalization = _normalization(config, preparation, beginning, mesh)
+    mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint))
     note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
     if mesh.is_root:
-        _announce(config, preparation, normalization, checkpoint, pipeline, note)
-    return Trainer(config, mesh, preparation, normalization, checkpoint, pipeline).run()
+        _announce(config, preparation, normalization, beginning, pipeline, note)
+    return Trainer(config, mesh, preparation, normalization, beginning, pipeline).run()
 
 
 def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
@@ -81,24 +82,22 @@ def _layer_times(config: Config, preparation: Preparation, device: torch.device)
     return measure_layer_times(described, network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)
 
 
-def _find_resume(config: Config, preparation: Preparation) -> Checkpoint | None:
-    """The checkpoint to go on from, checked to fit this run; None to start anew."""
+def _find_resume(config: Config, preparation: Preparation) -> Beginning:
+    """The checkpoint to go on from, checked to fit this run, or none to start anew."""
     folder = Path(config.run.output) / "checkpoints"
     match config.train.resume:
         case "never":
-            if folder.exists() and any(folder.iterdir()):
+            if folder.is_dir() and any(folder.iterdir()):
                 raise OutputError(
                     f"{folder} holds checkpoints and train.resume is never; give another run.output, or resume auto"
                 )
-            return None
+            checkpoint = None
         case "auto":
             checkpoint = newest_checkpoint(folder)
         case path:
             checkpoint = find_checkpoint(path)
             _check_newest(checkpoint, folder)
-    if checkpoint is not None:
-        _check_fits(checkpoint, config, preparation)
-    return checkpoint
+    return begin(checkpoint, config, preparation)
 
 
 def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
@@ -111,48 +110,25 @@ def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _check_fits(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
-    here = asdict(preparation.network)
-    for key, value in asdict(checkpoint.saved.network).items():
-        if here.get(key) != value:
-            raise CheckpointError(
-                f"{checkpoint.path} is of another model: {key} is {value} there and {here.get(key)} in this run; "
-                "use the same model and data keys, or another run.output"
-            )
-    saved, own = checkpoint.saved.sampling, sampling_fingerprint(config, preparation)
-    different = [key for key in own if saved.get(key) != own[key]]
-    if different and checkpoint.saved.position.step > 0:
-        key = different[0]
-        raise CheckpointError(
-            f"{checkpoint.path} stands in the middle of an epoch of other steps: {key} is {saved.get(key)} there and "
-            f"{own[key]} in this run; use the same, or another run.output"
-        )
-    position = checkpoint.saved.next_position
-    if position > (config.train.epochs, 0):
-        done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
-        raise CheckpointError(
-            f"{checkpoint.path} has done {done}, but train.epochs is {config.train.epochs}; give at least "
-            f"{position.epoch + (position.step > 0)}, or another run.output"
-        )
-    name = checkpoint.saved.config.optimizer.name
-    if name != config.optimizer.name:
-        raise CheckpointError(
-            f"{checkpoint.path} is of another optimizer: optimizer.name is {name} there and {config.optimizer.name} in "
-            "this run; use the same, or another run.output"
-        )
+def _normalization(config: Config, preparation: Preparation, beginning: Beginning, mesh: Mesh) -> Normalization:
+    """Of the checkpoint, whose weights have learned with it; else measured. All labels that are new are looked at."""
+    checkpoint = beginning.checkpoint
+    if checkpoint is None:
+        return _survey(config, preparation, range(len(preparation.training.images)), config.data.normalize, mesh)
+    if beginning.added:
+        _survey(config, preparation, beginning.added, False, mesh)
+    return checkpoint.saved.normalization
 
 
-def _normalization(
-    config: Config, preparation: Preparation, checkpoint: Checkpoint | None, mesh: Mesh
+def _survey(
+    config: Config, preparation: Preparation, numbers: Sequence[int], normalize: bool, mesh: Mesh
 ) -> Normalization:
-    """Of the checkpoint, whose weights have learned with it; else measured."""
-    if checkpoint is not None:
-        return checkpoint.saved.normalization
     data, rasters = config.data, preparation.training
+    image_paths, label_paths = ([paths[i] for i in numbers] for paths in (rasters.images, rasters.labels))
     with ExitStack() as stack:
-        images = [stack.enter_context(open_raster(p, data.bands, data.nodata, data.references)) for p in rasters.images]
-        labels = [stack.enter_context(open_raster(p, references=data.references)) for p in rasters.labels]
-        return survey(mesh, images, labels, preparation.label_map, data.normalize)
+        images = [stack.enter_context(open_raster(p, data.bands, data.nodata, data.references)) for p in image_paths]
+        labels = [stack.enter_context(open_raster(p, references=data.references)) for p in label_paths]
+        return survey(mesh, images, labels, preparation.label_map, normalize)
 
 
 def check_folder(folder: Path) -> None:
@@ -172,7 +148,7 @@ def check_contents(folder: Path, resumed: bool) -> None:
     for name in ("checkpoints", "events"):
         if (folder / name).exists() and not (folder / name).is_dir():
             raise OutputError(f"{folder / name} is a file, where a run keeps a folder; move it away")
-    for name in (METRICS, "config.yaml", "summary.json", "progress.png"):
+    for name in (METRICS, "config.yaml", "summary.json", "progress.png", "checkpoints/latest"):
         kind = irregular_kind(folder / name)
         if kind is not None:
             raise OutputError(f"{folder / name} is {kind}, where a run writes a file; move it away")
@@ -198,12 +174,12 @@ def _announce(
     config: Config,
     preparation: Preparation,
     normalization: Normalization,
-    checkpoint: Checkpoint | None,
+    beginning: Beginning,
     pipeline: PipelinePlan | None,
     note: str | None,
 ) -> None:
     progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
-    for warning in (*preparation.warnings, *normalization.warnings(), *([note] if note else [])):
+    for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *([note] if note else [])):
         progress.say(f"warning: {warning}")
     rows, cols = preparation.training.tilings[0].grid
     halo = preparation.footprint.before
@@ -212,7 +188,5 @@ def _announce(
         progress.say(f"halo mode {preparation.halo.in_words}")
     if pipeline is not None:
         progress.say(f"pipeline of {pipeline.in_words}, mesh {preparation.halo.mesh}")
-    if checkpoint is not None:
-        for fault in checkpoint.passed_over:
-            progress.say(f"warning: {fault.partition('; use')[0]}")
-        progress.say(f"resuming from {checkpoint.path}")
+    if beginning.checkpoint is not None:
+        progress.say(f"resuming from {beginning.checkpoint.path}")

@@ -31,6 +31,7 @@ from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import MetricsLog, plot_progress, read_metrics, write_whole
+from tiledseg.training.resume import Beginning, sampling_fingerprint
 from tiledseg.training.step import Stepper, StepResult
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
@@ -47,13 +48,15 @@ class Trainer:
         mesh: Mesh,
         preparation: Preparation,
         normalization: Normalization,
-        checkpoint: Checkpoint | None,
+        beginning: Beginning,
         pipeline: PipelinePlan | None = None,
     ) -> None:
         self.config = config
         self.mesh = mesh
         self.preparation = preparation
         self.normalization = normalization
+        self.beginning = beginning
+        checkpoint = beginning.checkpoint
         train = config.train
         self.network = build_unet(preparation.network, train.seed).to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:
@@ -236,6 +239,8 @@ class Trainer:
             "normalization": asdict(self.normalization),
             "position": self.position._asdict(),
             "marks": self.course.marks,
+            "sources": [asdict(source) for source in self.beginning.sources],
+            "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "sampling": sampling_fingerprint(self.config, self.preparation),
             "random": {"seed": self.config.train.seed, "step": self.step},
             "step": self.step,
@@ -274,6 +279,7 @@ class Trainer:
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
+            "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "ranks": self.mesh.size,
             "transport": self.mesh.transport,
             "seconds": seconds,
@@ -290,15 +296,3 @@ class Trainer:
 def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The scores of the last validation among the lines of a metrics file."""
     return next((line["val"] for line in reversed(lines) if "val" in line), None)
-
-
-def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, Any]:
-    """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
-    per_step = config.train.tiles_per_step
-    return {
-        "seed": config.train.seed,
-        "images": list(preparation.training.images),
-        "tiles_per_step": per_step,
-        "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
-        "images_per_step": config.train.images_per_step if config.train.images_per_step > 1 else None,
-    }

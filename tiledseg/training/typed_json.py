@@ -51,6 +51,11 @@ def _fitted(hint: Any, value: Any, name: str, required: Collection[str]) -> Any:
     """`value` as the type `hint` has it; raises MalformedError where it is not one."""
     if is_dataclass(hint):
         return parse(hint, value, name, required)  # type: ignore[arg-type]
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and is_dataclass(inner[0]) and isinstance(value, list):
+        return tuple(_fitted(inner[0], one, f"{name}[{at}]", ()) for at, one in enumerate(value))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and is_dataclass(inner[0]):
+        return None if value is None else _fitted(inner[0], value, name, ())
     if hint is Any or fits(hint, value):
         return _as_tuples(hint, value)
     raise MalformedError(f"{name} is {shown(value)}, not {in_words(hint)}")

@@ -1,0 +1,184 @@
+"""Each key of the configuration where a run goes on: as the table says, between epochs and in the middle of one."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.crash.runs import Material
+from tests.training.test_start import config_of, run
+from tiledseg.config import Config
+from tiledseg.errors import CheckpointError
+from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.training.preparation import prepare
+from tiledseg.training.resume import begin, flat
+from tiledseg.training.resume_rules import EDGE, MAY, OTHER, REFUSED, RULES, table
+
+OTHERS: dict[str, Any] = {
+    "data.classes": {0: 0, 1: 1, 2: 2, 7: 2},
+    "data.ignore_index": 254,
+    "data.nodata": 0.0,
+    "data.bands": [3, 2, 1],
+    "data.references": True,
+    "data.normalize": False,
+    "data.workers": 3,
+    "data.prefetch": 5,
+    "tiling.grid": 3,
+    "tiling.halo": 12,
+    "model.levels": 3,
+    "model.convs_per_level": 2,
+    "model.kernel": 5,
+    "model.base_channels": 5,
+    "model.padding": "valid",
+    "model.norm": "pixel",
+    "model.upsampling": "nearest",
+    "model.dropout": 0.5,
+    "parallel.exact": False,
+    "parallel.halo": "layer",
+    "parallel.mesh": [1, 1],
+    "parallel.fusion": 2,
+    "parallel.overlap": True,
+    "parallel.stages": 2,
+    "parallel.balance": [9, 8],
+    "parallel.schedule": "gpipe",
+    "parallel.micro_batches": 2,
+    "parallel.recompute": "always",
+    "parallel.transport": "gloo",
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.5,
+    "optimizer.momentum": 0.5,
+    "optimizer.weight_decay": 0.5,
+    "optimizer.policy": "step",
+    "optimizer.warmup_steps": 9,
+    "optimizer.step_size": 2,
+    "optimizer.gamma": 0.5,
+    "optimizer.power": 2.0,
+    "optimizer.clip_norm": 1.0,
+    "train.epochs": 7,
+    "train.tiles_per_step": 2,
+    "train.images_per_step": 2,
+    "train.precision": "bf16",
+    "train.seed": 9,
+    "train.checkpoint_every": 7,
+    "train.keep_checkpoints": 1,
+    "train.validate_every": 2,
+    "train.resume": "elsewhere",
+    "train.deterministic": False,
+    "run.output": "elsewhere",
+    "run.verbosity": 2,
+}
+ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
+"""Keys that cannot change alone: below, and in `test_resume_sources.py`."""
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("rules"))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(material: Material) -> dict[str, Path]:
+    """One in the middle of an epoch, one at its end."""
+    folder = material.root / "run"
+    assert run(config_of(material, folder)) == 0
+    return {"middle": folder / "checkpoints" / "step-000002", "edge": folder / "checkpoints" / "step-000003"}
+
+
+def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str, Any]:
+    """What going on with this configuration records."""
+    serial = replace(config, parallel=Config().parallel)  # one rank cannot have all that these keys ask for
+    if config.train.images_per_step > 1:  # and not both of these keys at once
+        serial.train = replace(config.train, tiles_per_step=None)
+    beginning = begin(find_checkpoint(checkpoint), config, prepare(serial, 1 << 30, 1))
+    if not beginning.resumed:
+        return {}
+    assert len(beginning.resumed) == 1
+    assert beginning.resumed[0].step == int(checkpoint.name[-6:])
+    assert all(key in beginning.warnings[0] for key in beginning.resumed[0].changed)
+    return beginning.resumed[0].changed
+
+
+def test_every_key_has_its_rule() -> None:
+    keys = [f"{group.name}.{f.name}" for group in fields(Config) for f in fields(group.default_factory)]  # type: ignore
+    assert list(RULES) == keys
+    assert {rule.change for rule in RULES.values()} == {MAY, EDGE, REFUSED, OTHER}
+    assert all(rule.why for rule in RULES.values())
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    assert table() in (Path(__file__).parents[2] / "docs" / "resume.md").read_text()
+
+
+def test_every_key_is_tried() -> None:
+    assert OTHERS.keys() | ELSEWHERE == RULES.keys()
+    assert not OTHERS.keys() & ELSEWHERE
+
+
+@pytest.mark.parametrize("place", ["middle", "edge"])
+def test_nothing_changed_is_nothing_recorded(material: Material, checkpoints: dict[str, Path], place: str) -> None:
+    assert changed_by(material, checkpoints[place], config_of(material, material.root / "run")) == {}
+
+
+@pytest.mark.parametrize("place", ["middle", "edge"])
+@pytest.mark.parametrize("key", OTHERS)
+def test_another_value(material: Material, checkpoints: dict[str, Path], key: str, place: str) -> None:
+    config = config_of(material, material.root / "run")
+    before = flat(config)[key]
+    group, _, name = key.partition(".")
+    setattr(getattr(config, group), name, OTHERS[key])
+    assert flat(config)[key] != before
+    rule = RULES[key].change
+    if rule == REFUSED or (rule == EDGE and place == "middle"):
+        with pytest.raises(CheckpointError) as caught:
+            changed_by(material, checkpoints[place], config)
+        assert name in str(caught.value)
+        assert str(before if before is not None else "null") in str(caught.value)
+        assert "in this run" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    else:
+        wanted = {} if rule == OTHER else {key: {"from": before, "to": flat(config)[key]}}
+        assert changed_by(material, checkpoints[place], config) == wanted
+
+
+def test_the_same_in_other_words(material: Material, checkpoints: dict[str, Path]) -> None:
+    """Classes as a map that says what the number said, a grid as two numbers, a nodata value that is no number."""
+    config = config_of(material, material.root / "run")
+    config.data.classes = {"2": 2, 0: 0, 1: 1}
+    assert changed_by(material, checkpoints["middle"], config) == {}
+    config.tiling.grid = [2, 2]
+    assert changed_by(material, checkpoints["middle"], config) == {"tiling.grid": {"from": 2, "to": [2, 2]}}
+
+
+def test_other_images_to_validate_on(material: Material, checkpoints: dict[str, Path]) -> None:
+    config = config_of(material, material.root / "run")
+    config.data.val_images, config.data.val_labels = [], []
+    assert changed_by(material, checkpoints["middle"], config).keys() == {"data.val_images", "data.val_labels"}
+
+
+@pytest.mark.parametrize(("there", "here"), [(0.9, 0.0), (0.0, 0.9)])
+def test_momentum_starts_anew(material: Material, tmp_path: Path, there: float, here: float) -> None:
+    """Neither an old buffer comes back later, nor is one asked for that is not there."""
+    config = config_of(material, tmp_path / "run")
+    config.optimizer = replace(config.optimizer, name="sgd", momentum=there)
+    assert run(config) == 0
+    config.train.epochs = 2
+    config.optimizer = replace(config.optimizer, momentum=here)
+    assert run(config) == 0
+    newest = find_checkpoint(tmp_path / "run")
+    held = load_file(newest.path / "optimizer.safetensors")
+    assert {name.partition(".")[2] for name in held} == ({"momentum_buffer"} if here else set())
+    assert [entry.changed["optimizer.momentum"] for entry in newest.saved.resumed] == [{"from": there, "to": here}]
+
+
+@pytest.mark.parametrize(("there", "here"), [("fp64", "fp32"), ("fp32", "fp64"), ("fp32", "bf16")])
+def test_another_precision_is_converted(material: Material, tmp_path: Path, there: str, here: str) -> None:
+    config = config_of(material, tmp_path / "run", precision=there)
+    config.data.val_images, config.data.val_labels = [], []
+    assert run(config) == 0
+    config.train = replace(config.train, epochs=2, precision=here)
+    assert run(config) == 0
+    assert find_checkpoint(tmp_path / "run").saved.step == 6

@@ -1,0 +1,164 @@
+"""Whether a run may go on from a checkpoint, and what it changes: each key as `resume_rules` has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tiledseg.config import Config
+from tiledseg.errors import CheckpointError
+from tiledseg.raster.identity import Identity
+from tiledseg.raster.labels import LabelMap
+from tiledseg.training.checkpoint_check import Checkpoint
+from tiledseg.training.preparation import Preparation, class_map
+from tiledseg.training.resume_rules import EDGE, OTHER, REFUSED, RULES
+from tiledseg.training.resume_sources import Comparison, compare_sources, sources_of
+from tiledseg.training.saved_state import Resumed, SavedState, Source
+from tiledseg.training.typed_json import shown
+
+_ORDER = {  # keys by what they are among the things that the order of steps depends on
+    "train.seed": "seed",
+    "train.tiles_per_step": "tiles_per_step",
+    "train.images_per_step": "images_per_step",
+    "tiling.grid": "grids",
+}
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run starts with: a checkpoint, or None; its images as they are now; where it was resumed with changes,
+    this time the last; the images, by number, that the checkpoint did not know; and warnings for the user."""
+
+    checkpoint: Checkpoint | None
+    sources: tuple[Source, ...]
+    resumed: tuple[Resumed, ...] = ()
+    added: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparation) -> Beginning:
+    """Raises CheckpointError, in one line with both values, where the run would not be that of the checkpoint."""
+    sources = sources_of(preparation.training)
+    if checkpoint is None:
+        return Beginning(None, sources)
+    saved = checkpoint.saved
+    _check_network(checkpoint, preparation)
+    found = compare_sources(_sources_before(saved), sources, checkpoint.path)
+    changed = _changed(checkpoint, config, preparation, found)
+    _check_end(checkpoint, config, preparation)
+    return Beginning(
+        checkpoint, sources, _recorded(saved, changed, found), found.added, _warnings(checkpoint, changed, found)
+    )
+
+
+def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, Any]:
+    """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
+    per_step = config.train.tiles_per_step
+    return {
+        "seed": config.train.seed,
+        "images": list(preparation.training.images),
+        "tiles_per_step": per_step,
+        "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
+        "images_per_step": config.train.images_per_step if config.train.images_per_step > 1 else None,
+    }
+
+
+def _sources_before(saved: SavedState) -> tuple[Source, ...]:
+    paths = saved.sampling.get("images")
+    if saved.sources or not isinstance(paths, list):
+        return saved.sources
+    return tuple(Source(Identity(str(path)), None) for path in paths)
+
+
+def _check_network(checkpoint: Checkpoint, preparation: Preparation) -> None:
+    here = asdict(preparation.network)
+    for key, value in asdict(checkpoint.saved.network).items():
+        if here[key] != value:
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: {key} is {value} there and {here[key]} in this run; "
+                "use the same model and data keys, or another run.output"
+            )
+
+
+def _changed(
+    checkpoint: Checkpoint, config: Config, preparation: Preparation, sources: Comparison
+) -> dict[str, dict[str, Any]]:
+    """The keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raises for one that must not."""
+    saved, order = checkpoint.saved, sampling_fingerprint(config, preparation)
+    there, here = {**flat(saved.config), **sources.before}, {**flat(config), **sources.now}
+    changed = {
+        key: {"from": there[key], "to": here[key]}
+        for key, rule in RULES.items()
+        if rule.change != OTHER and not _same(there[key], here[key]) and not _means_the_same(key, saved, config)
+    }
+    for key, pair in changed.items():
+        change = RULES[key].change
+        name = _ORDER.get(key)
+        moves = saved.sampling.get(name) != order[name] if name else not sources.same
+        if change == REFUSED or (change == EDGE and moves and saved.position.step > 0):
+            what = "is of another run" if change == REFUSED else "stands in the middle of an epoch of other steps"
+            raise CheckpointError(
+                f"{checkpoint.path} {what}: {key} is {_short(pair['from'])} there and {_short(pair['to'])} in this "
+                "run; use the same, or another run.output"
+            )
+    return changed
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; so are two NaN."""
+    return one == other or (one != one and other != other)
+
+
+def _means_the_same(key: str, saved: SavedState, config: Config) -> bool:
+    """Whether other words say the same. The network has been compared as a whole: a preset's keys are its own."""
+    if key == "data.classes":
+        maps = [LabelMap.from_config(class_map(data), data.ignore_index) for data in (saved.config.data, config.data)]
+        return maps[0] == maps[1]
+    return key.startswith("model.")
+
+
+def _check_end(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
+    position = checkpoint.saved.next_position
+    if position > (config.train.epochs, 0):
+        done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
+        raise CheckpointError(
+            f"{checkpoint.path} has done {done}, but train.epochs is {config.train.epochs}; give at least "
+            f"{position.epoch + (position.step > 0)}, or another run.output"
+        )
+    if position.step >= preparation.sampler.steps_per_epoch:
+        raise CheckpointError(
+            f"{checkpoint.path} stands at step {position.step} of an epoch, but an epoch of this run has "
+            f"{preparation.sampler.steps_per_epoch}; give another run.output"
+        )
+
+
+def _recorded(saved: SavedState, changed: Mapping[str, Any], found: Comparison) -> tuple[Resumed, ...]:
+    if not changed and not found.rewritten:
+        return saved.resumed
+    return (*saved.resumed, Resumed(saved.step, dict(changed), list(found.rewritten)))
+
+
+def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], found: Comparison) -> tuple[str, ...]:
+    warnings = [fault.partition("; use")[0] for fault in checkpoint.passed_over]
+    if changed:
+        told = [f"{key} from {_short(pair['from'])} to {_short(pair['to'])}" for key, pair in changed.items()]
+        warnings.append(f"changed since step {checkpoint.saved.step}: {', '.join(told)}")
+    if found.rewritten:
+        more = f" and {len(found.rewritten) - 1} more files have" if len(found.rewritten) > 1 else " has"
+        warnings.append(
+            f"{found.rewritten[0]}{more} been written to since step {checkpoint.saved.step}; the normalisation stays "
+            "that of before"
+        )
+    return tuple(warnings)
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every key of a configuration, as "group.key", with its value as JSON has it."""
+    groups = json.loads(json.dumps(asdict(config)))
+    return {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else str(value) if isinstance(value, int | float | str) else shown(value)

@@ -1,0 +1,93 @@
+"""What becomes of each key of the configuration where a run goes on from a checkpoint: one table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAY, EDGE, REFUSED, OTHER = "may change", "between epochs", "refused", "names the run"
+
+
+class Rule(NamedTuple):
+    """`change`: MAY, from the checkpoint on; EDGE, where the checkpoint stands between two epochs; REFUSED; OTHER, not
+    compared, since it says which run goes on. `why` is for docs/resume.md."""
+
+    change: str
+    why: str
+
+
+_MEANING = "the weights have learned what it says of the pixels"
+_LAW = "it changes speed and memory, never the result"
+_SHAPE = "it decides the shapes of the weights, or what they do"
+_ORDER = "the order of the steps of an epoch depends on it"
+_RATE = "the rate is a pure function of the step and the position"
+
+RULES: dict[str, Rule] = {
+    "data.images": Rule(
+        EDGE,
+        "images may be added, left out, or moved to another path (known by content; that at any time); those of before "
+        "keep their order. The normalisation stays that of the first images",
+    ),
+    "data.labels": Rule(EDGE, "those of added images; an image of before keeps its labels, wherever they lie"),
+    "data.val_images": Rule(MAY, "validation trains nothing; scores before and after are of other images"),
+    "data.val_labels": Rule(MAY, "as val_images"),
+    "data.classes": Rule(REFUSED, f"{_MEANING}; another way to write the same map is none"),
+    "data.ignore_index": Rule(REFUSED, _MEANING),
+    "data.nodata": Rule(REFUSED, _MEANING),
+    "data.bands": Rule(REFUSED, f"{_MEANING}; mean and deviation are in their order"),
+    "data.references": Rule(MAY, "it says which files may be opened, not what is in them"),
+    "data.normalize": Rule(REFUSED, "mean and deviation are those of the checkpoint"),
+    "data.workers": Rule(MAY, _LAW),
+    "data.prefetch": Rule(MAY, _LAW),
+    "tiling.grid": Rule(EDGE, f"with train.tiles_per_step, since {_ORDER}; without it at any time, since {_LAW}"),
+    "tiling.halo": Rule(MAY, _LAW),
+    "model.name": Rule(REFUSED, f"{_SHAPE}; another name for the same network is none"),
+    "model.levels": Rule(REFUSED, _SHAPE),
+    "model.convs_per_level": Rule(REFUSED, _SHAPE),
+    "model.kernel": Rule(REFUSED, _SHAPE),
+    "model.base_channels": Rule(REFUSED, _SHAPE),
+    "model.padding": Rule(REFUSED, _SHAPE),
+    "model.norm": Rule(REFUSED, _SHAPE),
+    "model.upsampling": Rule(REFUSED, _SHAPE),
+    "model.dropout": Rule(REFUSED, "it is part of the network that a checkpoint describes"),
+    "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
+    "parallel.halo": Rule(MAY, _LAW),
+    "parallel.mesh": Rule(MAY, _LAW),
+    "parallel.fusion": Rule(MAY, _LAW),
+    "parallel.overlap": Rule(MAY, _LAW),
+    "parallel.stages": Rule(MAY, _LAW),
+    "parallel.balance": Rule(MAY, _LAW),
+    "parallel.schedule": Rule(MAY, _LAW),
+    "parallel.micro_batches": Rule(MAY, _LAW),
+    "parallel.recompute": Rule(MAY, _LAW),
+    "parallel.transport": Rule(MAY, _LAW),
+    "optimizer.name": Rule(REFUSED, "what one optimizer has gathered means nothing to another"),
+    "optimizer.lr": Rule(MAY, _RATE),
+    "optimizer.momentum": Rule(MAY, "from 0 or to 0 its buffers start anew"),
+    "optimizer.weight_decay": Rule(MAY, "it has no state"),
+    "optimizer.policy": Rule(MAY, _RATE),
+    "optimizer.warmup_steps": Rule(MAY, f"{_RATE}: with more than are done it rises again"),
+    "optimizer.step_size": Rule(MAY, _RATE),
+    "optimizer.gamma": Rule(MAY, _RATE),
+    "optimizer.power": Rule(MAY, _RATE),
+    "optimizer.clip_norm": Rule(MAY, "it has no state"),
+    "train.epochs": Rule(
+        MAY, "the end moves, and the rate is that of a run of so many; fewer than are done are refused"
+    ),
+    "train.tiles_per_step": Rule(EDGE, _ORDER),
+    "train.images_per_step": Rule(EDGE, _ORDER),
+    "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
+    "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
+    "train.checkpoint_every": Rule(MAY, "it trains nothing"),
+    "train.keep_checkpoints": Rule(MAY, "it trains nothing"),
+    "train.validate_every": Rule(MAY, "it trains nothing"),
+    "train.resume": Rule(OTHER, "it names the checkpoint"),
+    "train.deterministic": Rule(MAY, "from then on bits are promised, or no more"),
+    "run.output": Rule(OTHER, "another folder without checkpoints starts anew; with train.resume it goes on there"),
+    "run.verbosity": Rule(OTHER, "it changes what is said"),
+}
+
+
+def table() -> str:
+    """The rules as docs/resume.md has them."""
+    rows = [f"| `{key}` | {rule.change} | {rule.why} |" for key, rule in RULES.items()]
+    return "\n".join(["| key | another value | why |", "| --- | --- | --- |", *rows])

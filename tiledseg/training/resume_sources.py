@@ -1,0 +1,87 @@
+"""The images of a run that goes on, held against those of its checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tiledseg.errors import CheckpointError
+from tiledseg.raster.identity import Identity, identify
+from tiledseg.training.preparation import RasterSet
+from tiledseg.training.saved_state import Source
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What has become of a checkpoint's images: `same` where all are there, in the same order, and none more; `added`
+    are the numbers of those that it did not have; `rewritten` the paths of files that are not as they were; `before`
+    and `now` are the paths by their keys, where the checkpoint has them."""
+
+    same: bool
+    added: tuple[int, ...]
+    rewritten: tuple[str, ...]
+    before: Mapping[str, list[str]]
+    now: Mapping[str, list[str]]
+
+
+def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
+    """The images and labels of a run, as they are now."""
+    return tuple(
+        Source(identify(image), identify(labels)) for image, labels in zip(rasters.images, rasters.labels, strict=True)
+    )
+
+
+def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: os.PathLike[str]) -> Comparison:
+    """Raises CheckpointError, with both values, where images of before are in another order or have other labels."""
+    match = _match(before, now)
+    for (one, was), (other, then) in pairwise(sorted(match.items())):
+        if was > then:
+            raise CheckpointError(
+                f"{checkpoint} has data.images in another order: {before[then].image.path} before "
+                f"{before[was].image.path} there, {now[one].image.path} before {now[other].image.path} in this run; "
+                "keep the order, or give another run.output"
+            )
+    rewritten = []
+    for new, old in sorted(match.items()):
+        earlier, labels = before[old].labels, now[new].labels
+        if earlier is not None and labels is not None:
+            if not (labels.is_at(earlier) or labels.holds_what(earlier)):
+                raise CheckpointError(
+                    f"{checkpoint} has other data.labels: those of {now[new].image.path} are {earlier.path} there and "
+                    f"{labels.path} in this run; use the same, or give another run.output"
+                )
+            rewritten += [labels.path] * (labels.is_at(earlier) and labels.changed_since(earlier))
+        image, past = now[new].image, before[old].image
+        rewritten += [image.path] * (earlier is not None and image.is_at(past) and image.changed_since(past))
+    same = len(match) == len(before) == len(now)
+    added = tuple(i for i in range(len(now)) if i not in match)
+    paths, own = _paths(before), _paths(now)
+    return Comparison(same, added, tuple(dict.fromkeys(rewritten)), paths, {key: own[key] for key in paths})
+
+
+def _paths(sources: Sequence[Source]) -> dict[str, list[str]]:
+    images = {"data.images": [source.image.path for source in sources]} if sources else {}
+    labels = [source.labels.path for source in sources if source.labels is not None]
+    return {**images, "data.labels": labels} if labels else images
+
+
+def _match(before: Sequence[Source], now: Sequence[Source]) -> dict[int, int]:
+    """Which image of now is which of before: by path and content, then by content (moved), then by path (rewritten)."""
+    rules: tuple[Callable[[Identity, Identity], bool], ...] = (
+        lambda a, b: a.is_at(b) and (a.sample == b.sample or None in (a.sample, b.sample)),
+        lambda a, b: a.holds_what(b),
+        lambda a, b: a.is_at(b),
+    )
+    found: dict[int, int] = {}
+    for rule in rules:
+        left = [old for old in range(len(before)) if old not in found.values()]
+        for new in range(len(now)):
+            if new in found:
+                continue
+            old = next((old for old in left if rule(now[new].image, before[old].image)), None)
+            if old is not None:
+                found[new] = old
+                left.remove(old)
+    return found
