@@ -21,7 +21,7 @@ from tiledseg.errors import CheckpointError
 from tiledseg.files import irregular_kind
 from tiledseg.training.checkpoint_tensors import check_tensors
 from tiledseg.training.saved_state import SavedState, parse_state
-from tiledseg.training.typed_json import MalformedError, parse, shown
+from tiledseg.training.typed_json import MalformedError, parse, quoted
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
@@ -132,7 +132,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise DamagedCheckpointError(f"{file} is no checkpoint's manifest: it states no format; use another checkpoint")
     if found != FORMAT:
         raise CheckpointError(
-            f"{path} has checkpoint format {shown(found)}, this program reads {FORMAT}; use its own version"
+            f"{path} has checkpoint format {quoted(found)}, this program reads {FORMAT}; use its own version"
         )
     own = manifest.pop("own_checksum", None)
     if own != own_checksum(manifest):

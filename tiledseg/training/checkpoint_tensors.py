@@ -10,7 +10,7 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.training.saved_state import SavedState
-from tiledseg.training.typed_json import MalformedError, shown
+from tiledseg.training.typed_json import MalformedError, quoted
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -47,7 +47,7 @@ def _described(unet: UNet, tensors: int) -> FlatNetwork:
         with torch.device("meta"):
             return FlatNetwork(unet.layers(), unet.bands)
     except (RuntimeError, OverflowError, TypeError, ValueError):
-        raise MalformedError(f"state.network is {shown(unet)}, which cannot be built") from None
+        raise MalformedError(f"state.network is {quoted(unet)}, which cannot be built") from None
 
 
 def _check(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
@@ -64,13 +64,13 @@ def _check(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtyp
 def _check_groups(groups: Sequence[Mapping[str, Any]], count: int) -> None:
     held = [index for group in groups for index in group["params"]]
     if held != list(range(count)):
-        raise MalformedError(f"optimizer_groups has the parameters {shown(held)}, the network {count}")
+        raise MalformedError(f"optimizer_groups has the parameters {quoted(held)}, the network {count}")
 
 
 def _check_optimizer(name: str, found: Tensors, shapes: Sequence[torch.Size], dtype: torch.dtype) -> None:
     """All parameters have their entries, or none has (no step had a valid pixel)."""
     if name not in _ENTRIES:
-        raise MalformedError(f"state.config.optimizer.name is {shown(name)}, not one of {', '.join(sorted(_ENTRIES))}")
+        raise MalformedError(f"state.config.optimizer.name is {quoted(name)}, not one of {', '.join(sorted(_ENTRIES))}")
     expected = {f"{index}.{entry}" for index in range(len(shapes)) for entry in _ENTRIES[name]}
     different = sorted(found.keys() ^ expected)
     if found and different:

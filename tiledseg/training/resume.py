@@ -16,7 +16,7 @@ from tiledseg.training.preparation import Preparation, class_map
 from tiledseg.training.resume_rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume_sources import Comparison, compare_sources, sources_of
 from tiledseg.training.saved_state import Resumed, SavedState, Source
-from tiledseg.training.typed_json import shown
+from tiledseg.training.typed_json import quoted
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",
@@ -161,4 +161,4 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    return "null" if value is None else str(value) if isinstance(value, int | float | str) else shown(value)
+    return "null" if value is None else str(value) if isinstance(value, int | float | str) else quoted(value)

@@ -18,7 +18,7 @@ from tiledseg.raster.identity import Identity
 from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.course import Mark
-from tiledseg.training.typed_json import MalformedError, parse, shown
+from tiledseg.training.typed_json import MalformedError, parse, quoted
 
 _NETWORK = tuple(UNet.__dataclass_fields__)
 _MEANING = ("data.bands", "data.nodata", "data.classes", "data.ignore_index", "data.normalize", "optimizer.name")
@@ -95,7 +95,7 @@ def _check_normalization(found: Normalization, bands: int) -> None:
             above = " above 0" if name == "std" else ""
             raise MalformedError(f"state.normalization.{name} holds {wrong[0]}, not a finite number{above}")
     if not all(0 <= band < bands for band in found.constant):
-        raise MalformedError(f"state.normalization.constant is {shown(list(found.constant))} with {bands} bands")
+        raise MalformedError(f"state.normalization.constant is {quoted(list(found.constant))} with {bands} bands")
 
 
 def _check_progress(saved: SavedState) -> None:
@@ -108,4 +108,4 @@ def _check_progress(saved: SavedState) -> None:
     places = [*saved.marks, (saved.step + 1, epoch + 1)]
     rising = all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(places))
     if saved.marks[:1] != ((0, 0),) or not rising:
-        raise MalformedError(f"state.marks is {shown(saved.marks)}, not rising from (0, 0) to epoch {epoch}")
+        raise MalformedError(f"state.marks is {quoted(saved.marks)}, not rising from (0, 0) to epoch {epoch}")

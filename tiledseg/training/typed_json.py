@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
+from tiledseg.config_checks import shown
+
 T = TypeVar("T")
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
@@ -24,13 +26,13 @@ def parse(kind: type[T], value: Any, name: str, required: Collection[str] | None
     an unknown one is refused: it would be ignored. Tuples come from lists. Raises MalformedError.
     """
     if not isinstance(value, Mapping):
-        raise MalformedError(f"{name} is {shown(value)}, not a map")
+        raise MalformedError(f"{name} is {quoted(value)}, not a map")
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     required = required or ()
     for key in value:
         if key not in known:
-            raise MalformedError(f"{name}.{shown(key)[1:-1]} is unknown")
+            raise MalformedError(f"{name}.{quoted(key)[1:-1]} is unknown")
     found = {}
     for key, field in known.items():
         below = [word.partition(".")[2] for word in required if word.partition(".")[0] == key]
@@ -41,10 +43,9 @@ def parse(kind: type[T], value: Any, name: str, required: Collection[str] | None
     return kind(**found)
 
 
-def shown(value: Any) -> str:
-    """A value in a message: one line, not long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def quoted(value: Any) -> str:
+    """A value in a message, text in quotes: "2" is none of the numbers."""
+    return shown(repr(value))
 
 
 def _fitted(hint: Any, value: Any, name: str, required: Collection[str]) -> Any:
@@ -58,7 +59,7 @@ def _fitted(hint: Any, value: Any, name: str, required: Collection[str]) -> Any:
         return None if value is None else _fitted(inner[0], value, name, ())
     if hint is Any or fits(hint, value):
         return _as_tuples(hint, value)
-    raise MalformedError(f"{name} is {shown(value)}, not {in_words(hint)}")
+    raise MalformedError(f"{name} is {quoted(value)}, not {in_words(hint)}")
 
 
 def fits(hint: Any, value: Any) -> bool:
