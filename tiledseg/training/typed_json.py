@@ -1,4 +1,4 @@
-"""From what JSON holds to dataclasses, each value checked against the type of its field; the standard library alone."""
+"""From what JSON holds to dataclasses, each value checked against the type of its field."""
 
 from __future__ import annotations
 
