@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.command import Parser, add_format_option, run, warn
+from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.inference.evaluation import compare
 from tiledseg.raster.info import reference_notes
@@ -42,14 +43,24 @@ def build_parser() -> Parser:
     return parser
 
 
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object; where a name stands twice, one value would be lost."""
+    for name, _ in pairs:
+        if sum(name == other for other, _ in pairs) > 1:
+            raise ConfigError(f"--classes gives {shown(name)} a second time; keep one of them")
+    return dict(pairs)
+
+
 def parse_classes(text: str) -> int | Mapping[Hashable, int | None]:
     """A number, or a JSON object; raises ConfigError."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, object_pairs_hook=_each_once)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, bool) or not isinstance(value, (int, dict)):
-        raise ConfigError(f'--classes is {text!r}; give a number, or a JSON map such as \'{{"1": 0, "2": 1}}\'')
+        raise ConfigError(f'--classes is {shown(text)!r}; give a number, or a JSON map such as \'{{"1": 0, "2": 1}}\'')
     return value
 
 

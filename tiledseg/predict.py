@@ -11,7 +11,7 @@ from tiledseg.comm.failure import traced
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
-from tiledseg.errors import ConfigError
+from tiledseg.config_checks import Range
 from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -68,8 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         options = build_parser().parse_args(argv)
         grid = parse_grid(options.grid)
-        if options.workers < 1:
-            raise ConfigError(f"--workers is {options.workers}; give at least 1")
+        Range(1, 256).check("--workers", options.workers)
         parallel = parse_parallel(options)
         keep_freed_memory(os.environ)
 

@@ -9,6 +9,7 @@ from tests.bad_input.config_cases import FLAGS, VALUES
 from tests.bad_input.input_cases import INPUTS
 from tests.bad_input.materials import RESEALED
 from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
+from tests.bad_input.size_cases import SIZES
 
 RASTERS = (
     train("no-images", "--data.images []", "data.images", "empty"),
@@ -285,4 +286,5 @@ CASES = (
     *SCENES,
     *STORES,
     *DOCTORS,
+    *SIZES,
 )

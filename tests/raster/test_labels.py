@@ -159,7 +159,7 @@ def test_number_strings_are_raw_values() -> None:
         (5, 256, "ignore_index 256"),
         ({}, 255, "numbered from 0"),
         ({0: 0, 1: 2}, 255, "class 1 is missing"),
-        ({0: -1, 1: 0}, 255, "numbered from 0"),
+        ({0: -1, 1: 0}, 255, "number from 0 to 255"),
         ({0: 0, "#ff0000": 1}, 255, "mixes"),
         ({"red": 0, "1": 1}, 255, "'red'"),
         ({"300,0,0": 0, "1,1,1": 1}, 255, "300,0,0"),

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from tiledseg.config_checks import Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.halo_traffic import Sent
 
@@ -31,11 +32,9 @@ class Machine:
     latency: float = 20e-6
 
     def __post_init__(self) -> None:
-        for flag, value in (("--flops", self.flops), ("--bandwidth", self.bandwidth)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{flag} is {value:g}; give more than 0")
-        if not 0 <= self.latency < math.inf:
-            raise ConfigError(f"--latency is {self.latency:g}; give 0 or more seconds")
+        Range(1.0, 1e24).check("--flops", self.flops)
+        Range(1.0, 1e24).check("--bandwidth", self.bandwidth)
+        Range(0.0, 1e6).check("--latency", self.latency)
 
     def compute_seconds(self, multiply_adds: int, training: bool = True) -> float:
         """A forward pass of so many multiply-adds, with the backward pass where training."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.config_checks import MOST, Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine
 from tiledseg.widths import ACTIVATION_BYTES
 
+MOST_BYTES = 2**63 - 1
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
@@ -37,18 +40,19 @@ class Question:
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
-        for flag, value in (
-            ("--size", min(self.size)),
-            ("--grid", min(self.grid) if self.grid else 1),
-            ("--stride", self.stride),
-            ("--gpus-per-node", self.gpus_per_node),
-            ("--images", self.images),
-            ("--gpus", 1 if self.gpus is None else self.gpus),
-            ("--mesh", min(self.mesh) if self.mesh else 1),
-            ("--gpu-memory", 1 if self.gpu_memory is None else self.gpu_memory),
+        for flag, values in (
+            ("--size", self.size),
+            ("--grid", self.grid or ()),
+            ("--stride", (self.stride,)),
+            ("--gpus-per-node", (self.gpus_per_node,)),
+            ("--images", (self.images,)),
+            ("--gpus", () if self.gpus is None else (self.gpus,)),
+            ("--mesh", self.mesh or ()),
         ):
-            if value < 1:
-                raise ConfigError(f"{flag} is {value}; give at least 1")
+            for value in values:
+                Range(1, MOST).check(flag, value)
+        if self.gpu_memory is not None:
+            Range(1, MOST_BYTES).check("--gpu-memory", self.gpu_memory)
         if self.grid is None and self.gpu_memory is None:
             raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
         if self.grid is None and self.stride != 1:
@@ -68,4 +72,5 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
     if not match or match[2] not in _UNITS:
         raise ConfigError(f"memory '{text}' is no number of bytes; give 16GiB, 16GB, 512MiB or a plain number")
-    return int(float(match[1]) * _UNITS[match[2]])
+    size = float(match[1]) * _UNITS[match[2]]
+    return int(size) if math.isfinite(size) else MOST_BYTES + 1

@@ -5,13 +5,15 @@ Plain values in nested dicts, ready for JSON. Lengths in pixels, memory in bytes
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.modes_report import modes_part
@@ -60,6 +62,9 @@ def plan(question: Question, stages: StagesQuestion | None = None) -> Planned:
     return Planned(answer, tiling, staged)
 
 
+MOST_TILES = 2**15  # some 0.3 ms each
+
+
 def plan_tiling(question: Question) -> Tiling:
     """The tiling of the given grid, or of the one that fits the memory."""
     layers = question.network.layers()
@@ -76,6 +81,12 @@ def plan_tiling(question: Question) -> Tiling:
             question.bytes_per_value,
             ranks,
             question.network.bands,
+        )
+    finest = finest_grid(question.size, footprint)
+    if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
+        raise ConfigError(
+            f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles; plan looks at each of {MOST_TILES} at most: "
+            "give a part of the raster as --size, with a grid in proportion"
         )
     return make_tiling(question.size, grid, footprint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import context_sizes, finest_grid
 from tiledseg.planning.step_memory import training_memory
 
+MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
+MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
 LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
 
 
@@ -42,7 +45,11 @@ def choose_grid(
     Raises GeometryError, with both values, where not even the smallest context fits.
     """
     finest = finest_grid(raster, footprint)
+    if max(finest) > MOST_TILES_A_SIDE:
+        raise _too_many(raster, memory_bytes)
     longest = max(LONGEST_TILE, max(raster) / max(1, min(raster)))
+
+    trials = itertools.count()
 
     @functools.cache
     def cut(dim: int, parts: int) -> _Cut:
@@ -55,6 +62,8 @@ def choose_grid(
 
     def price(rows: int, cols: int) -> int | None:
         """Pixels that this grid computes in all; None where it is not acceptable."""
+        if next(trials) > MOST_TRIALS or step_bytes.cache_info().misses > MOST_STEPS:
+            raise _too_many(raster, memory_bytes)
         sides = raster[0] / rows, raster[1] / cols
         if max(sides) > longest * min(sides):
             return None
@@ -70,6 +79,13 @@ def choose_grid(
             "lower precision, or a device with more memory"
         )
     return _fewest(finest, min(ranks, finest[0] * finest[1]), price)
+
+
+def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
+    return GeometryError(
+        f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
+        "memory; give a grid in place of auto"
+    )
 
 
 def _fewest(finest: tuple[int, int], wanted: int, price: Callable[[int, int], int | None]) -> tuple[int, int]:

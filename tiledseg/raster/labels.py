@@ -21,6 +21,7 @@ from tiledseg.raster.info import Colour, RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
 _UNKNOWN = -1
+_LARGEST_CLASS, _LARGEST_RAW = 255, 2**63 - 1
 _HEX = re.compile(r"#([0-9a-fA-F]{6})")
 _TRIPLE = re.compile(r"[\[(]?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*[\])]?")
 _NUMBER = re.compile(r"[+-]?\d+")
@@ -152,6 +153,10 @@ def _from_mapping(classes: Mapping[Hashable, int | None], ignore_index: int) -> 
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise ConfigError(f"classes maps {key!r} to {value!r}; give a class number, or null to leave it out")
         number = ignore_index if value is None else value
+        if not 0 <= number <= _LARGEST_CLASS:
+            raise ConfigError(f"classes maps {key!r} to {number}; give a class number from 0 to {_LARGEST_CLASS}")
+        if abs(raw) > _LARGEST_RAW:
+            raise ConfigError(f"classes has key {key!r}; give raw values that whole numbers of 64 bits can hold")
         if pairs.get(raw, number) != number:
             raise ConfigError(f"classes gives {key!r} both class {pairs[raw]} and {number}; keep one")
         pairs[raw] = number

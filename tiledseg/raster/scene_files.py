@@ -30,6 +30,7 @@ WINDOW = (BLOCK, 2 * BLOCK)
 CRS = "EPSG:32632"
 TRANSFORM = Affine(METRES, 0.0, 480000.0, 0.0, -METRES, 5420000.0)
 _MAX_SIDE = 2_000_000
+_MAX_WORKERS = 256
 
 Windowed = tuple[Box, NDArray[np.uint8], NDArray[np.uint8]]
 
@@ -51,8 +52,11 @@ def write_scene(
     written.
     """
     paths = Path(image), Path(labels)
-    if max(size) > _MAX_SIDE or workers < 1:
-        raise ConfigError(f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1")
+    if max(size) > _MAX_SIDE or not 1 <= workers <= _MAX_WORKERS:
+        raise ConfigError(
+            f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1 to "
+            f"{_MAX_WORKERS}"
+        )
     Scene(seed, size, bands)  # its errors before any work
     if paths[0].absolute() == paths[1].absolute():
         raise OutputError(f"image and labels are both {paths[0]}; give two names")

@@ -7,8 +7,11 @@ import resource
 
 import torch
 
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh, gather_facts
+from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import why_not_kept
+from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
 
 _SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
 # A host's memory that is kept when it is freed lies in pieces: 1.13 to 1.22 times as much, measured (decision 0012).
@@ -33,6 +36,26 @@ def _free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
+
+
+def check_weights(network: UNet, copies: int, precision: str, mesh: Mesh) -> None:
+    """Raise ConfigError where the host cannot hold the weights of its ranks, `copies` of each, whatever the tiles.
+
+    Every rank builds the whole network before it knows its part. Counted against all of the host's memory, free or
+    not: a network that is refused could not have been trained.
+    """
+    channels, parameters = network.bands, 0
+    for layer in network.layers():
+        parameters += layer.parameters(channels)
+        channels = layer.output_channels(channels)
+    ranks = mesh.launch.local_size
+    needed = parameters * copies * wide_bytes(ACTIVATION_BYTES[precision]) * ranks
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        raise ConfigError(
+            f"the model has {parameters:.3g} parameters, with which {ranks} ranks fill {needed / 1e9:.4g} GB, but the "
+            f"host has {memory / 1e9:.4g} GB; use fewer model.base_channels or model.levels, or a smaller model.kernel"
+        )
 
 
 def peak_memory(device: torch.device) -> int:

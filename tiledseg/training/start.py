@@ -27,7 +27,7 @@ from tiledseg.training.checkpoint import (
     newest_checkpoint,
     newest_step,
 )
-from tiledseg.training.memory import memory_per_rank
+from tiledseg.training.memory import check_weights, memory_per_rank
 from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipeline, spread_note
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
@@ -47,6 +47,7 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
     pipeline = _plan_pipeline(config, preparation, memory, mesh)
+    mesh.on_root(lambda: _check_weights(config, preparation, mesh))
     folder = Path(config.run.output)
     mesh.on_root(lambda: check_folder(folder))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
@@ -57,6 +58,12 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     if mesh.is_root:
         _announce(config, preparation, normalization, beginning, pipeline, note)
     return Trainer(config, mesh, preparation, normalization, beginning, pipeline).run()
+
+
+def _check_weights(config: Config, preparation: Preparation, mesh: Mesh) -> None:
+    """With their gradients, where nothing is known of stages and devices that hold less of them."""
+    whole = config.parallel.stages == 1 and mesh.device.type == "cpu"
+    check_weights(preparation.network, 2 if whole else 1, config.train.precision, mesh)
 
 
 def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
