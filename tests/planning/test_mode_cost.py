@@ -151,6 +151,7 @@ def test_gradients_and_norms() -> None:
     parameters = sum(c.parameters for c in layer_costs(unet.layers(), 4, (16, 16)))
     assert gradient_bytes(task) == 8 * parameters
     channels = [4, 4, 8, 8, 16, 16, 8, 8, 4, 4]
-    expected = Sent(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
+    forward = Sent(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))
+    expected = Traffic(forward, Sent(len(channels), 8 * sum(2 * c for c in channels)))
     assert layer_cost(task, MACHINE, 1).norms == expected
-    assert layer_cost(task_of(unet, (200, 200), (2, 2), (1, 1)), MACHINE, 1).norms == Sent()
+    assert layer_cost(task_of(unet, (200, 200), (2, 2), (1, 1)), MACHINE, 1).norms == Traffic()

@@ -12,8 +12,9 @@ from tests.geometry.drawn import partitions
 from tests.spatial.twins import FLOOR, DrawnNetwork, Network
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.blocks import PixelNorm, PopSkip, StashSkip
+from tiledseg.models.blocks import PopSkip, StashSkip
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.norm import PixelNorm
 
 CHANNELS = 4  # of every layer but where groups and widths are drawn
 

@@ -16,9 +16,9 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.blocks import PixelNorm
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.norm import PixelNorm
 from tiledseg.models.unet import build_unet
 from tiledseg.spatial.convert import POINTWISE, convert_layers
 from tiledseg.spatial.network import SpatialNetwork

@@ -36,7 +36,7 @@ from tiledseg.training.halo_plan import HaloPlan, plan_halos
 from tiledseg.training.norm_check import MAPPED, check_statistics
 from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.training.precision import INPUT_DTYPES, use_one_kernel
+from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
 from tiledseg.training.progress import StepProgress
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -201,9 +201,9 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Ma
 
 
 def load_trained(checkpoint: Checkpoint, unet: UNet) -> FlatNetwork:
-    """The checkpoint's network, ready to map, on the CPU."""
+    """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost."""
     use_one_kernel(True)
-    network = build_unet(unet)
+    network = build_unet(unet).to(PARAMETER_DTYPES[checkpoint.state["config"]["train"]["precision"]])
     load_network(checkpoint, network)
     network.eval()
     return network

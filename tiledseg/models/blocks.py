@@ -19,6 +19,7 @@ from tiledseg.geometry.layer import (
 )
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
 class StashSkip(nn.Module):
@@ -44,27 +45,6 @@ class PopSkip(nn.Module):
         if self.crop:
             skip_BCHW = skip_BCHW[:, :, self.crop : -self.crop, self.crop : -self.crop]
         return torch.cat([skip_BCHW, x_BCHW], dim=1)
-
-
-class PixelNorm(nn.LayerNorm):
-    """Layer norm over the channels of each pixel: no pixel sees another."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
-
-
-class InstanceNorm(nn.InstanceNorm2d):
-    """Instance norm whose backward pass is handed a contiguous gradient.
-
-    torch 2.13 on the CPU takes a channels-last one for contiguous where the batch is 1, and gives a wrong dx. Behind an
-    activation gradients are contiguous; behind the end of a pipeline's stage they need not be.
-    """
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        result = super().forward(input)
-        if result.requires_grad:
-            result.register_hook(torch.Tensor.contiguous)
-        return result
 
 
 def build_layer(layer: Layer, channels: int) -> nn.Module:
@@ -109,7 +89,7 @@ def _build_norm(layer: Norm, channels: int) -> nn.Module:
         case "instance":
             return InstanceNorm(channels, affine=True)
         case "group":
-            return nn.GroupNorm(layer.groups, channels)
+            return GroupNorm(layer.groups, channels)
         case "batch":
-            return nn.BatchNorm2d(channels)
+            return BatchNorm(channels)
     raise TypeError(f"no module for the norm '{layer.kind}'; add it to build_layer")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
 from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes
-from tiledseg.widths import wide_bytes
+from tiledseg.widths import norm_work_bytes, wide_bytes
 
-VIEWING_NORMS = ("instance", "pixel")  # they compute in another layout and return a view
+VIEWING_NORMS = ("pixel",)  # they compute in another layout and return a view
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Walk:
             handed_on = self.gradient
         elif isinstance(layer, Activation):
             handed_on = cost.output_bytes
-        elif isinstance(layer, Moved):
+        elif isinstance(layer, Norm | Moved):
             handed_on = cost.input_bytes
         weights = cost.parameters * wide_bytes(self.bytes_per_value)
         self.peak = max(self.peak, self.live + sum(self.waiting.values()) + self.gradient + new + weights)
@@ -104,8 +104,8 @@ class _Walk:
         if writes and isinstance(before, Norm) and before.kind in VIEWING_NORMS:
             # Written over a view: autograd copies the gradient, and twice more; a received one stays beside its copy.
             return (3 if self.gradient else 4) * cost.input_bytes
-        if isinstance(layer, Norm) and layer.kind == "instance" and not self.gradient:
-            return 2 * cost.input_bytes  # it wants a gradient that lies channel by channel, and copies a received one
+        if isinstance(layer, Norm) and layer.kind != "pixel":
+            return max(cost.input_bytes, norm_work_bytes(*cost.shape))  # the sums' rows are let go before it is made
         return cost.input_bytes
 
     def _split(self, layer: PopConcatenate, cost: LayerCost) -> tuple[int, int]:

@@ -5,7 +5,7 @@ Counted from the layer descriptions alone. What autograd keeps for the backward 
 - convolution, transposed convolution: its input;
 - leaky ReLU: its output, which it writes over its input, so a convolution's output is not kept a second time;
 - max pooling: its input, and an 8-byte index for each output;
-- norm: its input and a few statistics (4 bytes or more each): pixel norm two a pixel, others some a channel or group;
+- norm: its input and a few statistics: pixel norm two a pixel, others some a channel or group;
 - dropout: one value a channel; concatenation and upsampling: nothing, their outputs are kept by the layer behind;
 - the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel.
 
@@ -30,7 +30,7 @@ from tiledseg.geometry.layer import (
 )
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import layer_shapes
-from tiledseg.widths import SINGLE_BYTES, norm_bytes, wide_bytes
+from tiledseg.widths import DOUBLE_BYTES, SINGLE_BYTES, norm_bytes, wide_bytes
 
 INDEX_BYTES = 8  # indices of a max pooling, labels of a loss
 
@@ -101,8 +101,7 @@ def keep_for_backward(
             return keep(tensor), tensor
         case Norm(kind=kind) if kind != "none":
             inner = norm_bytes(kind, bytes_per_value)
-            statistics = wide_bytes(bytes_per_value) * _statistics(layer, shape)
-            return keep(tensor, inner) + statistics, Tensor(values, value_bytes=inner)
+            return keep(tensor, inner) + statistics_bytes(layer, shape, inner), Tensor(values, value_bytes=inner)
         case Dropout(probability=p) if p > 0:
             return bytes_per_value * channels, Tensor(values, value_bytes=bytes_per_value)
         case PopConcatenate():
@@ -123,18 +122,13 @@ def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
     return tensor.values * width
 
 
-def _statistics(norm: Norm, shape: tuple[int, int, int]) -> int:
-    """Values that a norm keeps besides its input: means and deviations, and what PyTorch keeps with them."""
+def statistics_bytes(norm: Norm, shape: tuple[int, int, int], value_bytes: int) -> int:
+    """Bytes that a norm keeps besides its input: pixel norm a mean and a deviation a pixel; others, in float64, a scale
+    a channel, a mean and a deviation a channel or group, and their count."""
     channels, height, width = shape
-    match norm.kind:
-        case "pixel":
-            return 2 * height * width
-        case "group":
-            return 2 * norm.groups
-        case "instance":
-            return 3 * channels  # the weight, repeated for each sample
-        case _:
-            return 4 * channels  # batch: the running mean and variance
+    if norm.kind == "pixel":
+        return 2 * height * width * value_bytes
+    return DOUBLE_BYTES * (channels + 2 * (norm.groups if norm.kind == "group" else channels) + 1)
 
 
 def loss_bytes(costs: Sequence[LayerCost], bytes_per_value: int) -> int:

@@ -129,15 +129,16 @@ def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) ->
             yield (i, j), Sent(row.sends + col.sends, pixels * input_tensor(bands, value_bytes).pixel_bytes)
 
 
-def norm_reductions(layers: Sequence[Layer], bands: int, ranks: int) -> Sent:
-    """The all-reduces of statistics in one forward pass of layer mode: calls, and bytes a rank. Backward: as many.
+def norm_reductions(layers: Sequence[Layer], bands: int, ranks: int) -> Traffic:
+    """The all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
 
-    Each rank gives count, means and variances in float64, in a slot of its own (`spatial.norm`).
+    Forward each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and of
+    the deviation, which are summed (`models.normalise`).
     """
-    channels, calls, values = bands, 0, 0
+    channels, calls, slots, sums = bands, 0, 0, 0
     for layer in layers:
         if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS and ranks > 1:
-            calls += 1
-            values += ranks * (1 + 2 * (layer.groups if layer.kind == "group" else channels))
+            sets = layer.groups if layer.kind == "group" else channels
+            calls, slots, sums = calls + 1, slots + ranks * (1 + 2 * sets), sums + 2 * sets
         channels = layer.output_channels(channels)
-    return Sent(calls, values * STATISTIC_BYTES)
+    return Traffic(Sent(calls, slots * STATISTIC_BYTES), Sent(calls, sums * STATISTIC_BYTES))

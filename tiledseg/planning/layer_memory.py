@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from tiledseg.geometry.layer import Dropout, Layer, Norm, PopConcatenate, Stash
 from tiledseg.planning.backward_walk import Moved
-from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward
-from tiledseg.planning.halo_traffic import STATISTIC_BYTES, WHOLE_IMAGE_NORMS, TensorAt, tensors_before
+from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward, statistics_bytes
+from tiledseg.planning.halo_traffic import WHOLE_IMAGE_NORMS, TensorAt, tensors_before
 from tiledseg.planning.rank_steps import DimStep, RankSteps
 from tiledseg.planning.step_memory import StepMemory, walked_memory
+from tiledseg.widths import SINGLE_BYTES, copy_bytes, norm_bytes, norm_work_bytes
 
 
 def block_memory(
@@ -73,9 +74,10 @@ class _Walk:
         before = self.channels * row.read * col.read * self.tensor.value_bytes
         kept, described = 0, layer
         if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS and self.ranks > 1:
-            kept = keep(self.tensor) + self._statistics(layer, row, col)
-            described = Moved(layer.name, 3 * before)  # of values, of deviations, and their sum
-            self.tensor = Tensor(self.channels * row.computed * col.computed, value_bytes=self.value_bytes)
+            kept = keep(self.tensor) + statistics_bytes(layer, shape, self.value_bytes)
+            described = Moved(layer.name, self._norm_gradient(before, shape))
+            width = norm_bytes(layer.kind, self.value_bytes)
+            self.tensor = Tensor(self.channels * row.computed * col.computed, value_bytes=width)
         elif not _is_nothing(layer):
             kept, self.tensor = keep_for_backward(layer, self.tensor, shape, self.value_bytes)
         work = layer.multiply_adds(self.channels) * row.computed * col.computed
@@ -85,14 +87,12 @@ class _Walk:
         if isinstance(layer, Stash):
             self.skips[layer.skip] = self.channels
 
-    def _statistics(self, norm: Norm, row: DimStep, col: DimStep) -> int:
-        """What a norm over all ranks keeps besides its input: the slots of its sums, and the owned pixels, where these
-        are no plain view of what the rank holds (`spatial.norm`)."""
-        channels, groups = self.channels, norm.groups if norm.kind == "group" else self.channels
-        wide = self.ranks * (1 + 3 * groups) + 1 + 3 * channels
-        copied = groups < channels or col.owned < col.source
-        pixels = row.owned * col.owned * copied
-        return STATISTIC_BYTES * wide + self.value_bytes * channels * (1 + pixels)
+    def _norm_gradient(self, size: int, shape: tuple[int, int, int]) -> int:
+        """What the backward pass of a norm over all ranks allocates: its input's gradient; of narrow values that and
+        a factor in float32, before it is cast."""
+        values = size // self.tensor.value_bytes
+        narrow = copy_bytes(self.tensor.value_bytes) > 0
+        return max(2 * SINGLE_BYTES * values if narrow else size, norm_work_bytes(*shape))
 
     def _bring(self, name: str, row: DimStep, col: DimStep) -> None:
         """From what the rank holds to what the layer reads."""

@@ -69,8 +69,8 @@ class ModeCost:
     """One mode. `fusion` is 0 but for layer mode.
 
     `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
-    `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics in one forward pass,
-    and in one backward pass. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
+    `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
+    bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
     for one step, the all-reduce of gradients included.
     """
 
@@ -80,7 +80,7 @@ class ModeCost:
     work_max: int
     traffic: Traffic
     busiest: Traffic
-    norms: Sent
+    norms: Traffic
     memory: int
     seconds: float
 
@@ -90,7 +90,7 @@ def read_cost(task: Task, machine: Machine) -> ModeCost:
     work = _tile_work(task)
     busiest, memory = max(work.values()), max(_tile_memory(task).values())
     seconds = machine.compute_seconds(busiest) + _gradient_seconds(task, machine)
-    return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Sent(), memory, seconds)
+    return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds)
 
 
 def exchange_cost(task: Task, machine: Machine) -> ModeCost:
@@ -106,7 +106,7 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
         work_max=max(work.values()),
         traffic=Traffic(sum(sent.values(), Sent())),
         busiest=Traffic(busiest),
-        norms=Sent(),
+        norms=Traffic(),
         memory=max(memory[at] + held[at] for at in memory),
         seconds=seconds + _gradient_seconds(task, machine),
     )
@@ -117,7 +117,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     rows, cols = settled(task.layers, task.decomposition)
     ranks = layer_ranks(task.layers, rows, cols, fusion, task.bands, task.value_bytes)
     norms = norm_reductions(task.layers, task.bands, task.ranks)
-    sums = machine.all_reduce_seconds(2 * norms.messages, 2 * norms.bytes, task.ranks)
+    sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     return ModeCost(
         mode="layer",
         fusion=fusion,

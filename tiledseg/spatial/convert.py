@@ -15,12 +15,13 @@ from torch import nn
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Activation, Layer, PopConcatenate, Stash
-from tiledseg.models.blocks import InstanceNorm, PixelNorm, PopSkip, StashSkip
+from tiledseg.models.blocks import PopSkip, StashSkip
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
-from tiledseg.spatial.norm import SpatialBatchNorm, SpatialGroupNorm, SpatialInstanceNorm
+from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import Place, SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialUpsample
@@ -149,12 +150,12 @@ def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
         return SpatialAveragePool(name, module)  # type: ignore[arg-type]
     if kind in (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
         return SpatialUpsample(name, module)  # type: ignore[arg-type]
-    if kind is nn.BatchNorm2d:
-        return SpatialBatchNorm(name, module, axes)  # type: ignore[arg-type]
-    if kind is nn.GroupNorm:
-        return SpatialGroupNorm(name, module, axes)  # type: ignore[arg-type]
+    if kind in (nn.BatchNorm2d, BatchNorm):
+        return SpatialBatchNorm(name, "batch", module, axes)  # type: ignore[arg-type]
+    if kind in (nn.GroupNorm, GroupNorm):
+        return SpatialNorm(name, "group", module, axes)  # type: ignore[arg-type]
     if kind in (nn.InstanceNorm2d, InstanceNorm):
-        return SpatialInstanceNorm(name, module, axes)  # type: ignore[arg-type]
+        return SpatialNorm(name, "instance", module, axes)  # type: ignore[arg-type]
     if kind is StashSkip:
         return SkipMark(name, module)  # type: ignore[arg-type]
     if kind is PopSkip:

@@ -1,0 +1,109 @@
+"""The project's norms against float64: no worse than torch's own kernels anywhere, in any precision, on any block."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, normed
+
+CHANNELS = 16
+SIDES = (96, 128)
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "batch": lambda: BatchNorm(CHANNELS),
+    "group": lambda: GroupNorm(4, CHANNELS),
+    "instance": lambda: InstanceNorm(CHANNELS, affine=True),
+}
+NATIVE = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm, "instance": nn.InstanceNorm2d}
+
+
+def drawn(kind: str, mean: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A norm with weights, an input of unit deviation and this mean, a gradient; bfloat16 represents both."""
+    generator = torch.Generator().manual_seed(4)
+    norm = NORMS[kind]()
+    with torch.no_grad():
+        norm.weight.uniform_(0.5, 1.5, generator=generator)
+        norm.bias.uniform_(-1, 1, generator=generator)
+    x, g = (torch.randn(1, CHANNELS, *SIDES, generator=generator) for _ in range(2))
+    return norm, *(t.bfloat16().contiguous(memory_format=torch.channels_last) for t in (x + mean, g))
+
+
+def passed(
+    norm: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, g: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and dx."""
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype == torch.bfloat16):
+        y = norm(x)
+    (dx,) = torch.autograd.grad(y, x, g.to(y.dtype).contiguous())
+    return y.detach(), dx
+
+
+def bias(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The worst mean error of a channel."""
+    return (found.double() - exact).mean((0, 2, 3)).abs().max().item()
+
+
+def worst(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return (found.double() - exact).abs().max().item()
+
+
+@pytest.mark.parametrize("mean", [3.0, 10.0])
+@pytest.mark.parametrize("kind", NORMS)
+def test_bfloat16_costs_no_digits_that_torch_keeps(kind: str, mean: float) -> None:
+    """Moments and factors rounded to bfloat16 shifted channels by 1.5e-2 at mean 3 and 4e-2 at mean 10. The result has
+    torch's dtype, also where a block is normed."""
+    norm, x, g = drawn(kind, mean)
+    native = copy.deepcopy(norm)
+    native.__class__ = NATIVE[kind]
+    exact = passed(native.double(), x.double(), g.double())
+    theirs = passed(native.float(), x, g)
+    block = (slice(None), slice(None), slice(0, SIDES[0] - 8), slice(None))
+    for found in (passed(norm, x, g), passed(lambda x: normed(norm, x, block), x, g)):
+        assert [t.dtype for t in found] == [t.dtype for t in theirs]
+    for here, there, right, limit in zip(passed(norm, x, g), theirs, exact, (7e-4, 1e-4), strict=True):
+        assert bias(here, right) < limit
+        assert bias(here, right) <= 1.1 * bias(there, right) + 2e-5
+        assert worst(here, right) <= 1.1 * worst(there, right)
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0, 10.0, 1000.0])
+@pytest.mark.parametrize("kind", NORMS)
+def test_float32_is_exact_to_its_rounding(kind: str, mean: float) -> None:
+    """As the mean in deviations: x itself is no better known. torch's kernels are off by 1.6e-3 at 10 (group)."""
+    norm, x, g = drawn(kind, mean)
+    native = copy.deepcopy(norm)
+    native.__class__ = NATIVE[kind]
+    x, g = x.float() + torch.linspace(0, 1e-3, SIDES[1]), g.float()
+    exact = passed(native.double(), x.double(), g.double())
+    for here, right in zip(passed(norm, x, g), exact, strict=True):
+        assert worst(here, right) < 1e-6 * max(1.0, mean)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_float64_is_torchs(kind: str) -> None:
+    """Whose batch and instance norm are themselves off by 3.6e-13 here; group norm agrees to 6e-15."""
+    norm, x, g = drawn(kind, 3.0)
+    native = copy.deepcopy(norm).double()
+    native.__class__ = NATIVE[kind]
+    norm.double()
+    found, expected = passed(norm, x.double(), g.double()), passed(native, x.double(), g.double())
+    assert all(worst(*pair) < (1e-14 if kind == "group" else 1e-12) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_gradients_of_all_that_is_given(kind: str) -> None:
+    norm, x, _ = drawn(kind, 1.0)
+    norm.double()
+    owned = (slice(None), slice(None), slice(1, 4), slice(0, 5))
+    x = torch.cat([x[:, :, :6, :5]] * 2).double().requires_grad_()
+
+    def function(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        norm._parameters["weight"], norm._parameters["bias"] = weight, bias
+        return normed(norm, x, owned)
+
+    assert torch.autograd.gradcheck(function, (x, norm.weight, norm.bias), fast_mode=True)

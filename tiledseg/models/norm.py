@@ -1,0 +1,95 @@
+"""The norms of the project's networks: torch's modules, computed on the CPU by `normalise`.
+
+On a GPU torch's own kernels run: they accumulate by Welford's rule in float32 and are faster there. One pixel goes to
+torch everywhere, which refuses it by its own words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tiledseg.models.normalise import How, Ranks, Sharing, Slices, Statistics, measure, normalise
+
+
+class PixelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each pixel: no pixel sees another."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.movedim(1, -1)).movedim(-1, 1)
+
+
+class InstanceNorm(nn.InstanceNorm2d):
+    """Instance norm, without running statistics."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return normed(self, input) if _is_own(input) else super().forward(input)
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group norm."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return normed(self, input) if _is_own(input) else super().forward(input)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """Batch norm. Evaluated it scales and shifts by constants, as torch does."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not takes_statistics(self) or not _is_own(input):
+            return super().forward(input)
+        return normed(self, input)
+
+
+StatisticsNorm = nn.BatchNorm2d | nn.GroupNorm | nn.InstanceNorm2d
+
+
+def normed(
+    norm: StatisticsNorm,
+    x_BCHW: torch.Tensor,
+    owned: Slices | None = None,
+    ranks: Ranks | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """What `norm` makes of a tensor, or of a rank's block of it: `owned` pixels are measured, all are normed.
+
+    Collective over `ranks`, where given, backward too. Running statistics move as torch's. `dtype`: of the result (the
+    tensor's unless given).
+    """
+    channels = x_BCHW.shape[1]
+    sharing = Sharing(x_BCHW.shape[0], channels, _groups(norm, channels))
+    found = measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks)
+    if isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats:
+        _track(norm, found)
+    how = How(sharing, owned, dtype or x_BCHW.dtype, ranks)
+    return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)
+
+
+def takes_statistics(norm: nn.BatchNorm2d) -> bool:
+    """Whether a batch norm measures its input now."""
+    return norm.training or norm.running_mean is None
+
+
+def _groups(norm: StatisticsNorm, channels: int) -> int | None:
+    """Groups of channels in a sample that have statistics of their own; None where samples share them."""
+    if isinstance(norm, nn.BatchNorm2d):
+        return None
+    return norm.num_groups if isinstance(norm, nn.GroupNorm) else channels
+
+
+def _is_own(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" and x.shape[2] * x.shape[3] > 1
+
+
+@torch.no_grad()
+def _track(norm: nn.BatchNorm2d, found: Statistics) -> None:
+    """Moves the running mean and the running variance, which is unbiased."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    momentum = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked)
+    unbiased = found.variance_G * (found.count / (found.count - 1))
+    for buffer, value in ((norm.running_mean, found.mean_G), (norm.running_var, unbiased)):
+        buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)
