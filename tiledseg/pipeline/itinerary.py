@@ -12,9 +12,13 @@ all of it follows from the programs of all ranks, which every rank has:
 Why nothing can deadlock: sends and receives are posted without waiting; a rank waits for a message only right before
 the computation that needs it; and the program has been replayed beforehand (`simulation.faults`), so each message that
 is waited for is sent by a rank that waits for nothing behind it. A transport that carries out its messages one by one,
-in the order in which a rank starts them (NCCL), needs more: `in_order` posts every receive only when the replay has
-reached its send, so that all ranks start all messages in one common order, and the first that is not finished has both
-ends at the head of their queues.
+in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one common
+order, that of their starts in the simulation. A rank's sends belong to the computation before them, and it posts a
+receive between the two of its own computations between which the sending one lies. So all ranks start all messages in
+one order, with whatever else their computations communicate in between, and the first that is not finished has both
+ends at the head of their queues. By their starts, and not by any order that would do, because what is posted before a
+halo exchange on the same queue holds it up: a receive must not stand there long before its message is sent
+(docs/communication.md).
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from tiledseg.pipeline.folding import BACKWARD_SLOTS, FORWARD_SLOTS
 from tiledseg.pipeline.schedule import (
     Action,
     Compute,
@@ -34,7 +39,7 @@ from tiledseg.pipeline.schedule import (
     SendActivation,
     SendGradient,
 )
-from tiledseg.pipeline.simulation import replay
+from tiledseg.pipeline.simulation import simulate
 
 AHEAD = 2  # computations: in 1f1b one forward and one backward pass
 
@@ -105,18 +110,16 @@ def _posts_ahead(program: Program, rank: int, groups: Sequence[_Group]) -> list[
 
 
 def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> list[tuple[Receive, ...]]:
-    """Before each computation, the receives whose sends the replay has reached before it."""
-    order, _ = replay(program)
-    place = {(at, action): number for number, (at, action) in enumerate(order)}
-    peers = [peer for peer in range(len(program)) if peer != rank]
-    queue = sorted(
-        (
-            (place[peer, _send_of(receive, rank)], receive)
-            for peer in peers
-            for receive in _sent_to(program, peer, rank)
-        ),
-        key=lambda entry: entry[0],
-    )
+    """Before each computation, the receives whose senders' computations come before it in the common order."""
+    place = _common_order(program)
+    queue = [
+        (place[peer, compute], _receive_of(send, peer))
+        for peer, actions in enumerate(program)
+        for _, compute, sends in _groups(actions)
+        for send in sends
+        if send.peer == rank
+    ]
+    queue.sort(key=lambda entry: entry[0])  # stable: those of one computation stay in the order of its sends
     found: list[tuple[Receive, ...]] = []
     at = 0
     for _, compute, _ in groups:
@@ -126,6 +129,19 @@ def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> li
         found.append(tuple(receive for _, receive in queue[at:stop]))
         at = stop
     return found
+
+
+def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
+    """The place of each rank's computations among all, by their simulated starts; one follows whatever it needs.
+
+    Of two that start together the one of the rank that has done more comes later: its messages are not needed yet.
+    """
+    chunks = 1 + max(action.chunk for actions in program for action in actions if not isinstance(action, Message))
+    line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
+    computations = sorted(
+        (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)
+    )
+    return {(rank, line.spans[rank][number].action): place for place, (_, number, rank) in enumerate(computations)}
 
 
 def _releases(program: Program, rank: int) -> dict[Receive, tuple[Send, ...]]:
