@@ -170,8 +170,8 @@ def test_a_grid_that_is_none_is_refused(text: list[str]) -> None:
         ({"--config": ["none.yaml"]}, "none.yaml"),
         ({"--levels": ["0"]}, "levels"),
         ({"--kernel": ["4"]}, "kernel"),
-        ({"--output": ["{0}/no/tiles.h5"]}, "does not exist; make it first"),
-        ({"--output": ["{0}/image0.tif"]}, "is no tile store"),
+        ({"--output": ["{0}/no/tiles.h5"]}, "no is not a folder; make it first"),
+        ({"--output": ["{0}/image0.tif"]}, "image0.tif: it is the input"),
         ({"--colour": ["red"]}, "unrecognized arguments: --colour"),
     ],
 )

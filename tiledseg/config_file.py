@@ -83,18 +83,27 @@ def _in_words(types: str) -> str:
     return " or ".join(found)
 
 
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """The files that `--config` names."""
+    return [given for word, given in _given(arguments) if word == "--config" and given]
+
+
+def _given(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Each word with what is given to it: after its `=`, else by the following word."""
+    words = [word.partition("=") for word in arguments]
+    following = [*arguments[1:], ""]
+    return [(word, value if equals else after) for (word, equals, value), after in zip(words, following, strict=False)]
+
+
 def _check_files(arguments: Sequence[str]) -> None:
     """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys.
 
     The parser would read the file of `--data FILE` by itself, unchecked: a group has to be written out.
     """
-    words = [word.partition("=") for word in arguments]
-    following = [*arguments[1:], ""]
-    for (word, equals, value), after in zip(words, following, strict=False):
-        given = value if equals else after
-        if word == "--config" and (equals or after):
-            _check_groups(given, read_yaml(given))
-        elif word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
+    for path in config_files(arguments):
+        _check_groups(path, read_yaml(path))
+    for word, given in _given(arguments):
+        if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")
 
 

@@ -44,5 +44,10 @@ class OutputError(InputError, OSError):
     """An output cannot be written."""
 
 
+class WriteError(TiledsegError, OSError):
+    """A file could not be written in the middle of a run (disk full, limit, folder gone); what was whole before stays
+    whole. One line suffices: the fault is the disk's."""
+
+
 class CommunicationError(TiledsegError, RuntimeError):
     """A peer or the transport failed."""

@@ -9,7 +9,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +17,10 @@ from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.inference.evaluation import compare
+from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.writer import check_output
 from tiledseg.training.metrics import Scores, scores
 
 
@@ -70,13 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Namespace) -> None:
-    if options.image and not options.plot:
+    if options.image and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
-    if options.plot:
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
-        inputs = (options.prediction, options.labels, *([options.image] if options.image else []))
-        check_output(options.plot, 0, *map(Path, inputs))
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
     label_map = None
     if options.classes is not None:
         label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
@@ -85,9 +81,11 @@ def _evaluate(options: Namespace) -> None:
         readers = [stack.enter_context(open_raster(path, references=options.references)) for path in paths]
         warn(reference_notes(reader.info for reader in readers))
         prediction, labels, image = *readers[:2], (readers[2] if options.image else None)
+        if options.plot is not None:
+            check_outputs([whole("--plot", options.plot)], [file for r in readers for file in r.info.files])
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
-        if options.plot:
+        if options.plot is not None:
             from tiledseg.inference.comparison_plot import write_comparison  # matplotlib is slow to import
 
             shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)

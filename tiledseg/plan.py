@@ -6,12 +6,14 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, OutputError
+from tiledseg.outputs import check_outputs, whole
 from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.question import Question, parse_bytes
@@ -31,10 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
     question = _question(flags)
+    if flags.plot is not None:
+        _check_plot(flags.plot)
     planned = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, planned)
     print(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
+
+
+def _check_plot(path: str) -> None:
+    if Path(path).suffix.lower() != ".png":
+        raise OutputError(f"--plot is '{path}'; give a file name that ends in .png")
+    check_outputs([whole("--plot", path)])
 
 
 def _plot(path: str, question: Question, planned: Planned) -> None:

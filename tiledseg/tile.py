@@ -17,6 +17,7 @@ from tiledseg.config_file import parse_config
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.outputs import check_outputs
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = resolve(options)
 
         def work(mesh: Mesh) -> None:
-            _work(config, options.output, mesh)
+            _work(config, options.output, [options.config] if options.config else [], mesh)
 
         return run_on_mesh(work, options.transport)
 
@@ -133,13 +134,14 @@ def _footprint(config: Config) -> Footprint:
     return network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
 
 
-def _work(config: Config, output: str, mesh: Mesh) -> None:
+def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:
     from tiledseg.raster.info import reference_notes
     from tiledseg.raster.sampling import deal
-    from tiledseg.raster.tile_store_writer import begin_store, publish_store
+    from tiledseg.raster.tile_store_writer import begin_store, publish_store, store_output
 
     def begin() -> tuple[StorePlan, StoreState]:
         plan = plan_store(config)
+        check_outputs([store_output(output, plan)], [*plan.files, *inputs])
         return plan, begin_store(output, plan)
 
     plan, store = mesh.on_root(begin)

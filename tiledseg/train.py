@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import run
-from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.config_file import config_files, parse_config, to_yaml
 from tiledseg.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train a network; the exit code (0; 2 bad input; 75 stopped early by a wall-time signal, checkpoint written)."""
 
     def body() -> int:
-        config = parse_config(sys.argv[1:] if argv is None else argv, COMMAND, "Train a segmentation network on tiles.")
+        arguments = sys.argv[1:] if argv is None else argv
+        config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.")
         config.check()
         keep_freed_memory(os.environ)
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from tiledseg.training.start import start  # torch comes after MPI, which the session has started
 
             with traced(config.run.verbosity == 2):
-                return start(config, to_yaml(config), mesh)
+                return start(config, to_yaml(config), mesh, config_files(arguments))
 
         return run_on_mesh(train, config.parallel.transport)
 

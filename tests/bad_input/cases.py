@@ -8,6 +8,7 @@ from tests.bad_input.case import Case, predict, resume, train
 from tests.bad_input.config_cases import FLAGS, VALUES
 from tests.bad_input.input_cases import INPUTS
 from tests.bad_input.materials import RESEALED
+from tests.bad_input.output_cases import CASES as OUTPUT_CASES
 from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
 from tests.bad_input.size_cases import SIZES
 
@@ -199,7 +200,7 @@ PLANS = (
     _plan("gpus", "--gpus 0", "--gpus", "0", "at least 1"),
     _plan("images", "--images -1", "--images", "-1", "at least 1"),
     _plan("plot-of-another-kind", "--plot ROOT/plan.txt", "plan.txt", ".png"),
-    _plan("plot-below-a-file", "--plot ROOT/file/plan.png", "file/plan.png"),
+    _plan("plot-below-a-file", "--plot ROOT/file/plan.png", "file/plan.png", "is not a folder"),
     _plan("format", "--format xml", "--format", "xml", "json"),
 )
 
@@ -249,7 +250,7 @@ STORES = (
     _tile("output-below-a-file", "--output ROOT/file/new.h5", "file", "folder"),
     _tile("output-in-no-folder", "--output ROOT/nowhere/new.h5", "nowhere", "make it first"),
     _tile("output-is-a-folder", "--output ROOT/folder", "folder"),
-    _tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "another --output"),
+    _tile("output-is-the-input", "--output ROOT/image.tif", "image.tif", "input", "another output"),
     _tile("output-is-another-store", "--output ROOT/good.h5 --grid 3", "good.h5", "2", "3"),
     train("cut-store", "--data.images ROOT/cut.h5 --data.labels []", "cut.h5"),
     train("store-cut-by-a-byte", "--data.images ROOT/cut-end.h5 --data.labels []", "cut-end.h5", "truncated"),
@@ -278,6 +279,7 @@ CASES = (
     *RASTERS,
     *INPUTS,
     *OUTPUTS,
+    *OUTPUT_CASES,
     *RESUMES,
     *DAMAGES,
     *MAPS,

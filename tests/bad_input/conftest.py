@@ -10,6 +10,7 @@ import pytest
 
 from tests.bad_input.input_materials import make_edited_stores, make_inputs
 from tests.bad_input.materials import make_broken_runs, make_broken_stores, make_materials
+from tests.bad_input.output_materials import make_outputs
 from tiledseg.comm.launch import detect
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
@@ -32,6 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, world: Any) -> Path:
     path = on_root(world, lambda: path)
     on_root(world, lambda: make_materials(path))
     on_root(world, lambda: make_inputs(path))
+    on_root(world, lambda: make_outputs(path))
     assert train(["--config", str(path / "good.yaml")]) == 0
     on_root(world, lambda: make_broken_runs(path))
     assert tile(["--config", str(path / "good.yaml"), "--output", str(path / "good.h5")]) == 0

@@ -18,11 +18,12 @@ import rasterio
 from affine import Affine
 from numpy.typing import NDArray
 
-from tiledseg.errors import OutputError, RasterError
+from tiledseg.errors import OutputError, RasterError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.outputs import check_outputs
 from tiledseg.raster import tile_store_writer
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
@@ -31,7 +32,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.raster.sources import expand_sources, pair_sources
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
-from tiledseg.raster.tile_store_writer import StorePlan, begin_store, publish_store, write_tiles
+from tiledseg.raster.tile_store_writer import StorePlan, begin_store, publish_store, store_output, write_tiles
 
 SHAPES = ((150, 170), (90, 200))
 CLIPPED = Footprint(8, 16, 16)
@@ -327,13 +328,15 @@ class TestRefuses:
         self, tmp_path: Path, rasters: tuple[list[str], list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         what = plan(*rasters)
-        with pytest.raises(OutputError, match="does not exist; make it first"):
-            begin_store(str(tmp_path / "none" / "tiles.h5"), what)
+        with pytest.raises(OutputError, match="is not a folder; make it first"):
+            check_outputs([store_output(str(tmp_path / "none" / "tiles.h5"), what)])
         with pytest.raises(OutputError, match="exists and is no tile store"):
             begin_store(rasters[0][0], what)
         huge = replace(what, images=tuple(replace(info, bands=10**9) for info in what.images))
-        with pytest.raises(OutputError, match="bytes free, but the store takes"):
-            begin_store(str(tmp_path / "tiles.h5"), huge)
+        with pytest.raises(OutputError, match=r"it needs .* GiB, .* GiB free; make room"):
+            check_outputs([store_output(str(tmp_path / "tiles.h5"), huge)])
+        with pytest.raises(OutputError, match="is the input"):
+            check_outputs([store_output(rasters[0][0], what)], what.files)
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
@@ -341,5 +344,5 @@ class TestRefuses:
         store = begin_store(str(tmp_path / "tiles.h5"), what)
         monkeypatch.setattr(tile_store_writer.os, "pwrite", full)
         images = {0: open_raster(rasters[0][0])}
-        with pytest.raises(OutputError, match=r"cannot write .*tiles.h5.partial: No space left on device"):
+        with pytest.raises(WriteError, match=r"cannot write .*tiles.h5.partial: No space left on device"):
             write_tiles(store, images, None, what.tilings, [TileReference(0, 0)])

@@ -20,7 +20,8 @@ from tiledseg.config import Config
 from tiledseg.config_file import to_yaml
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
-from tiledseg.training.start import check_folder, start
+from tiledseg.training.run_folder import check_run_folder
+from tiledseg.training.start import start
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,8 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_can_be_made_is_accepted_and_not_made(tmp_path: Path) -> None:
-    check_folder(tmp_path)
-    check_folder(tmp_path / "a" / "b" / "c")
+    check_run_folder(tmp_path, [])
+    check_run_folder(tmp_path / "a" / "b" / "c", [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,15 +66,15 @@ def test_a_folder_that_can_be_made_is_accepted_and_not_made(tmp_path: Path) -> N
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"run\.output is .*file.*, but .*/file is a file; give a folder"):
-        check_folder(Path(f"{tmp_path}/file{below}"))
+        check_run_folder(Path(f"{tmp_path}/file{below}"), [])
 
 
 def test_a_relative_folder_is_looked_up_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    check_folder(Path("runs/one"))
+    check_run_folder(Path("runs/one"), [])
     with pytest.raises(OutputError, match="is a file"):
-        check_folder(Path("file/one"))
+        check_run_folder(Path("file/one"), [])
 
 
 def test_a_failure_before_the_first_step_leaves_no_trace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from tiledseg.inference.evaluation import thumbnail
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.writing import replacing
 
 _BLANK = (235, 235, 235)
 """Colour of pixels without data."""
@@ -32,7 +32,7 @@ def write_comparison(
     """Write a PNG of the image (if given), the labels and the prediction, thinned to about 1000 pixels a side.
 
     Colours are those of the labels' colour table, else of the prediction's, else matplotlib's. Raises RasterError
-    where the image is on another grid, and what the readers raise.
+    where the image is on another grid, WriteError, and what the readers raise.
     """
     panels: list[tuple[str, NDArray[np.uint8]]] = []
     if image is not None:
@@ -55,12 +55,8 @@ def write_comparison(
     keys = [Patch(color=colours_K[k] / 255, label=f"class {k}") for k in range(min(label_map.count, 24))]
     figure.legend(handles=keys, loc="outside lower center", ncols=min(label_map.count, 8))
     figure.suptitle(title)
-    partial = Path(path).with_name(f".{Path(path).name}.partial")
-    try:
-        figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as part:
+        figure.savefig(part, format="png")
 
 
 def _as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -9,7 +9,6 @@ import colorsys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +17,12 @@ from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import EXACT_NORMS, UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import DataConfig, ParallelConfig
-from tiledseg.errors import ConfigError, OutputError, RasterError
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.outputs import check_outputs
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -30,8 +30,8 @@ from tiledseg.raster.layout import check_cut
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
-from tiledseg.raster.writer import RasterLayout, RasterWriter, check_output, discard, lay_out, publish
-from tiledseg.training.checkpoint import Checkpoint, load_network
+from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, publish, raster_output
+from tiledseg.training.checkpoint import Checkpoint, checkpoint_files, load_network
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
 from tiledseg.training.norm_check import MAPPED, check_statistics
 from tiledseg.training.parallel_run import ParallelRun
@@ -87,9 +87,8 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
-    saved = checkpoint.saved
-    unet = saved.network
-    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, saved.config.data, unet, memory_bytes, mesh.size))
+    unet = checkpoint.saved.network
+    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, checkpoint, unet, memory_bytes, mesh.size))
     if mesh.is_root:
         progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
         for note in mapping.notes:
@@ -109,7 +108,8 @@ def _publish(mapping: Mapping) -> None:
         publish(layout)
 
 
-def _lay_out(request: Request, data: DataConfig, unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
+def _lay_out(request: Request, checkpoint: Checkpoint, unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
+    data = checkpoint.saved.config.data
     with open_raster(request.image, data.bands, data.nodata, request.references) as reader:
         info = reader.info
     if info.bands != unet.bands:
@@ -140,14 +140,18 @@ def _lay_out(request: Request, data: DataConfig, unet: UNet, memory_bytes: int, 
     check_statistics(unet, [tiling], halo.halo == "layer", MAPPED)
     largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
     pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
+    _check_outputs(request, info, unet.classes, checkpoint)
     return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data.ignore_index)
 
 
-def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int) -> Mapping:
+def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint: Checkpoint) -> None:
+    outputs = [raster_output("--output", request.output, info, 1, "uint8")]
     if request.probabilities is not None:
-        if Path(request.probabilities).absolute() == Path(request.output).absolute():
-            raise OutputError(f"output and probabilities are both {request.output}; give two names")
-        check_output(request.probabilities, 4 * classes * info.height * info.width, Path(info.path))
+        outputs.append(raster_output("--probabilities", request.probabilities, info, classes, "float32"))
+    check_outputs(outputs, [info.path, *info.files, *checkpoint_files(checkpoint)])
+
+
+def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int) -> Mapping:
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
     notes = (*reference_notes([info]), *layout.notes)
     if request.probabilities is None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,7 +10,6 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from tiledseg.errors import OutputError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import paper_halo, paper_shrink
@@ -22,6 +18,7 @@ from tiledseg.planning.question import Question
 from tiledseg.planning.schedule_plot import draw_schedule
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.table import heading
+from tiledseg.writing import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"
 
@@ -55,19 +52,10 @@ def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
 
 
 def write_plot(path: str, question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> None:
-    """Writes the figure as a PNG, whole or not at all. Raises OutputError where the file cannot be written."""
-    target = Path(path)
-    if target.suffix.lower() != ".png":
-        raise OutputError(f"--plot is '{path}'; give a file name that ends in .png")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            draw(question, tiling, staged).savefig(file, format="png", dpi=120)
-        os.replace(temporary, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"cannot write the plot '{path}': {error.strerror}; give a writable file") from None
+    """Writes the figure as a PNG, whole or not at all. Raises WriteError where the disk does not take it."""
+    figure = draw(question, tiling, staged)
+    with replacing(path) as part:
+        figure.savefig(part, format="png", dpi=120)
 
 
 def draw(question: Question, tiling: Tiling, staged: StagedPipeline | None = None) -> Figure:

@@ -26,6 +26,7 @@ from tiledseg.raster.georeferencing import ground_of
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.source_files import source_files
 from tiledseg.raster.truncation import check_complete
 from tiledseg.raster.unforeseen import reading
 from tiledseg.raster.validity import as_stored, valid_pixels
@@ -80,6 +81,7 @@ class GdalReader(RasterReader):
             driver=dataset.driver,
             sequential=dataset.driver in _SEQUENTIAL,
             palette=_palette(dataset) if len(selected) == 1 else None,
+            files=source_files(self._path, dataset),
             notes=_notes(self._path, dataset, selected, self._alpha),
             ground=ground_of(self._path, dataset),
             references=references_of(self._path, dataset),

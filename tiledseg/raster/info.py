@@ -40,6 +40,7 @@ class RasterInfo:
     sequential: bool = False
     palette: tuple[tuple[int, Colour], ...] | None = None
     tiling: Tiling | None = None
+    files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     references: str = ""
     ground: Ground | None = None

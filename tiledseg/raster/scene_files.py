@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,11 +17,13 @@ from affine import Affine
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from tiledseg.errors import ConfigError, OutputError
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
+from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.landscape.warp import METRES
 from tiledseg.raster.synthetic import BANDS, CLASS_COLOURS, CLASSES, IGNORED, NODATA, Scene
-from tiledseg.raster.writer import BLOCK, check_output
+from tiledseg.raster.writer import BLOCK
+from tiledseg.writing import replacing, write_error
 
 WINDOW = (BLOCK, 2 * BLOCK)
 """Pixels made at once: whole blocks of the file."""
@@ -49,31 +50,21 @@ def write_scene(
     The bytes depend on seed, size, bands and the compressors of the GDAL at hand, not on `workers` (processes).
     Files that exist are replaced once both new ones are whole. `progress` is called with the pixels of each window.
     Raises ConfigError for a size, number of bands, seed or workers out of range, OutputError where a file cannot be
-    written.
+    written, WriteError where that shows on the way.
     """
-    paths = Path(image), Path(labels)
     if max(size) > _MAX_SIDE or not 1 <= workers <= _MAX_WORKERS:
         raise ConfigError(
             f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1 to "
             f"{_MAX_WORKERS}"
         )
     Scene(seed, size, bands)  # its errors before any work
-    if paths[0].absolute() == paths[1].absolute():
-        raise OutputError(f"image and labels are both {paths[0]}; give two names")
-    pixels = size[0] * size[1]
-    for path, layers in zip(paths, (bands, 1), strict=True):
-        check_output(path, pixels * layers // 2)
-    temporary = [path.with_name(f".{path.name}.part") for path in paths]
-    try:
-        _write(temporary, size, bands, seed, workers, progress)
-        for part, path in zip(temporary, paths, strict=True):
-            os.replace(part, path)
-    except (OSError, rasterio.errors.RasterioError) as error:
-        reason = str(getattr(error, "strerror", None) or error).split("\n")[0]
-        raise OutputError(f"cannot write {paths[0]} and {paths[1]}: {reason}; choose other outputs") from None
-    finally:
-        for part in temporary:
-            part.unlink(missing_ok=True)
+    pixels = size[0] * size[1]  # compressed to about half of its bytes
+    check_outputs([whole("--image", image, pixels * bands // 2), whole("--labels", labels, pixels // 2)])
+    with replacing(image) as image_part, replacing(labels) as labels_part:
+        try:
+            _write((image_part, labels_part), size, bands, seed, workers, progress)
+        except rasterio.errors.RasterioError as error:
+            raise write_error(f"{image} and {labels}", error) from error
 
 
 def _write(

@@ -25,6 +25,7 @@ from typing import IO
 from numpy.typing import NDArray
 
 from tiledseg.errors import RasterError
+from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.unforeseen import reading
 
 FORMAT = "tiledseg tiles"
@@ -117,9 +118,9 @@ def user_block(rasters: Mapping[str, str], datasets: Iterable[str]) -> int:
     return max(SMALLEST, 1 << (needed - 1).bit_length())
 
 
-def seal_file(file: IO[bytes], start: int, rasters: Mapping[str, Raster]) -> None:
+def seal_file(file: IO[bytes] | SparseFile, start: int, rasters: Mapping[str, Raster]) -> None:
     """Put the header of a laid-out store ahead of its HDF5, in the user block that was left for it."""
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
     data = _encode(Header(size, start, _seal_outside(file, start, size, rasters.values()), rasters))
     assert len(data) <= start, "user_block left too little"
     file.seek(0)
@@ -132,7 +133,7 @@ def _encode(header: Header) -> bytes:
     return first.encode() + text
 
 
-def _seal_outside(file: IO[bytes], start: int, size: int, rasters: Iterable[Raster]) -> str:
+def _seal_outside(file: IO[bytes] | SparseFile, start: int, size: int, rasters: Iterable[Raster]) -> str:
     """SHA-256 of the bytes from `start` to `size` of a file that are in no dataset of `rasters`."""
     found = hashlib.sha256()
     at = start

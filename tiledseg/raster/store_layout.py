@@ -9,6 +9,7 @@ import numpy as np
 
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.store_header import FORMAT, VERSION, Raster
 from tiledseg.raster.tile_store import FILLED, StoreName, count, encode_boxes, layouts, slot_shape
 
@@ -16,14 +17,17 @@ _ALIGNMENT = 4096  # bytes: datasets start on pages, so that no two ranks share 
 
 
 def lay_out_hdf5(
-    path: str, rasters: Iterable[tuple[StoreName, RasterInfo, Tiling]], described: Mapping[str, str], start: int
+    target: SparseFile,
+    rasters: Iterable[tuple[StoreName, RasterInfo, Tiling]],
+    described: Mapping[str, str],
+    start: int,
 ) -> dict[str, Raster]:
-    """Write it from byte `start` of the file on; what the header has to say of each raster, by its name.
+    """Write it into `target` from byte `start` on; what the header has to say of each raster, by its name.
 
     `described` is each raster's JSON by name. HDF5's own places count from the start of the file.
     """
     options = {"alignment_threshold": _ALIGNMENT, "alignment_interval": _ALIGNMENT, "userblock_size": start}
-    with h5py.File(path, "w", locking="best-effort", **options) as file:
+    with h5py.File(target, "w", **options) as file:
         numbers = {kind: count(described, kind == "labels") for kind in ("images", "labels")}
         file.attrs.update(format=FORMAT, version=VERSION, **numbers)
         return {

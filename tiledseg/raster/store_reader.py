@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ class StoreReader(RasterReader):
     def __init__(self, path: str, bands: Sequence[int] | None = None, nodata: float | None = None) -> None:
         name = parse_store_name(path) or _only_image(path)
         self._slots = load_slots(read_header(name.store), name)
-        self.info = self._slots.info
+        self.info = replace(self._slots.info, files=(name.store,))
         _check_complete(name, self._slots)
         _check_options(self.info, bands, nodata)
         self._checked: set[int] = set()  # slots whose checksum fits, for boxes that ask for a part of one

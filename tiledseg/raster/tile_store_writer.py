@@ -13,22 +13,23 @@ whole wherever a run is killed, and the bytes of the final file depend on the ra
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.errors import OutputError, TiledsegError
+from tiledseg.errors import OutputError
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.outputs import Output, temporary
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.sources import is_named
+from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.store_header import (
     add_checksum,
     first_checksum,
@@ -51,6 +52,7 @@ from tiledseg.raster.tile_store import (
     parse_key,
     slot_shape,
 )
+from tiledseg.writing import flush, replacing, writing
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class StorePlan:
             yield StoreName("", number, labels=False), info, tiling
         for number, (info, tiling) in enumerate(zip(self.labels or (), self.tilings, strict=self.labels is not None)):
             yield StoreName("", number, labels=True), info, tiling
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that the rasters are read from."""
+        return tuple(file for _, info, _ in self.rasters() for file in info.files)
 
     @property
     def bytes(self) -> int:
@@ -88,13 +95,24 @@ class StoreState:
     missing: tuple[TileReference, ...]
 
 
+def store_output(path: str, plan: StorePlan) -> Output:
+    """The files that writing the store at `path` touches, and its bytes where none of them are there yet."""
+    partial = Path(_partial(path))
+    there = any(os.path.exists(name) for name in (path, partial))
+    return Output("--output", path, (partial, temporary(partial)), 0 if there else plan.bytes)
+
+
+def _partial(path: str) -> str:
+    return f"{path}.partial"
+
+
 def begin_store(path: str, plan: StorePlan) -> StoreState:
     """Lay the store out, or find what a killed run left of it.
 
-    Raises OutputError where it cannot be written, does not fit on the disk, or where a store of that name, finished or
-    not, was cut from other rasters or in another way.
+    The caller has asked `check_outputs` about `store_output`. Raises OutputError where a store of that name, finished
+    or not, was cut from other rasters or in another way, WriteError where the disk does not take it.
     """
-    partial = f"{path}.partial"
+    partial = _partial(path)
     if os.path.exists(path):
         if not is_tile_store(path):
             raise OutputError(f"{path} exists and is no tile store; remove it or give another --output")
@@ -103,7 +121,7 @@ def begin_store(path: str, plan: StorePlan) -> StoreState:
     if os.path.exists(partial):
         _check_same(partial, plan)
     else:
-        _lay_out(partial, plan)
+        _lay_out(Path(partial), plan)
     return StoreState(path, partial, False, _missing(partial, plan))
 
 
@@ -119,7 +137,7 @@ def write_tiles(
 
     `images` and `labels` are the readers of the images in the share, by image number.
 
-    Raises RasterError where a raster cannot be read, OutputError where the disk does not take a tile.
+    Raises RasterError where a raster cannot be read, WriteError where the disk does not take a tile.
     """
 
     ends = {tile.image: at for at, tile in enumerate(share)}  # where each image is done with
@@ -154,9 +172,9 @@ def publish_store(store: StoreState) -> None:
     absent = [str(name) for name in names if not load_slots(header, name).states.all()]
     if absent:
         raise OutputError(f"{store.partial} lacks tiles in {absent[0]}; run the command again")
-    with _disk(store.path):
+    with writing(store.path):
         os.replace(store.partial, store.path)
-        _sync(os.path.dirname(os.path.abspath(store.path)))
+        flush(Path(store.path).parent)
 
 
 class _StoreWriter:
@@ -167,7 +185,7 @@ class _StoreWriter:
         self._slots: dict[StoreName, Slots] = {}
 
     def __enter__(self) -> _StoreWriter:
-        with _disk(self._path):
+        with writing(self._path):
             self._handle = os.open(self._path, os.O_WRONLY)
         return self
 
@@ -176,7 +194,7 @@ class _StoreWriter:
 
     def write(self, index: int, rasters: Sequence[tuple[StoreName, NDArray, NDArray[np.bool_]]]) -> None:
         """Pixels and checksums first, then, once they are on the disk, the state of each raster in the order given."""
-        with _disk(self._path):
+        with writing(self._path):
             states = [(name, self._write_pixels(self._of(name), index, *arrays)) for name, *arrays in rasters]
             os.fdatasync(self._handle)
             for name, state in states:
@@ -217,26 +235,15 @@ def _write_all(handle: int, values: NDArray, at: int) -> None:
         view, at = view[count:], at + count
 
 
-def _lay_out(partial: str, plan: StorePlan) -> None:
+def _lay_out(partial: Path, plan: StorePlan) -> None:
     """Write the empty store under `partial`, in one step as seen from outside."""
-    folder = os.path.dirname(os.path.abspath(partial))
-    if not os.path.isdir(folder):
-        raise OutputError(f"the folder {folder} of --output does not exist; make it first")
-    with _disk(partial):
-        free = shutil.disk_usage(folder).free
-        if free < plan.bytes:
-            raise OutputError(f"{folder} has {free} bytes free, but the store takes {plan.bytes}; make room")
-        temporary = f"{partial}.new"
-        # A file left by a killed run is written anew: an old one could have been cut otherwise.
-        described = {name.key: _identity(info, tiling) for name, info, tiling in plan.rasters()}
-        start = user_block(described, FILLED)
-        rasters = lay_out_hdf5(temporary, plan.rasters(), described, start)
-        with open(temporary, "r+b") as file:
-            seal_file(file, start, rasters)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, partial)
-        _sync(folder)
+    described = {name.key: _identity(info, tiling) for name, info, tiling in plan.rasters()}
+    start, empty = user_block(described, FILLED), SparseFile()
+    seal_file(empty, start, lay_out_hdf5(empty, plan.rasters(), described, start))
+    with replacing(partial) as part:
+        empty.save(str(part))
+    with writing(partial):
+        flush(partial.parent)
 
 
 def _identity(info: RasterInfo, tiling: Tiling) -> str:
@@ -283,24 +290,3 @@ def _missing(partial: str, plan: StorePlan) -> tuple[TileReference, ...]:
         for number, state in enumerate(states)
         for tile in np.flatnonzero(state == ABSENT)
     )
-
-
-@contextmanager
-def _disk(path: str) -> Iterator[None]:
-    """Any refusal of the operating system as an OutputError that names the file."""
-    try:
-        yield
-    except TiledsegError:
-        raise
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise OutputError(f"cannot write {path}: {reason}; make room there, or give another --output") from error
-
-
-def _sync(folder: str) -> None:
-    """Make a rename in `folder` last."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,10 +28,12 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
-from tiledseg.errors import OutputError
+from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
+from tiledseg.outputs import Output, temporary, whole
 from tiledseg.raster.georeferencing import lost, placement
 from tiledseg.raster.info import RasterInfo
+from tiledseg.writing import writing
 
 BLOCK = 512
 """Side of a block, pixels."""
@@ -74,49 +75,40 @@ def lay_out(
     """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
 
     `colormap` maps a value to (red, green, blue) of 0 ... 255, for one band of uint8. Unwritten pixels hold 0.
-    Raises OutputError where the file cannot be written or the disk is too full, before anything is written.
+    The caller has asked `check_outputs` about `raster_output`. Raises OutputError where the file cannot be made.
     """
     path = Path(path)
-    size = bands * _blocks(info.height) * _blocks(info.width) * BLOCK * BLOCK * np.dtype(dtype).itemsize
-    check_output(path, size, Path(info.path))
-    temporary = path.with_name(f".{path.name}.part")
+    part = temporary(path)
     try:
-        temporary.unlink(missing_ok=True)
-        _own_sidecar(temporary).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+        _own_sidecar(part).unlink(missing_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
-            _create(temporary, _profile(info, bands, dtype, size), nodata, colormap, descriptions)
-            offsets = _block_offsets(temporary, bands)
-            notes = _lost(temporary, info)
-        inode = temporary.stat().st_ino
-    except (OSError, rasterio.errors.RasterioError) as error:
+            _create(part, _profile(info, bands, dtype), nodata, colormap, descriptions)
+            offsets = _block_offsets(part, bands)
+            notes = _lost(part, info)
+        inode = part.stat().st_ino
+    except BaseException as error:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
-    return RasterLayout(path, temporary, inode, bands, info.height, info.width, dtype, offsets, notes)
+            part.unlink(missing_ok=True)
+            _own_sidecar(part).unlink(missing_ok=True)
+        if isinstance(error, (OSError, rasterio.errors.RasterioError)):
+            raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
+        raise
+    return RasterLayout(path, part, inode, bands, info.height, info.width, dtype, offsets, notes)
 
 
-def check_output(path: str | Path, size: int = 0, *inputs: Path) -> None:
-    """Raise OutputError unless a file of `size` bytes can be put at `path` without replacing one of `inputs`."""
-    path = Path(path)
-    folder = path.parent
-    if not folder.is_dir():
-        raise OutputError(f"cannot write {path}: {folder} is not a folder; make it first")
-    if path.is_dir():
-        raise OutputError(f"cannot write {path}: it is a folder; give a file name")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {path}: no permission in {folder}; choose another output")
-    for source in inputs:
-        if path.exists() and source.exists() and path.samefile(source):
-            raise OutputError(f"cannot write {path}: it is the input {source}; choose another output")
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise OutputError(
-            f"cannot write {path}: it needs {size / 2**30:.3g} GiB, {folder} has {free / 2**30:.3g} GiB free; make room"
-        )
+def raster_output(key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str) -> Output:
+    """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
+    output = whole(key, path, _bytes(info, bands, dtype), _SIDECARS)
+    return replace(output, beside=(*output.beside, *map(_own_sidecar, output.beside[:1])))
 
 
-def _profile(info: RasterInfo, bands: int, dtype: str, size: int) -> dict[str, Any]:
+def _bytes(info: RasterInfo, bands: int, dtype: str) -> int:
+    return bands * _blocks(info.height) * _blocks(info.width) * BLOCK * BLOCK * np.dtype(dtype).itemsize
+
+
+def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
     return {
         "driver": "GTiff",
         "height": info.height,
@@ -130,7 +122,7 @@ def _profile(info: RasterInfo, bands: int, dtype: str, size: int) -> dict[str, A
         "interleave": "band",
         "compress": "none",
         "endianness": "little",
-        "bigtiff": "yes" if size > _CLASSIC_LIMIT else "no",
+        "bigtiff": "yes" if _bytes(info, bands, dtype) > _CLASSIC_LIMIT else "no",
     }
 
 
@@ -185,7 +177,8 @@ def _blocks(size: int) -> int:
 class RasterWriter:
     """Puts rectangles of pixels in place in a laid-out raster; a handle of its own for each process.
 
-    Raises OutputError where the file is gone or was replaced, or a write fails. Threads may share one writer.
+    Raises OutputError where the file is gone or was replaced, WriteError where a write fails. Threads may share one
+    writer.
     """
 
     def __init__(self, layout: RasterLayout) -> None:
@@ -227,10 +220,8 @@ class RasterWriter:
     def _put(self, pixels: NDArray, offset: int) -> None:
         data = pixels.data.cast("B")
         while data:
-            try:
+            with writing(self.layout.path):
                 written = os.pwrite(self._descriptor, data, offset)
-            except OSError as error:
-                raise OutputError(f"cannot write {self.layout.path}: {_reason(error)}; make room") from None
             data, offset = data[written:], offset + written
 
     def close(self) -> None:
@@ -239,9 +230,8 @@ class RasterWriter:
             return
         descriptor, self._descriptor = self._descriptor, -1
         try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise OutputError(f"cannot write {self.layout.path}: {_reason(error)}; make room") from None
+            with writing(self.layout.path):
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -254,7 +244,7 @@ class RasterWriter:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(OutputError):  # the first error is the one to show
+        with contextlib.suppress(WriteError):  # the first error is the one to show
             self.close()
 
 
@@ -275,17 +265,13 @@ def publish(layout: RasterLayout) -> None:
     """Give the finished file its final name, replacing an older one and its overviews and statistics.
 
     Call it on one rank, after every writer is closed. Raises OutputError, and leaves an older file as it was, where
-    the laid-out file is gone or another job has replaced it.
+    another job has replaced the laid-out file, and WriteError where it is gone or cannot be renamed.
     """
-    try:
+    with writing(layout.path):
         if layout.temporary.stat().st_ino != layout.inode:
             raise _replaced(layout)
         _replace_sidecars(layout)
         os.replace(layout.temporary, layout.path)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"cannot write {layout.path}: {_reason(error)}; choose another output") from None
 
 
 def _replace_sidecars(layout: RasterLayout) -> None:

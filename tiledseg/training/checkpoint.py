@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tiledseg.errors import CheckpointError
+from tiledseg.outputs import files_below
 from tiledseg.training.checkpoint_check import (
     FORMAT,
     MANIFEST,
@@ -112,6 +113,11 @@ def find_checkpoint(path: str | Path) -> Checkpoint:
             "a checkpoint"
         )
     return verified(path)
+
+
+def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
+    """Every file of a checkpoint, and the one that names it."""
+    return [*files_below(checkpoint.path), checkpoint.path.parent / _LATEST]
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:

@@ -50,6 +50,7 @@ class Preparation:
     validation: RasterSet | None
     micro_batch: MicroBatchSize
     warnings: tuple[str, ...]
+    files: tuple[str, ...] = ()  # all that the rasters are read from
 
 
 def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
@@ -66,7 +67,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     footprint = network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
     cutter = _Cutter(config, network, footprint, memory_bytes, max(1, ranks // config.parallel.stages))
     training = cutter.cut(found)
-    validation, notes = None, reference_notes((*found.images, *found.labels))
+    validation = held_out = None
+    notes = reference_notes((*found.images, *found.labels))
     if config.data.val_images:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")
         notes += reference_notes((*held_out.images, *held_out.labels))
@@ -89,7 +91,10 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     per_image = max(tiles)
     in_step = config.train.tiles_per_step or per_image * per_step
     largest = micro_batch_size(halo, network.layers(), tilings, in_step, per_step, value)
-    return Preparation(network, footprint, halo, label_map, sampler, training, validation, largest, tuple(warnings))
+    files = (*found.files, *(held_out.files if held_out else ()))
+    return Preparation(
+        network, footprint, halo, label_map, sampler, training, validation, largest, tuple(warnings), files
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class _Found:
     labels: tuple[RasterInfo, ...]
     image_paths: tuple[str, ...]
     label_paths: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(file for info in (*self.images, *self.labels) for file in info.files)
 
 
 def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: str) -> _Found:

@@ -9,13 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from tiledseg.errors import OutputError
+from tiledseg.writing import replacing, writing
 
-METRICS = "metrics.jsonl"
+CONFIG, METRICS, SUMMARY, PROGRESS, EVENTS = (
+    "config.yaml",
+    "metrics.jsonl",
+    "summary.json",
+    "progress.png",
+    "events",
+)
 
 
 class MetricsLog:
@@ -24,21 +30,28 @@ class MetricsLog:
     def __init__(self, folder: Path, keep_to_step: int) -> None:
         self.path = folder / METRICS
         _truncate(self.path, keep_to_step)
-        self._file = self.path.open("a")
-        self._events = _open_events(folder / "events", keep_to_step)
+        with writing(self.path):
+            self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
+        with writing(folder / EVENTS):
+            self._events = _open_events(folder / EVENTS, keep_to_step)
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        """Raises WriteError where the disk does not take the line: what was written before stays."""
+        with writing(self.path):
+            text = memoryview((json.dumps(line) + "\n").encode())
+            while text:
+                text = text[self._file.write(text) :]
         if self._events is None:
             return
-        for tag, value in _scalars(line).items():
-            self._events.add_scalar(tag, value, line["step"])
+        with writing(self.path.with_name(EVENTS)):
+            for tag, value in _scalars(line).items():
+                self._events.add_scalar(tag, value, line["step"])
 
     def close(self) -> None:
         self._file.close()
         if self._events is not None:
-            self._events.close()
+            with writing(self.path.with_name(EVENTS)):
+                self._events.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -76,10 +89,9 @@ def _is_line(line: object) -> TypeGuard[dict[str, Any]]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is either the old one or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    """Write a small file so that it is either the old one or the new one. Raises WriteError."""
+    with replacing(path) as part:
+        part.write_text(text)
 
 
 def plot_progress(folder: Path, title: str) -> bool:
@@ -107,9 +119,8 @@ def plot_progress(folder: Path, title: str) -> bool:
         more = right.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]
     left.legend(handles, labels, loc="upper right")
-    partial = folder / ".progress.partial.png"
-    figure.savefig(partial, dpi=110)
-    os.replace(partial, folder / "progress.png")
+    with replacing(folder / PROGRESS) as part:
+        figure.savefig(part, format="png", dpi=110)
     return True
 
 

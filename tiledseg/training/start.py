@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +10,7 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
-from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
-from tiledseg.files import irregular_kind
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import Link, slowest_link
@@ -21,7 +18,6 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.checkpoint import (
     Checkpoint,
-    clean_leftovers,
     drop_later,
     find_checkpoint,
     newest_checkpoint,
@@ -32,14 +28,16 @@ from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipelin
 from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
-from tiledseg.training.report import METRICS, read_metrics, write_whole
+from tiledseg.training.report import CONFIG, METRICS, read_metrics, write_whole
 from tiledseg.training.resume import Beginning, begin
+from tiledseg.training.run_folder import CHECKPOINTS, check_run_folder, make_run_folder
 from tiledseg.training.survey import survey
 from tiledseg.training.trainer import Trainer
+from tiledseg.writing import writing
 
 
-def start(config: Config, text: str, mesh: Mesh) -> int:
-    """Run a configuration on a mesh; `text` is the configuration as YAML. The exit code. Collective.
+def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> int:
+    """Run a configuration on a mesh; `text` is the configuration as YAML, read from `files`. The exit code. Collective.
 
     Every check comes before the first write; a failed one leaves no trace.
     """
@@ -49,9 +47,11 @@ def start(config: Config, text: str, mesh: Mesh) -> int:
     pipeline = _plan_pipeline(config, preparation, memory, mesh)
     mesh.on_root(lambda: _check_weights(config, preparation, mesh))
     folder = Path(config.run.output)
-    mesh.on_root(lambda: check_folder(folder))
+    inputs = [*preparation.files, *files]
+    mesh.on_root(lambda: check_run_folder(folder, inputs))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
-    mesh.on_root(lambda: check_contents(folder, beginning.checkpoint is not None))
+    if beginning.checkpoint is not None:
+        mesh.on_root(lambda: read_metrics(folder / METRICS))
     normalization = _normalization(config, preparation, beginning, mesh)
     mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint))
     note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
@@ -138,43 +138,15 @@ def _survey(
         return survey(mesh, images, labels, preparation.label_map, normalize)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise OutputError where the run's folder cannot be made or written."""
-    try:
-        existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    except OSError as error:  # a name that is too long, say
-        raise OutputError(f"run.output is {shown(str(folder))}: {error.strerror}; give another folder") from None
-    if not existing.is_dir():
-        raise OutputError(f"run.output is {folder}, but {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"run.output is {folder}, but {existing} is not writable; give another folder")
-
-
-def check_contents(folder: Path, resumed: bool) -> None:
-    """Raise OutputError where what the folder holds is not what a run writes there, or damaged where it goes on."""
-    for name in ("checkpoints", "events"):
-        if (folder / name).exists() and not (folder / name).is_dir():
-            raise OutputError(f"{folder / name} is a file, where a run keeps a folder; move it away")
-    for name in (METRICS, "config.yaml", "summary.json", "progress.png", "checkpoints/latest"):
-        kind = irregular_kind(folder / name)
-        if kind is not None:
-            raise OutputError(f"{folder / name} is {kind}, where a run writes a file; move it away")
-    if resumed:
-        read_metrics(folder / METRICS)
-
-
 def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
     """Make the run's folder, free of what a crash has left, with the resolved configuration in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        clean_leftovers(folder / "checkpoints")
+    make_run_folder(folder)
+    write_whole(folder / CONFIG, text)
+    with writing(folder):
         if checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
         else:
-            drop_later(folder / "checkpoints", checkpoint.saved.step)
-        write_whole(folder / "config.yaml", text)
-    except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
+            drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
 
 
 def _announce(

@@ -1,0 +1,144 @@
+"""What is written replaces nothing that is read, and nothing else that is written; and regular files only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import clean_environment
+from tiledseg.errors import OutputError
+from tiledseg.files import irregular_kind
+from tiledseg.outputs import Output, check_outputs, files_below, temporary, whole
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with an image, ways to it, and what is no regular file."""
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("image.tif").write_bytes(b"pixels")
+    Path("link.tif").symlink_to("image.tif")
+    os.link("image.tif", "hard.tif")
+    Path("dangling").symlink_to("nowhere/file")
+    Path("loop").symlink_to("loop")
+    os.mkfifo("fifo")
+
+
+PATHS_OF_THE_IMAGE: tuple[Callable[[], str], ...] = (
+    lambda: "image.tif",
+    lambda: "link.tif",
+    lambda: "hard.tif",
+    lambda: "sub/../image.tif",
+    lambda: "./image.tif",
+    lambda: os.path.abspath("image.tif"),
+)
+
+
+@pytest.mark.parametrize("path", PATHS_OF_THE_IMAGE)
+def test_an_input_under_any_of_its_paths_is_refused(path: Callable[[], str]) -> None:
+    with pytest.raises(OutputError, match=r"--output .* is the input image\.tif; choose another output"):
+        check_outputs([whole("--output", path())], ["other.tif", "image.tif"])
+    assert Path("image.tif").read_bytes() == b"pixels"
+
+
+def test_names_that_the_program_itself_will_use_are_refused() -> None:
+    """`--image .m.tif.part --output m.tif` deleted the image."""
+    Path(".m.tif.part").write_bytes(b"pixels")
+    with pytest.raises(OutputError, match=r"m\.tif: \.m\.tif\.part, which is written with it, is the input"):
+        check_outputs([whole("--output", "m.tif")], [".m.tif.part"])
+    with pytest.raises(OutputError, match=r"m\.tif\.ovr, which is written with it, is the input"):
+        check_outputs([whole("--output", "m.tif", sidecars=(".ovr",))], ["m.tif.ovr"])
+    check_outputs([whole("--output", "m.tif")], ["m.tif.ovr"])  # a leftover at the temporary name is none
+
+
+@pytest.mark.parametrize("second", ["o.tif", "sub/../o.tif", ".o.tif.part", "o.tif.msk"])
+def test_two_outputs_of_one_name_are_refused(second: str) -> None:
+    first = whole("--output", "o.tif", sidecars=(".msk",))
+    with pytest.raises(OutputError, match=r"--probabilities .* and --output o\.tif would be one file; give two names"):
+        check_outputs([first, whole("--probabilities", second)])
+    check_outputs([first, whole("--probabilities", "sub/o.tif")])
+
+
+def test_two_links_to_one_file_are_one_output() -> None:
+    with pytest.raises(OutputError, match="one file"):
+        check_outputs([whole("--output", "link.tif"), whole("--probabilities", "hard.tif")])
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "--output is empty"),
+        ("nd/", "names a folder"),
+        ("sub/", "names a folder"),
+        (".", "names a folder"),
+        ("sub/..", "names a folder"),
+        ("sub", "it is a folder"),
+        ("fifo", "it is a FIFO"),
+        ("/dev/null", "it is a character device"),
+        ("dangling", "it is a link to nowhere/file, which is not there"),
+        ("loop", "it is a link to loop, which is not there"),
+        ("nowhere/m.tif", "nowhere is not a folder; make it first"),
+        ("image.tif/m.tif", "image.tif is not a folder"),
+        ("fifo/m.tif", "fifo is not a folder"),
+        ("m\0.tif", "null character"),
+        ("m" * 252, "258 bytes; give one of 255 at most"),
+    ],
+)
+def test_only_regular_files_with_a_folder_are_accepted(path: str, words: str) -> None:
+    before = sorted(os.listdir())
+    with pytest.raises(OutputError) as caught:
+        check_outputs([whole("--output", path)])
+    assert words in str(caught.value)
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo])
+def test_a_temporary_name_that_is_no_file_is_refused(kind: Callable[[str], None]) -> None:
+    kind(".m.tif.part")
+    with pytest.raises(OutputError, match=rf"\.m\.tif\.part, which is .*, is {irregular_kind('.m.tif.part')}"):
+        check_outputs([whole("--output", "m.tif")])
+
+
+def test_an_older_file_may_be_replaced_and_a_link_to_it() -> None:
+    check_outputs([whole("--output", "link.tif")], ["fifo"])
+    assert temporary("sub/m.tif") == Path("sub/.m.tif.part")
+
+
+def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match="no permission in"):
+        check_outputs([whole("--output", "m.tif")])
+
+
+def test_the_disk_takes_all_files_together(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    part = Output("--output", "m.tif", size=free // 3 * 2)
+    check_outputs([part])
+    with pytest.raises(OutputError, match=r"it needs .* GiB, \. has .* GiB free; make room"):
+        check_outputs([part, Output("--probabilities", "p.tif", size=free // 3 * 2)])
+
+
+def test_a_limit_of_the_size_of_files_is_seen_beforehand() -> None:
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "from tiledseg.outputs import *\n"
+        "check_outputs([Output('--output', 'm.tif', size=5000)])\n"
+        "check_outputs([Output('--output', 'm.tif', size=5001)])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=clean_environment(), check=False
+    )
+    assert "it takes 5001 bytes, but files may have 5000 here; raise the limit (ulimit -f)" in done.stderr
+    assert "line 3, in <module>" not in done.stderr, "the smaller one is accepted"
+
+
+def test_files_of_a_folder_at_any_depth() -> None:
+    Path("sub/deep").mkdir()
+    Path("sub/deep/x").write_text("")
+    Path("sub/y").write_text("")
+    assert sorted(files_below("sub")) == [Path("sub/deep/x"), Path("sub/y")]

@@ -1,0 +1,90 @@
+"""A run's folder: what the run writes there, and that nothing of it is anything else. Asked before the first write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from tiledseg.config_checks import shown
+from tiledseg.errors import OutputError
+from tiledseg.files import irregular_kind
+from tiledseg.outputs import Output, check_outputs, whole
+from tiledseg.training.checkpoint import clean_leftovers
+from tiledseg.training.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
+
+CHECKPOINTS = "checkpoints"
+_KEY = "run.output"
+_MOST_BYTES = 1 << 20  # of a configuration
+
+
+def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise OutputError where the folder cannot be made or written, or a file that the run writes there is one of
+    `inputs`, or is not what a run has there."""
+    _check_place(folder)
+    if not folder.exists():
+        return
+    sources = list(inputs)
+    for name in (CHECKPOINTS, EVENTS):
+        _check_subfolder(folder / name, sources)
+    own = folder / CONFIG
+    if _is_record(own):  # a run may be started from its own record, which is written anew
+        sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
+    check_outputs(_outputs(folder), sources)
+    if own.exists() and not _is_record(own):
+        raise OutputError(
+            f"{own} was not written by a run, which would replace it; move it away, or give another {_KEY}"
+        )
+
+
+def make_run_folder(folder: Path) -> None:
+    """Make the folder, free of what a crash has left."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        clean_leftovers(folder / CHECKPOINTS)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}; give another {_KEY}") from error
+
+
+def _outputs(folder: Path) -> list[Output]:
+    latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
+    return [whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, *latest)]
+
+
+def _check_place(folder: Path) -> None:
+    try:
+        os.lstat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a name that is too long, say
+        raise OutputError(f"{_KEY} is {shown(str(folder))}: {error.strerror}; give another folder") from None
+    existing = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+    if irregular_kind(existing) != "a folder":
+        raise OutputError(f"{_KEY} is {folder}, but {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"{_KEY} is {folder}, but {existing} is not writable; give another folder")
+
+
+def _check_subfolder(folder: Path, sources: Iterable[str | Path]) -> None:
+    """What lies in these folders is removed and made as the run goes on."""
+    if os.path.lexists(folder) and irregular_kind(folder) != "a folder":
+        kind = irregular_kind(folder) or "a file"
+        raise OutputError(f"{folder} is {kind}, where a run keeps a folder; move it away, or give another {_KEY}")
+    if not folder.exists():
+        return
+    real = os.path.realpath(folder)
+    for source in sources:
+        if os.path.commonpath([real, os.path.realpath(source)]) == real:
+            raise OutputError(f"the input {source} lies in {folder}, which the run changes; move it away")
+
+
+def _is_record(path: Path) -> bool:
+    """Whether the file is a configuration as runs write it: without comments, every key in its place."""
+    try:
+        text = path.read_text() if path.stat().st_size <= _MOST_BYTES else ""
+        values = yaml.safe_load(text)
+        return isinstance(values, dict) and yaml.safe_dump(values, sort_keys=False) == text
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return False
