@@ -1,0 +1,107 @@
+"""Every kind of network on each device against the same network in float64 on the CPU: norms, upsamplings, recompute.
+
+A GPU's kernels differ by the kind of layer, by what determinism allows and by precision; so all of these are crossed.
+The bounds for GPUs are those of the number formats: no GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+
+from tests.law.cases import relative
+from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undivided
+from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.comm.axes import serial_axes
+from tiledseg.pipeline.executor import PipelineExecutor, Settings
+from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.training.precision import autocast, make_deterministic
+
+SIZES = ((16, 24), (32, 16))
+CPU = torch.device("cpu")
+# Of a whole gradient, relative. float32 keeps 24 bits, TF32 11, bfloat16 8; each layer rounds once or twice.
+BOUNDS = {"fp32": 1e-5, "tf32": 2e-2, "bf16": 0.2}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU on this machine")
+    yield torch.device(request.param)
+    make_deterministic(True)
+    torch.use_deterministic_algorithms(False)
+
+
+def kind(norm: str, upsampling: str) -> UNet:
+    return UNet(3, 1, 3, 8, "same", norm, upsampling, 0.2, bands=2, classes=3)
+
+
+@cache
+def expected(norm: str, upsampling: str) -> Result:
+    return undivided(kind(norm, upsampling), SIZES)
+
+
+@dataclass
+class OnDevice(Drawn):
+    """A micro-batch on the device, computed in `precision`."""
+
+    device: torch.device = CPU
+    precision: str = "fp32"
+
+    def source(self) -> torch.Tensor:
+        return super().source().to(self.device)
+
+    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+        with autocast(self.precision, self.device):
+            return super().run_layers(x_BCHW, skips, first, stop)
+
+    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(output_BKHW.double().cpu())
+
+
+def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -> Result:
+    """By the executor of one stage that holds all layers."""
+    network = network_of(unet).float()
+    layers = len(network.descriptions)
+    cast = autocast(precision, device) if precision == "bf16" else None
+    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
+    dtypes = output_dtypes(network, cast, device)
+    keep_layers(network, cut.layers_of(0), device, torch.float32)
+    executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
+    drawn = [OnDevice(network, n, size, device=device, precision=precision) for n, size in enumerate(SIZES)]
+    executor.train(drawn, lambda parameters: None)
+    return result_of(network, sum(one.losses[0] for one in drawn))
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "fast"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_network_of_each_kind(
+    norm: str, upsampling: str, precision: str, deterministic: bool, device: torch.device
+) -> None:
+    """Within the rounding of its format; and with deterministic kernels, recomputed or not, the same bits."""
+    make_deterministic(deterministic)
+    unet, reference = kind(norm, upsampling), expected(norm, upsampling)
+    results = [computed(unet, device, precision, recompute) for recompute in ("never", "always")]
+    bound = BOUNDS["tf32" if precision == "fp32" and not deterministic and device.type == "cuda" else precision]
+    for found in results:
+        assert found.loss == pytest.approx(reference.loss, rel=bound)
+        assert distance(found, reference) < bound
+    if deterministic:
+        again = computed(unet, device, precision, "never")
+        for other in (results[1], again):
+            assert all(torch.equal(results[0].gradients[name], g) for name, g in other.gradients.items())
+
+
+def distance(found: Result, reference: Result) -> float:
+    """Relative difference of two whole gradients."""
+    pair = [
+        torch.cat([result.gradients[name].cpu().double().reshape(-1) for name in reference.gradients])
+        for result in (found, reference)
+    ]
+    return relative(*pair)
