@@ -110,6 +110,7 @@ def network_alone(part: Part, sizes: Sizes, precision: str, way: str, rate: floa
     forget_peak(device)
     network = build_unet(sizes.unet, 0).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = network
+    torch._dynamo.reset()  # else a limit of recompilations leaves the later ones uncompiled
     if way == "compiled":  # the small form shows that the network can be traced; code would take long to generate
         run = torch.compile(network, backend="inductor" if sizes is LARGE else "eager")
     side, classes = sizes.side, sizes.unet.classes

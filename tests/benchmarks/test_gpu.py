@@ -27,9 +27,10 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     return {"lines": lines, "part": part, "running": running, "wheels": wheels}
 
 
+@pytest.mark.timeout(600)
 def test_the_small_form_runs_whole(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "main.py"), "--small", "--out", str(tmp_path)]
-    done = run_job(command, seconds=280, environ=clean_environment())
+    done = run_job(command, seconds=560, environ=clean_environment())
     lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     assert done.code == 0, [line for line in lines if line["state"] == "failed"]
     assert [line["name"] for line in lines if line["state"] == "failed"] == []

@@ -1,0 +1,77 @@
+"""Two and four ranks on one GPU, over Gloo and over MPI: every way to spread a run against the run of one rank.
+
+The ranks take turns on the GPU: their times say what the staging through host memory costs and nothing of scaling.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from launching import python_ranks, run_process
+from part import Part, begin_part
+from shared_cases import references
+
+from tiledseg.scene import main as scene
+
+HERE = Path(__file__).resolve().parent
+# Ranks and transports of each job. In the small form one start-up of the ranks serves both transports.
+JOBS = ((4, ("gloo",)), (2, ("mpi",)), (4, ("mpi",)), (2, ("gloo",)))
+JOB_SECONDS = 45.0
+SMALL_JOBS = ((4, ("gloo", "mpi")),)
+
+
+def main() -> int:
+    part = begin_part(__file__)
+    part.small = part.small or part.device.type == "cpu"
+    work = part.folder / "shared_gpu"
+    work.mkdir()
+    part.measure("scenes", "s", lambda: make_scenes(work, 64 if part.small else 512))
+    part.measure("one rank", "s a step", lambda: references(work, part.small, part.device))
+    for ranks, transports in SMALL_JOBS if part.small else JOBS:
+        name = f"job of {ranks} ranks, {' and '.join(transports)}"
+        part.measure(name, "s", lambda r=ranks, t=transports: run_cases(part, work, r, t), needs=15)
+    for transport in ("gloo",) if part.small else ("gloo", "mpi"):
+        part.measure(
+            f"killed rank, {transport}", "s until the job ended", lambda t=transport: killed(part, t), needs=15
+        )
+    return int(part.failed)
+
+
+def make_scenes(work: Path, side: int) -> int:
+    """Two images and their labels."""
+    for i in range(2):
+        files = ["--image", str(work / f"image-{i}.tif"), "--labels", str(work / f"labels-{i}.tif")]
+        if scene(["--size", str(side), str(side), "--seed", str(i), *files]):
+            raise RuntimeError("the scene could not be written")
+    return side
+
+
+def run_cases(part: Part, work: Path, ranks: int, transports: tuple[str, ...]) -> float:
+    """Seconds of a job, whose rank 0 writes a line a case. RuntimeError where the job ends otherwise than with 0."""
+    limit = part.left if part.small else min(JOB_SECONDS, part.left)
+    words = ["--out", str(part.folder), "--work", str(work), "--seconds", f"{limit:.0f}"]
+    words += ["--small"] if part.small else []
+    command = [*python_ranks(ranks), str(HERE / "shared_gpu_job.py"), *words, "--transports", *transports]
+    begun = time.perf_counter()
+    done = run_process(command, limit)
+    print(done.out, done.err, flush=True)
+    if done.code:
+        raise RuntimeError(f"ended with code {done.code}: {done.reason}")
+    return time.perf_counter() - begun
+
+
+def killed(part: Part, transport: str) -> dict[str, object]:
+    """A rank that is killed ends the job, which says so by its code."""
+    begun = time.perf_counter()
+    done = run_process([*python_ranks(2), str(HERE / "killed_rank_job.py"), transport], part.left)
+    seconds = time.perf_counter() - begun
+    last = [line for line in done.out.splitlines() if line.startswith("rank 0: sum")]
+    if done.code == 0 or not last:
+        raise AssertionError(f"ended with code {done.code} after {last[-1:]}: {done.err[-300:]}")
+    return {"seconds": seconds, "code": done.code, "last": last[-1], "said": done.reason}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

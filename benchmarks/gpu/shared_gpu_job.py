@@ -1,0 +1,64 @@
+"""The cases of as many ranks as this job has, over each transport in turn. `shared_gpu.py` starts it under mpirun.
+
+mpirun -n 4 python shared_gpu_job.py --out FOLDER --work FOLDER --transports gloo mpi
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lines import one_line
+from part import Part, begin_part
+
+from tiledseg.comm.launch import detect
+from tiledseg.comm.session import leave, open_mesh
+
+if TYPE_CHECKING:
+    from shared_cases import Case
+
+    from tiledseg.comm.mesh import Mesh
+
+
+def main() -> int:
+    launch = detect(os.environ)
+    part = begin_part("shared_gpu", speaks=launch.is_root)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--transports", nargs="+", required=True)
+    options, _ = parser.parse_known_args()
+    meshes = [open_mesh(launch, os.environ, transport) for transport in options.transports]
+    from shared_cases import CASES  # torch comes after MPI, which the meshes have started
+
+    for mesh in meshes:
+        for case in CASES:
+            if case.ranks == launch.size:
+                part.measure(
+                    f"{case.name}, {mesh.transport}", "s", lambda c=case, m=mesh: _run(part, c, options.work, m)
+                )
+    for mesh in meshes:
+        mesh.communicator.close()
+    return int(part.failed)
+
+
+def _run(part: Part, case: Case, folder: Path, mesh: Mesh) -> dict[str, Any] | None:
+    """One case. Collective; where a rank fails, all raise. Without that a later case would wait for it forever."""
+    from shared_cases import compared, config_of, train
+
+    output = f"{mesh.transport}-{mesh.size}-{case.name.replace(' ', '-').replace(',', '')}"
+    fault, found = None, None
+    try:
+        steps = train(config_of(case.run, folder, output, case.parallel, part.small), mesh)
+        found = compared(case, steps, folder, output, mesh) if mesh.is_root else None
+    except Exception as error:
+        fault = one_line(error)
+    faults = mesh.communicator.gather_objects(fault)
+    if any(faults):
+        raise RuntimeError("; ".join(f"rank {rank}: {words}" for rank, words in enumerate(faults) if words))
+    return found
+
+
+if __name__ == "__main__":
+    leave(main())

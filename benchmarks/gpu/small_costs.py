@@ -1,0 +1,106 @@
+"""What the project adds around the same kernels: converted layers against plain ones, and a pipeline of one stage.
+
+Pairs take turns; a ratio of 1.00 means that nothing is added. Pipelines of 2 and 4 stages are in `shared_gpu`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from part import begin_part
+from production import finish
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
+from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.pipeline.executor import PipelineExecutor, Settings
+from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.precision import make_deterministic
+
+SPATIAL = Path(__file__).resolve().parents[1] / "spatial"
+MICRO_BATCHES = 8
+
+
+def main() -> int:
+    part = begin_part(__file__)
+    small = part.small or part.device.type == "cpu"
+    make_deterministic(True)
+    for size in (32,) if small else (512, 1024, 2048):
+        part.measure(f"conversion at {size} px", "ratio", lambda s=size: conversion(s, small, part.device), needs=5)
+    for size in (32,) if small else (512, 1024):
+        part.measure(f"one stage at {size} px", "ratio", lambda s=size: one_stage(s, small, part.device), needs=5)
+    return int(part.failed)
+
+
+def conversion(size: int, small: bool, device: torch.device) -> dict[str, Any]:
+    """The converted network over the one that it was converted from, forward and backward."""
+    sys.path.insert(0, str(SPATIAL))
+    from conversion_job import measure_conversion
+
+    levels, channels, pairs = (3, 4, 2) if small else (5, 16, 30)
+    found = measure_conversion(size, levels, channels, pairs, device.type)
+    seconds = found["wall_seconds"]
+    ratio = statistics.median(c / p for p, c in zip(seconds["plain"], seconds["converted"], strict=True))
+    plain = 1e3 * statistics.median(seconds["plain"])
+    return {"ratio": ratio, "plain_ms": plain, "gradients_differ_by": found["difference_of_gradients"]}
+
+
+class Drawn:
+    """A micro-batch of random pixels and labels, as the executor takes them."""
+
+    def __init__(self, network: FlatNetwork, size: int, device: torch.device) -> None:
+        self.network = network
+        self.shapes = layer_shapes(network.descriptions, network.bands, size, size)
+        classes = self.shapes[-1][0]
+        x_BCHW = torch.randn(1, network.bands, size, size, device=device)
+        self._x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        self._target_BHW = torch.randint(0, classes, (1, size, size), device=device)
+
+    def source(self) -> torch.Tensor:
+        return self._x_BCHW
+
+    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+        return self.network.run_layers(x_BCHW, skips, first, stop)
+
+    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+        return cross_entropy_sums(output_BKHW, self._target_BHW, 255)[0]
+
+
+def one_stage(size: int, small: bool, device: torch.device) -> dict[str, float]:
+    """The executor with all layers on this rank, over a loop of forward and backward passes."""
+    network = build_unet(UNet(3 if small else 5, base_channels=4 if small else 16), seed=0)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layers = len(network.descriptions)
+    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
+    dtypes = output_dtypes(network, None, device)
+    keep_layers(network, cut.layers_of(0), device, torch.float32)
+    executor = PipelineExecutor(network, cut, Settings("1f1b", ("never",)), serial_axes(), dtypes, device)
+    drawn = [Drawn(network, size, device) for _ in range(MICRO_BATCHES)]
+
+    def loop() -> None:
+        for one in drawn:
+            one.loss(one.run_layers(one.source(), {}, 0, layers)).backward()
+
+    ways: tuple[Callable[[], object], ...] = (loop, lambda: executor.train(drawn, lambda parameters: None))
+    times: list[list[float]] = [[], []]
+    for turn in range(1 if small else 8):
+        for way in (0, 1) if turn % 2 else (1, 0):
+            finish(device)
+            begun = time.perf_counter()
+            ways[way]()
+            finish(device)
+            times[way].append(time.perf_counter() - begun)
+    ratio = statistics.median(stage / plain for plain, stage in zip(*times, strict=True))
+    return {"ratio": ratio, "loop_ms": 1e3 * statistics.median(times[0])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
