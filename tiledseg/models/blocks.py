@@ -17,6 +17,7 @@ from tiledseg.geometry.layer import (
     TransposedConvolution,
     Upsample,
 )
+from tiledseg.models import upsample
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
@@ -66,7 +67,7 @@ def build_layer(layer: Layer, channels: int) -> nn.Module:
             return nn.MaxPool2d(layer.kernel)
         case Upsample():
             align = None if layer.mode == "nearest" else False
-            return nn.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=align)
+            return upsample.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=align)
         case Norm():
             return _build_norm(layer, channels)
         case Dropout():

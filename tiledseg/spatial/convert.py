@@ -20,6 +20,7 @@ from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.upsample import Upsample
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import Place, SpatialLayer
@@ -148,7 +149,7 @@ def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
         return SpatialMaxPool(name, module)  # type: ignore[arg-type]
     if kind is nn.AvgPool2d:
         return SpatialAveragePool(name, module)  # type: ignore[arg-type]
-    if kind in (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
+    if kind in (nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
         return SpatialUpsample(name, module)  # type: ignore[arg-type]
     if kind in (nn.BatchNorm2d, BatchNorm):
         return SpatialBatchNorm(name, "batch", module, axes)  # type: ignore[arg-type]

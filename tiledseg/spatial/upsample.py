@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Layer, Upsample
+from tiledseg.models.upsample import upsample
 from tiledseg.spatial.place import Place
 
 
@@ -44,8 +44,6 @@ class SpatialUpsample:
         )
 
     def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
-        align = False if self.mode == "bilinear" else None
-        factors = float(self.factors[0]), float(self.factors[1])
-        y_BCHW = functional.interpolate(x_BCHW, scale_factor=factors, mode=self.mode, align_corners=align)
+        y_BCHW = upsample(x_BCHW, self.factors, self.mode)
         start = place.row.read.start * self.factors[0], place.col.read.start * self.factors[1]
         return place.crop_given(y_BCHW, start)
