@@ -6,9 +6,11 @@ from xml.sax.saxutils import escape
 
 
 def vrt(source: str, side: int, dtype: str = "Byte") -> str:
-    """A virtual raster of one band that shows band 1 of `source`."""
+    """A virtual raster of one band that shows band 1 of `source`; it will also do as a mask."""
     return (
-        f'<VRTDataset rasterXSize="{side}" rasterYSize="{side}"><VRTRasterBand dataType="{dtype}" band="1">'
+        f'<VRTDataset rasterXSize="{side}" rasterYSize="{side}">'
+        '<Metadata><MDI key="INTERNAL_MASK_FLAGS_1">2</MDI></Metadata>'
+        f'<VRTRasterBand dataType="{dtype}" band="1">'
         f'<SimpleSource><SourceFilename relativeToVRT="0">{escape(source)}</SourceFilename><SourceBand>1</SourceBand>'
         "</SimpleSource></VRTRasterBand></VRTDataset>"
     )

@@ -96,6 +96,15 @@ def test_a_mask_of_a_url_reads_nothing_else(image: Path, seen: Requests) -> None
     assert seen.paths == []
 
 
+def test_a_mask_by_an_odd_name_is_none(image: Path, seen: Requests) -> None:
+    expected = read(image)
+    for end in (".Msk", ".mSK", ".Ovr"):
+        Path(f"{image}{end}").write_text(referring("a vrt over a URL", image, seen))
+    for found, wanted in zip(read(image), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert seen.paths == []
+
+
 def test_an_overview_elsewhere_is_never_asked_for(image: Path, seen: Requests) -> None:
     Path(f"{image}.aux.xml").write_text(overview_elsewhere(f"/vsicurl/http://{seen.address}/o.tif"))
     pixels_CHW, valid_HW = read(image)

@@ -36,22 +36,21 @@ _AFTER_STEM = (
 )
 
 
-def settings(path: str) -> dict[str, Any]:
-    """GDAL's settings while it opens or reads `path`."""
-    options: dict[str, Any] = {
+def settings() -> dict[str, Any]:
+    """GDAL's settings while it opens or reads a raster."""
+    return {
         "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
         "GDAL_CACHEMAX": CACHE_BYTES,
+        # Files beside a raster are asked for by name: no listing of a bucket, and no `.Msk` that was not looked at.
+        "GDAL_DISABLE_READDIR_ON_OPEN": "TRUE",
         "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
         "GDAL_VRT_ENABLE_PYTHON": "NO",  # a file's own code never runs, references or not
         "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
     }
-    if is_remote(path):
-        options["GDAL_DISABLE_READDIR_ON_OPEN"] = "TRUE"  # no listing of a bucket; side-car files are asked for by name
-    return options
 
 
 def open_dataset(path: str, references: bool) -> DatasetReader:
-    """rasterio's dataset of `path`, inside `rasterio.Env(**settings(path))`.
+    """rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
 
     Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
     its format, or that of its mask, is none of `DRIVERS` and `references` is False, and where it is no raster.

@@ -103,7 +103,7 @@ class GdalReader(RasterReader):
     @contextmanager
     def _handle(self) -> Iterator[Any]:
         """A rasterio handle for this thread alone, with GDAL's settings in force."""
-        with rasterio.Env(session=DummySession(), **settings(self._path)), self._handles.borrow() as dataset:
+        with rasterio.Env(session=DummySession(), **settings()), self._handles.borrow() as dataset:
             yield dataset
 
     def _open(self) -> Any:
