@@ -73,6 +73,15 @@ RESUMES = (
     resume("of-other-levels", "--model.levels 3", "levels is 2", "3"),
     resume("of-other-classes", "--data.classes 4", "classes is 3", "4"),
     resume("of-other-bands", "--data.bands [1,2]", "bands", "3", "2"),
+    resume("of-a-permuted-class-map", "--data.classes '{0: 1, 1: 0, 2: 2}'", "data.classes is 3", "'0': 1"),
+    resume("of-bands-in-another-order", "--data.bands [3,2,1]", "data.bands is null there and [3, 2, 1]"),
+    resume("of-other-nodata", "--data.nodata 0", "data.nodata is null there and 0"),
+    resume("of-another-ignore-index", "--data.ignore_index 254", "data.ignore_index is 255 there and 254"),
+    resume("without-normalisation", "--data.normalize false", "data.normalize is True there and False"),
+    resume(
+        "of-other-labels", "--data.labels ROOT/second-labels.tif", "data.labels", "/labels.tif", "second-labels.tif"
+    ),
+    resume("with-latest-a-folder", "--run.output ROOT/broken/latest-folder", "latest is a folder", "move it away"),
     resume("of-another-optimizer", "--optimizer.name sgd", "optimizer.name", "adamw", "sgd"),
     resume(
         "into-another-order",

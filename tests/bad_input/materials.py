@@ -141,6 +141,9 @@ def make_broken_runs(root: Path) -> None:
     with (root / "broken" / "metrics" / "metrics.jsonl").open("r+b") as file:
         file.seek(len(file.readline()))
         file.write(b"\0")
+    shutil.copytree(root / "run", root / "broken" / "latest-folder")
+    (root / "broken" / "latest-folder" / "checkpoints" / "latest").unlink()
+    (root / "broken" / "latest-folder" / "checkpoints" / "latest").mkdir()
     lost = root / "broken" / "lost-latest"
     shutil.copytree(root / "run", lost)
     (lost / "checkpoints" / "latest").write_text("step-000099\n")
