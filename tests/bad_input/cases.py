@@ -81,7 +81,7 @@ RESUMES = (
     resume(
         "of-other-labels", "--data.labels ROOT/second-labels.tif", "data.labels", "/labels.tif", "second-labels.tif"
     ),
-    resume("with-latest-a-folder", "--run.output ROOT/broken/latest-folder", "latest is a folder", "move it away"),
+    resume("with-latest-a-folder", "--run.output ROOT/broken/latest-folder", "checkpoints/latest", "it is a folder"),
     resume("of-another-optimizer", "--optimizer.name sgd", "optimizer.name", "adamw", "sgd"),
     resume(
         "into-another-order",
