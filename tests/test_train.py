@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from tests.crash.runs import STEPS, Material, check_same, lines, weights
+from tests.small_files import tree
 from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
 from tiledseg.training.checkpoint import find_checkpoint
@@ -146,6 +148,36 @@ def test_a_checkpoint_starts_another_run(material: Material, finished: dict[str,
     whole = lines(finished["adamw-fp64"])
     assert lines(folder) == [line for line in whole if line["step"] > 10]
     assert weights(folder) == weights(finished["adamw-fp64"])
+
+
+def test_a_second_run_into_the_folder_of_a_living_one_is_refused(
+    material: Material, finished: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It had gone on with the other's checkpoints: one of them ended with a traceback, the other with 6 of 60 lines."""
+    folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "in-use"))
+    with hold(folder):
+        before = tree(folder)
+        assert train(material, folder) == 2
+        assert tree(folder) == before
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{folder} is in use by process {os.getpid()} on " in err
+
+
+def test_a_run_that_came_between_look_and_lock_is_seen(
+    material: Material, finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The look had found an empty folder, and the run would have begun anew over the other's checkpoints."""
+    folder = material.root / "raced"
+
+    def hold_late(path: Path) -> Any:
+        shutil.copytree(finished["adamw-fp64"], path)
+        return hold(path)
+
+    monkeypatch.setattr("tiledseg.training.start.hold", hold_late)
+    assert train(material, folder) == 2
+    assert "newest checkpoint was of step None and is of step 12; run the command again" in capfd.readouterr().err
+    check_same(folder, finished["adamw-fp64"])
 
 
 def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import yaml
 
+from tiledseg import run_lock
 from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
-from tiledseg.training.checkpoint import clean_leftovers
+from tiledseg.training.checkpoint import newest_step
 from tiledseg.training.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
 
 CHECKPOINTS = "checkpoints"
@@ -21,9 +22,10 @@ _MOST_BYTES = 1 << 20  # of a configuration
 
 
 def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise OutputError where the folder cannot be made or written, or a file that the run writes there is one of
-    `inputs`, or is not what a run has there."""
+    """Raise OutputError where the folder cannot be made or written, another run is in it, or a file that the run writes
+    there is one of `inputs`, or is not what a run has there."""
     _check_place(folder)
+    run_lock.check_free(folder)
     if not folder.exists():
         return
     sources = list(inputs)
@@ -39,18 +41,23 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
         )
 
 
-def make_run_folder(folder: Path) -> None:
-    """Make the folder, free of what a crash has left."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        clean_leftovers(folder / CHECKPOINTS)
-    except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror}; give another {_KEY}") from error
+def check_unchanged(folder: Path, newest: int | None) -> None:
+    """Raise OutputError where the newest checkpoint is not that of step `newest` any more: between the look at the
+    folder and its lock, another run has been there."""
+    now = newest_step(folder / CHECKPOINTS)
+    if now != newest:
+        raise OutputError(
+            f"{folder} has been written by another run: its newest checkpoint was of step {newest} and is of step "
+            f"{now}; run the command again"
+        )
 
 
 def _outputs(folder: Path) -> list[Output]:
     latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
-    return [whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, *latest)]
+    return [
+        Output(_KEY, folder / run_lock.NAME),
+        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, *latest)),
+    ]
 
 
 def _check_place(folder: Path) -> None:

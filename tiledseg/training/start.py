@@ -16,8 +16,10 @@ from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import Link, slowest_link
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
+from tiledseg.run_lock import hold
 from tiledseg.training.checkpoint import (
     Checkpoint,
+    clean_leftovers,
     drop_later,
     find_checkpoint,
     newest_checkpoint,
@@ -30,7 +32,7 @@ from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import CONFIG, METRICS, read_metrics, write_whole
 from tiledseg.training.resume import Beginning, begin
-from tiledseg.training.run_folder import CHECKPOINTS, check_run_folder, make_run_folder
+from tiledseg.training.run_folder import CHECKPOINTS, check_run_folder, check_unchanged
 from tiledseg.training.survey import survey
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
@@ -49,15 +51,19 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     folder = Path(config.run.output)
     inputs = [*preparation.files, *files]
     mesh.on_root(lambda: check_run_folder(folder, inputs))
+    newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
     if beginning.checkpoint is not None:
         mesh.on_root(lambda: read_metrics(folder / METRICS))
     normalization = _normalization(config, preparation, beginning, mesh)
-    mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint))
-    note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
-    if mesh.is_root:
-        _announce(config, preparation, normalization, beginning, pipeline, note)
-    return Trainer(config, mesh, preparation, normalization, beginning, pipeline).run()
+    with ExitStack() as stack:  # on the root: the lock is that of its process
+        unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
+        mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
+        note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
+        if mesh.is_root:
+            notes = [warning for warning in (note, unlocked) if warning]
+            _announce(config, preparation, normalization, beginning, pipeline, notes)
+        return Trainer(config, mesh, preparation, normalization, beginning, pipeline).run()
 
 
 def _check_weights(config: Config, preparation: Preparation, mesh: Mesh) -> None:
@@ -138,9 +144,10 @@ def _survey(
         return survey(mesh, images, labels, preparation.label_map, normalize)
 
 
-def _claim(folder: Path, text: str, checkpoint: Checkpoint | None) -> None:
-    """Make the run's folder, free of what a crash has left, with the resolved configuration in it."""
-    make_run_folder(folder)
+def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int | None) -> None:
+    """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it."""
+    check_unchanged(folder, newest)
+    clean_leftovers(folder / CHECKPOINTS)
     write_whole(folder / CONFIG, text)
     with writing(folder):
         if checkpoint is None:
@@ -155,10 +162,10 @@ def _announce(
     normalization: Normalization,
     beginning: Beginning,
     pipeline: PipelinePlan | None,
-    note: str | None,
+    notes: Sequence[str],
 ) -> None:
     progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
-    for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *([note] if note else [])):
+    for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes):
         progress.say(f"warning: {warning}")
     rows, cols = preparation.training.tilings[0].grid
     halo = preparation.footprint.before
