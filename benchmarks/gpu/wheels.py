@@ -74,12 +74,15 @@ def faults(wheels: Sequence[Path], there: frozenset[str] = THERE) -> list[str]:
 
 
 def needs(wheel: Path) -> set[str]:
-    """Names that a wheel's metadata requires, those of its extras left out."""
+    """Names that a wheel's metadata requires on the machine's Python, those of its extras left out."""
+    from packaging.requirements import Requirement
+
     with zipfile.ZipFile(wheel) as archive:
         path = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         headers = HeaderParser().parsestr(archive.read(path).decode())
-    required = [line for line in headers.get_all("Requires-Dist", []) if "extra ==" not in line]
-    return {_name(re.match(r"[\w.-]+", line)[0]) for line in required}  # type: ignore[index]
+    required = [Requirement(line) for line in headers.get_all("Requires-Dist", [])]
+    there = {"extra": "", "python_version": "3.12", "python_full_version": "3.12.3"}
+    return {_name(need.name) for need in required if need.marker is None or need.marker.evaluate(there)}
 
 
 def install_missing(

@@ -91,7 +91,9 @@ def test_wheels_that_lack_something_are_told(programs: dict[str, ModuleType], tm
             archive.writestr(f"{name}.dist-info/METADATA", metadata + "\n\nRequires-Dist: not-a-header\n")
         return path
 
-    first = wheel("one-1", "two (>=3)", "NumPy>1; python_version < '4'", 'three ; extra == "all"')
+    first = wheel(
+        "one-1", "two (>=3)", "NumPy>1; python_version < '4'", 'three ; extra == "all"', "four; python_version < '3.8'"
+    )
     assert wheels.needs(first) == {"two", "numpy"}
     assert wheels.faults([first]) == [f"{first.name} needs two, which is neither collected nor on the machine"]
     assert wheels.faults([first, wheel("two-3")]) == []
