@@ -32,6 +32,7 @@ from tiledseg.planning.layer_memory import block_memory, strip_bytes
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.tensor_limit import check_countable, largest_of_block
 
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
 
@@ -116,6 +117,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     """Mode `layer` with a fusion depth. Raises GeometryError where a rank would own nothing of some tensor."""
     rows, cols = settled(task.layers, task.decomposition)
     ranks = layer_ranks(task.layers, rows, cols, fusion, task.bands, task.value_bytes)
+    check_blocks(task.layers, rows, cols, fusion, task.bands)
     norms = norm_reductions(task.layers, task.bands, task.ranks)
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     return ModeCost(
@@ -174,6 +176,13 @@ def layer_ranks(
         LayerRank(row, col, m * n, block_work(layers, bands, row, col), layer_traffic(row, col, tensors))
         for (row, m), (col, n) in pairs
     ]
+
+
+def check_blocks(layers: tuple[Layer, ...], rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
+    """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
+    steps = itertools.product(*(rank_kinds(layers, dim, fusion).steps for dim in (rows, cols)))
+    shapes = (largest_of_block(layers, bands, row, col) for row, col in steps)
+    check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
 def block_work(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> int:

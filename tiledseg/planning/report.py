@@ -18,7 +18,7 @@ from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.modes_report import modes_part
 from tiledseg.planning.question import Question
-from tiledseg.planning.search import choose_grid
+from tiledseg.planning.search import check_tiles, choose_grid
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.stages import StagesQuestion, stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory
@@ -88,7 +88,9 @@ def plan_tiling(question: Question) -> Tiling:
             f"--grid is {grid[0]} x {grid[1]}, {math.prod(grid)} tiles; plan looks at each of {MOST_TILES} at most: "
             "give a part of the raster as --size, with a grid in proportion"
         )
-    return make_tiling(question.size, grid, footprint)
+    tiling = make_tiling(question.size, grid, footprint)
+    check_tiles(tiling, layers, question.network.bands)
+    return tiling
 
 
 def paper_part(question: Question, grid: tuple[int, int]) -> Answer:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.tiling import context_sizes, finest_grid
+from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.tensor_limit import check_countable, is_countable, largest_tensor
 
 MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
@@ -36,7 +38,8 @@ def choose_grid(
     ranks: int,
     bands: int = 4,
 ) -> tuple[int, int]:
-    """The grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step.
+    """The grid (rows, cols) with the fewest tiles of which each fits `memory_bytes` in a training step, and has no
+    tensor too large for a kernel.
 
     At least as many tiles as ranks, where the alignment allows so many. No tile is longer than twice its width, or
     than the raster is in proportion. Among equally many tiles: the fewest pixels computed, then the fewest columns.
@@ -60,6 +63,10 @@ def choose_grid(
     def step_bytes(height: int, width: int) -> int:
         return training_memory(layers, bands, (height, width), bytes_per_value).total
 
+    @functools.cache
+    def fits(height: int, width: int) -> bool:
+        return is_countable(layers, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
+
     def price(rows: int, cols: int) -> int | None:
         """Pixels that this grid computes in all; None where it is not acceptable."""
         if next(trials) > MOST_TRIALS or step_bytes.cache_info().misses > MOST_STEPS:
@@ -68,10 +75,11 @@ def choose_grid(
         if max(sides) > longest * min(sides):
             return None
         row, col = cut(0, rows), cut(1, cols)
-        return row.total * col.total if step_bytes(row.largest, col.largest) <= memory_bytes else None
+        return row.total * col.total if fits(row.largest, col.largest) else None
 
     # Every tile of a coarser grid contains one of the finest, and its context that one's context.
     height, width = cut(0, finest[0]).largest, cut(1, finest[1]).largest
+    check_countable([largest_tensor(layers, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
         raise GeometryError(
             f"a training step on the smallest context of {height} x {width} pixels needs "
@@ -85,6 +93,18 @@ def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
     return GeometryError(
         f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
         "memory; give a grid in place of auto"
+    )
+
+
+def check_tiles(tiling: Tiling, layers: Sequence[Layer], bands: int) -> None:
+    """Raise GeometryError, with a grid that would do, where a tensor of a tile is too large for a kernel."""
+    largest = largest_tensor(layers, bands, tiling.context_max)
+    if is_countable(layers, bands, tiling.context_max):
+        return
+    rows, cols = choose_grid(tiling.raster, layers, tiling.footprint, sys.maxsize, 1, 1, bands)
+    given = f"{tiling.grid[0]} x {tiling.grid[1]}"
+    check_countable(
+        [largest], f"use a finer grid than {given}: [{rows},{cols}] does, or parallel.halo layer on more ranks"
     )
 
 

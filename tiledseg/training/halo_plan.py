@@ -16,7 +16,8 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.halo_modes import choose_fusion
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mesh_choice import choose_mesh
-from tiledseg.planning.mode_cost import Task, layer_cost
+from tiledseg.planning.mode_cost import Task, check_blocks, layer_cost
+from tiledseg.planning.search import check_tiles
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ def plan_halos(
             f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
             "multiple of them, or use fewer stages"
         )
+    if parallel.halo != "layer":
+        for tiling in tilings:
+            check_tiles(tiling, layers, bands)
     if parallel.halo == "read":
         return HaloPlan(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else HaloPlan()
     mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step, parallel.stages)
@@ -71,7 +75,8 @@ def plan_halos(
         if fusion is None:
             fusion = choose_fusion(layers, first.rows, first.cols, bands, value_bytes, Machine())
         for tiling in tilings:
-            layer_blocks(tiling, layers, shape, fusion)
+            blocks = layer_blocks(tiling, layers, shape, fusion)
+            check_blocks(layers, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
     return HaloPlan("layer", mesh, fusion, parallel.overlap)

@@ -1,0 +1,103 @@
+"""No tensor of 2^31 values reaches a kernel: refused with a grid that would do, or cut."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import GeometryError, InputError
+from tiledseg.geometry.decomposition import decompose
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.models.unet import build_unet
+from tiledseg.plan import main as plan
+from tiledseg.planning.mode_cost import check_blocks, settled
+from tiledseg.planning.search import check_tiles, choose_grid
+from tiledseg.planning.tensor_limit import MOST_VALUES, is_countable, largest_tensor
+from tiledseg.training.halo_plan import plan_halos
+
+LAYERS = UNet().layers()
+FOOTPRINT = network_footprint(LAYERS)
+
+
+def tiled(size: int, grid: int) -> Tiling:
+    return make_tiling((size, size), (grid, grid), FOOTPRINT)
+
+
+@pytest.mark.parametrize("upsampling", UPSAMPLINGS)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_the_largest_is_that_of_the_network(padding: str, norm: str, upsampling: str) -> None:
+    """Of all outputs, on the meta device."""
+    unet = UNet(3, base_channels=8, padding=padding, norm=norm, upsampling=upsampling)
+    with torch.device("meta"):
+        network = build_unet(unet)
+        made: list[int] = []
+        for module in network.layers.values():
+            module.register_forward_hook(lambda m, args, y: made.append(y.numel()))
+        network(torch.empty(1, 4, 92, 100))
+    assert largest_tensor(unet.layers(), 4, (92, 100)).values == max(made)
+
+
+def test_the_concatenation_at_4096_px_is_one_too_large() -> None:
+    largest = largest_tensor(LAYERS, 4, (4096, 4096))
+    assert (largest.layer, largest.values) == ("decoder0.pop", 2**31)
+    assert not is_countable(LAYERS, 4, (4096, 4096))
+    assert is_countable(LAYERS, 4, (4096, 4080))
+
+
+def test_an_automatic_grid_is_cut_whatever_the_memory() -> None:
+    grid = choose_grid((4096, 4096), LAYERS, FOOTPRINT, 2**60, 2, 1)
+    assert grid != (1, 1)
+    check_tiles(make_tiling((4096, 4096), grid, FOOTPRINT), LAYERS, 4)
+    assert choose_grid((4080, 4080), LAYERS, FOOTPRINT, 2**60, 2, 1) == (1, 1)
+
+
+def test_a_tile_too_large_is_refused_with_a_grid_that_does() -> None:
+    with pytest.raises(GeometryError, match=r"decoder0.pop would make .* = 2147483648 values") as refusal:
+        check_tiles(tiled(4096, 1), LAYERS, 4)
+    rows, cols = map(int, re.findall(r"\[(\d+),(\d+)\] does", str(refusal.value))[0])
+    check_tiles(make_tiling((4096, 4096), (rows, cols), FOOTPRINT), LAYERS, 4)
+
+
+def test_a_network_too_large_for_any_grid_says_so() -> None:
+    layers = UNet(4, base_channels=1 << 20).layers()
+    with pytest.raises(GeometryError, match="use a smaller network"):
+        choose_grid((200, 200), layers, network_footprint(layers), 2**60, 4, 1)
+
+
+@pytest.mark.parametrize("halo", ["read", "exchange"])
+def test_train_and_predict_refuse_tiles(halo: str) -> None:
+    with pytest.raises(InputError, match=r"values, but kernels count to 2147483647; use a finer grid than 1 x 1"):
+        plan_halos(ParallelConfig(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
+
+
+def test_in_layer_mode_a_ranks_block_counts() -> None:
+    """A whole image of 2^31 values is spread over four ranks, not refused; on one it is."""
+    parallel = ParallelConfig(halo="layer")
+    assert plan_halos(parallel, LAYERS, [tiled(4096, 2)], 4, 1, 4, 4).mesh.ranks == 4
+    with pytest.raises(InputError, match="spread the image over more ranks than 1 x 1"):
+        plan_halos(parallel, LAYERS, [tiled(4096, 2)], 1, 1, 4, 4)
+
+
+def test_the_halo_that_a_block_reads_counts() -> None:
+    """Blocks of just less than 2^31 values are more with their neighbours' pixels."""
+    assert 128 * 4080 * 4112 <= MOST_VALUES < 128 * 4080 * 4113
+    fitting, larger = ((2 * 4080, 2 * width) for width in (4080, 4112))
+    for raster in (fitting, larger):
+        cut = settled(LAYERS, decompose(make_tiling(raster, (2, 2), FOOTPRINT), (2, 2)))
+        if raster == fitting:
+            check_blocks(LAYERS, *cut, 1, 4)
+            continue
+        with pytest.raises(GeometryError, match="more ranks than 2 x 2"):
+            check_blocks(LAYERS, *cut, 1, 4)
+
+
+def test_plan_refuses_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(["--size", "4096", "--grid", "1"]) == 2
+    assert "decoder0.pop would make a tensor of 128 x 4096 x 4096" in capsys.readouterr().err
+    assert plan(["--size", "4096", "--grid", "auto", "--gpu-memory", "4096GiB", "--format", "json"]) == 0
