@@ -113,6 +113,20 @@ def test_an_overview_elsewhere_is_never_asked_for(image: Path, seen: Requests) -
     assert seen.paths == []
 
 
+def test_a_page_of_a_tiff_is_as_safe(image: Path, seen: Requests) -> None:
+    page = f"GTIFF_DIR:1:{image}"
+    for found, wanted in zip(read(page), read(image), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with open_raster(page) as reader:
+        assert reader.info.files == (str(image),)
+    Path(f"{image}.msk").write_text(referring("a vrt over a URL", image, seen))
+    with pytest.raises(RasterError, match=r"image.tif.msk, which goes with .*image.tif, is no TIFF"):
+        read(page)
+    with open_raster(str(image), references=True) as reader:
+        assert reader.info.files == (str(image), f"{image}.msk")
+    assert seen.paths == []
+
+
 def test_a_mask_that_is_a_tiff_still_counts(image: Path) -> None:
     mask_HW = np.full((SIDE, SIDE), 255, np.uint8)
     mask_HW[2] = 0
@@ -201,6 +215,20 @@ class TestHeaders:
             pytest.raises(RasterError, match=r"1000000 x 1000000 px of .*a.tif take 931 GiB, this machine has"),
         ):
             reader.read(Box.of_shape((1_000_000, 1_000_000)))
+
+    @pytest.mark.timeout(20)
+    def test_thousands_of_bands(self, tmp_path: Path) -> None:
+        path = self.sized(tmp_path / "a.tif", SIDE, SIDE, count=10_000)
+        with open_raster(path) as reader:
+            assert reader.info.bands == 10_000
+
+    def test_a_block_that_no_memory_holds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        blocks = {"tiled": True, "blockxsize": 1 << 16, "blockysize": 1 << 16}
+        path = self.sized(tmp_path / "a.tif", 1 << 16, 1 << 16, **blocks)
+        open_raster(path).close()
+        monkeypatch.setattr("tiledseg.raster.gdal_reader.memory_bytes", lambda: 1 << 30)
+        with pytest.raises(RasterError, match=r"a.tif is stored in blocks of 65536 x 65536 px, which take 4 GiB each"):
+            open_raster(path)
 
     @pytest.mark.parametrize("number", [np.nan, np.inf])
     def test_a_transform_of_no_place(self, tmp_path: Path, number: float) -> None:

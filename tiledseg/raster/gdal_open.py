@@ -8,6 +8,7 @@ its mask beside it (`image.tif.msk`) only as a TIFF. `references` lifts that for
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from rasterio.errors import RasterioError
@@ -28,6 +29,7 @@ _REMEDY = (
     "give a GeoTIFF, JPEG 2000, PNG or JPEG; GDAL's other formats may read further files and URLs: where you trust "
     f"this file, allow them with {_OPTION}"
 )
+_PAGE = re.compile(r"GTIFF_DIR:(?:off:)?\d+:(.+)")  # one page of a TIFF
 _MASKS = (".msk", ".MSK", ".ovr", ".OVR")  # GDAL opens these beside a raster, by whatever format they are
 _AFTER_NAME = (*_MASKS, ".aux.xml", ".aux")
 _AFTER_STEM = (
@@ -66,24 +68,43 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
 
 def check_regular(path: str) -> None:
     """Raise RasterError where `path`, or a file that GDAL would open beside it, is no regular file."""
-    if is_named(path):
+    file = local_file(path)
+    if file is None:
         return
-    stem = os.path.splitext(path)[0]
-    for name in (path, *(path + end for end in _AFTER_NAME), *(stem + end for end in _AFTER_STEM)):
+    for name in (file, *_names_beside(file)):
         kind = irregular_kind(name)
-        if kind is not None and (name == path or kind != "a folder"):
-            beside = "" if name == path else f", which goes with {path},"
+        if kind is not None and (name == file or kind != "a folder"):
+            beside = "" if name == file else f", which goes with {file},"
             raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
+
+
+def local_file(path: str) -> str | None:
+    """The file on this machine that a raster's path means; None for a URL and for other formats' subdataset names."""
+    page = _PAGE.fullmatch(path)
+    if page is not None:
+        return page[1]
+    return None if is_named(path) else path
+
+
+def files_beside(file: str) -> tuple[str, ...]:
+    """The files that GDAL would open beside `file`. Not by GDAL's own list: to make it, it opens what they name."""
+    return tuple(name for name in _names_beside(file) if os.path.isfile(name))
+
+
+def _names_beside(file: str) -> tuple[str, ...]:
+    stem = os.path.splitext(file)[0]
+    return (*(file + end for end in _AFTER_NAME), *(stem + end for end in _AFTER_STEM))
 
 
 def _check_masks(path: str) -> None:
     """Raise RasterError where a mask or an overview beside `path` is there and no TIFF. A URL's mask is asked for as
     GDAL itself would do; its overviews are never read."""
-    if is_named(path) and not is_remote(path):
-        return
-    for end in _MASKS[:1] if is_remote(path) else _MASKS:
-        if is_remote(path) or os.path.exists(path + end):
-            _check_mask(path, path + end)
+    file = local_file(path)
+    if file is not None:
+        for name in (file + end for end in _MASKS if os.path.exists(file + end)):
+            _check_mask(file, name)
+    elif is_remote(path):
+        _check_mask(path, path + _MASKS[0])
 
 
 def _check_mask(path: str, mask: str) -> None:

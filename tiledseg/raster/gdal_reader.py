@@ -25,7 +25,7 @@ from tiledseg.raster.gdal_open import open_dataset, references_of, settings
 from tiledseg.raster.georeferencing import ground_of
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.mirrored_reader import RasterReader, memory_bytes
 from tiledseg.raster.source_files import source_files
 from tiledseg.raster.truncation import check_complete
 from tiledseg.raster.unforeseen import reading
@@ -117,11 +117,18 @@ class GdalReader(RasterReader):
 
 
 def _check_header(path: str, dataset: Any) -> None:
-    """Raise RasterError for a size or a place on the ground that no raster has."""
+    """Raise RasterError for a size or a place on the ground that no raster has, and for blocks that no memory holds."""
     if dataset.width * dataset.height > MOST_PIXELS:
         raise RasterError(
             f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
             "header may be damaged: copy it again, or cut the raster into several"
+        )
+    rows, cols = dataset.block_shapes[0] if dataset.count else (0, 0)
+    needed = rows * cols * np.dtype(dataset.dtypes[0]).itemsize if dataset.count else 0
+    if needed > memory_bytes():
+        raise RasterError(
+            f"{path} is stored in blocks of {rows} x {cols} px, which take {needed / 2**30:.3g} GiB each, this machine "
+            f"has {memory_bytes() / 2**30:.3g} GiB; write it anew in small blocks (gdal_translate -co TILED=YES)"
         )
     if not all(map(math.isfinite, dataset.transform)):
         numbers = ", ".join(f"{number:.10g}" for number in tuple(dataset.transform)[:6])
@@ -135,12 +142,13 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
     if dataset.count == 0:
         raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {_subdatasets(dataset)}")
     if bands is None:
-        data = [i for i in dataset.indexes if dataset.colorinterp[i - 1] != ColorInterp.alpha]
+        # Lists of GDAL's are asked for once: each asks every band, of which there may be 65,535.
+        data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
         if not data:
             raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
         return tuple(data)
     selected = tuple(bands)
-    outside = [band for band in selected if band not in dataset.indexes]
+    outside = [band for band in selected if not 1 <= band <= dataset.count]
     if outside or not selected:
         what = f"band {outside[0]}" if outside else "an empty list of bands"
         raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
@@ -155,7 +163,7 @@ def _subdatasets(dataset: Any) -> str:
 
 def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:
     """The alpha band, unless it was asked for by name: many 4-band files mark near-infrared as alpha by mistake."""
-    marked = [i for i in dataset.indexes if dataset.colorinterp[i - 1] == ColorInterp.alpha]
+    marked = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
     return marked[0] if marked and marked[0] not in selected else None
 
 
@@ -168,7 +176,8 @@ def _nodata_values(
     path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None
 ) -> tuple[float | None, ...]:
     if nodata is None:
-        return tuple(dataset.nodatavals[band - 1] for band in selected)
+        values = dataset.nodatavals
+        return tuple(values[band - 1] for band in selected)
     dtype = np.dtype(dataset.dtypes[selected[0] - 1])
     if dtype.kind in "iu" and as_stored(nodata, dtype) is None:
         raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
@@ -176,7 +185,8 @@ def _nodata_values(
 
 
 def _dtype(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
-    names = [dataset.dtypes[band - 1] for band in selected]
+    every = dataset.dtypes
+    names = [every[band - 1] for band in selected]
     if any(np.dtype(name) != np.dtype(names[0]) for name in names):
         raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
     dtype = np.dtype(names[0])

@@ -36,7 +36,7 @@ class RasterReader(ABC):
             return self._read(box)
 
     def _check_size(self, box: Box) -> None:
-        needed, there = self.info.bands * box.area * np.dtype(self.info.dtype).itemsize, _memory_bytes()
+        needed, there = self.info.bands * box.area * np.dtype(self.info.dtype).itemsize, memory_bytes()
         if needed > there:
             raise RasterError(
                 f"{box.height} x {box.width} px of {self.info.path} take {needed / 2**30:.3g} GiB, this machine has "
@@ -79,7 +79,7 @@ def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interva
     return found - hull.start, hull
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Of the whole machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -9,6 +9,7 @@ from rasterio.errors import RasterioError
 from rasterio.io import DatasetReader
 
 from tiledseg.files import irregular_kind
+from tiledseg.raster.gdal_open import DRIVERS, files_beside, local_file
 from tiledseg.raster.sources import is_remote
 
 _VRT_HEAD_BYTES = 1024
@@ -18,6 +19,9 @@ def source_files(path: str, dataset: Any) -> tuple[str, ...]:
     """The local files behind an open `dataset`: itself, its side-car files and, of a VRT, its sources, at any depth."""
     if is_remote(path):
         return ()
+    file = local_file(path)
+    if dataset.driver in DRIVERS and file is not None:
+        return (file, *files_beside(file))
     found = dict.fromkeys([path, *dataset.files] if os.path.exists(path) else dataset.files)
     waiting = [file for file in found if file != path] if dataset.driver == "VRT" else []
     while waiting:
