@@ -7,7 +7,6 @@ since pinning memory costs far more than a copy of a halo.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import torch
 
 from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.point_to_point import Message, Traffic, check_messages
+from tiledseg.comm.stopwatch import CPU
 from tiledseg.comm.work import DoneWork, Work
 
 
@@ -68,15 +68,19 @@ class Exchange:
         """
         if self._finish is None:
             return
-        start = time.perf_counter()
-        self._finish()
-        self._finish = None
-        for tensor, buffer in self._staged:
-            as_bytes(tensor).copy_(buffer)  # not asynchronous: the buffer is handed out again below
+        with self._traffic.waits.running(self._device()):
+            self._finish()
+            self._finish = None
+            for tensor, buffer in self._staged:
+                as_bytes(tensor).copy_(buffer)  # not asynchronous: the buffer is handed out again below
         for buffer in self._lent:
             self._buffers.give_back(buffer)
         self._carried = self._staged = self._lent = ()
-        self._traffic.seconds += time.perf_counter() - start
+
+    def _device(self) -> torch.device:
+        """Whose work waits for the messages: of a GPU where it sends from, or receives into, its own memory."""
+        tensors = [message.tensor for message in self._carried] + [tensor for tensor, _ in self._staged]
+        return next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)
 
 
 class BytePointToPoint(ABC):

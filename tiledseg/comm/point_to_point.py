@@ -13,11 +13,12 @@ A message of no bytes is not sent: both ends know its size. A rank sends nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
 
@@ -35,18 +36,21 @@ class Message(NamedTuple):
 
 @dataclass
 class Traffic:
-    """What this rank has sent, and the seconds that it has waited for messages.
-
-    Over NCCL a wait only orders the GPU's work, so that the seconds hold the host's part alone.
-    """
+    """What this rank has sent, and how long it, or its GPU, has waited for messages."""
 
     messages: int = 0
     bytes: int = 0
-    seconds: float = 0.0
+    waits: Stopwatch = field(default_factory=Stopwatch, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Waited so far. Waits for the GPU: ask at the end of a step."""
+        return self.waits.seconds()
 
     def reset(self) -> None:
         """Counts from zero again."""
-        self.messages, self.bytes, self.seconds = 0, 0, 0.0
+        self.messages, self.bytes = 0, 0
+        self.waits.reset()
 
 
 class PointToPoint(Protocol):

@@ -20,6 +20,7 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.comm.work import Work
 from tiledseg.errors import ConfigError
 from tiledseg.models.unet import FlatNetwork
@@ -38,7 +39,6 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import verify
-from tiledseg.pipeline.stopwatch import Stopwatch
 
 _VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
 

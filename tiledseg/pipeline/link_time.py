@@ -8,8 +8,8 @@ import torch
 
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.point_to_point import Message, PointToPoint
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.pipeline.stopwatch import Stopwatch
 
 _SMALL, _LARGE = 1 << 12, 1 << 23  # bytes
 _REPEATS = 5

@@ -64,7 +64,7 @@ class ParallelRun:
         if self.pipeline is None:
             return SerialPasses(mode)
         traffic = self.axes.stage_messages.traffic
-        return PipelinePasses(mode, self.executor, traffic, self.pipeline.micro_batches)
+        return PipelinePasses(mode, self.executor, traffic, self.pipeline.micro_batches, self.mesh.device)
 
     def close(self) -> None:
         """Ends the axes. Collective."""

@@ -5,7 +5,6 @@ The rank of the first chunk loads pixels, that of the last one labels; the other
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.point_to_point import Traffic
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.pipeline.executor import PipelineExecutor
@@ -26,17 +26,23 @@ _FORWARD_ROUND = 256  # units of a run without gradients between two flushes: bo
 class PipelinePasses:
     """One rank's part of a pipeline's passes; `executor` is None on a rank outside the mesh, which does nothing.
 
+    The time of the passes is that of `device`, as the time that it computes is: what it waits is never negative.
     `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
     """
 
     def __init__(
-        self, mode: HaloMode, executor: PipelineExecutor | None, traffic: Traffic, round_size: int | None
+        self,
+        mode: HaloMode,
+        executor: PipelineExecutor | None,
+        traffic: Traffic,
+        round_size: int | None,
+        device: torch.device,
     ) -> None:
         self.mode = mode
         self._executor = executor
         self._traffic = traffic
         self._round_size = round_size
-        self._seconds = 0.0
+        self._passes = Stopwatch(device)
 
     @property
     def loads(self) -> bool:
@@ -53,8 +59,13 @@ class PipelinePasses:
     ) -> float:
         """As the protocol says."""
         self._traffic.reset()
-        begun = time.perf_counter()
         timed = Timed(samples)
+        self._passes.reset()
+        with self._passes.running():
+            self._train(timed, parts, key, loss, reducer)
+        return timed.seconds
+
+    def _train(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer) -> None:
         if self._executor is not None:
             self._executor.busy.reset()
             feed = _Feed(timed, self.mode, self.loads_pixels)
@@ -67,8 +78,6 @@ class PipelinePasses:
                     for number, unit in enumerate(units[first : first + size], first)
                 ]
                 self._executor.train(micro_batches, reducer.overlap if last_round else _not_yet)
-        self._seconds = time.perf_counter() - begun
-        return timed.seconds
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         """As the protocol says: on the rank of the last chunk."""
@@ -90,7 +99,7 @@ class PipelinePasses:
     def figures(self) -> StageFigures:
         """As the protocol says."""
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
-        return StageFigures(busy, self._seconds, self._traffic.bytes, self._traffic.messages)
+        return StageFigures(busy, self._passes.seconds(), self._traffic.bytes, self._traffic.messages)
 
     def _units(self, parts: Sequence[Part]) -> list[Unit]:
         return [unit for part in parts for unit in self.mode.units(part)]

@@ -11,6 +11,7 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import TiledsegError
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
@@ -82,6 +83,7 @@ class Stepper:
         self._seed = seed
         self._clip_norm = clip_norm
         self._reducer = GradientReducer(network.parameters(), axes.weights, wide_sums)
+        self._waits = Stopwatch(mesh.device)
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
 
     def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
@@ -98,9 +100,10 @@ class Stepper:
         waited = self._passes.train(
             samples, parts, lambda image: DropoutKey(self._seed, step, image), self._loss, self._reducer
         )
-        asked = time.perf_counter()
-        self._reducer.finish()
-        communicated = self._traffic.seconds + time.perf_counter() - asked
+        self._waits.reset()
+        with self._waits.running():
+            self._reducer.finish()
+        communicated = self._traffic.seconds + self._waits.seconds()
         totals, each = self._over_ranks(stop, waited, communicated)
         loss_sum, pixels = totals[0], int(totals[1])
         if pixels:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from measurement import Request, Traffic
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.pipeline.stopwatch import Stopwatch
+    from tiledseg.comm.stopwatch import Stopwatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the workload and the measurement stand one folder up
 SCHEDULES = ("gpipe", "1f1b")
@@ -49,7 +49,7 @@ def watch_computations(stage: Any) -> Stopwatch:
     """Runs along with a stage's forward and backward passes; messages are waited for outside them."""
     import torch
 
-    from tiledseg.pipeline.stopwatch import Stopwatch
+    from tiledseg.comm.stopwatch import Stopwatch
 
     watch = Stopwatch(torch.device("cpu"))
 
