@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 from tiledseg.comm.failure import exit_code, report_before_mesh
 from tiledseg.comm.launch import SERIAL, Launch, detect
 from tiledseg.errors import ConfigError
+from tiledseg.signals import Stopped, ending, listening
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,11 +33,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(body: Callable[[], int | None]) -> int:
-    """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 1 for any other failure.
+    """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
+    stopped it, 1 for any other failure.
 
     A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
     them meet it alike. A traceback follows only where the user asks for one (`failure.report`).
     """
+    with listening():
+        code = _run(body)
+        ending(code)
+    return code
+
+
+def _run(body: Callable[[], int | None]) -> int:
     try:
         code = body() or 0
         sys.stdout.flush()
@@ -46,7 +55,7 @@ def run(body: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough (`| head`): no fault, nothing to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Stopped) as error:
         report_before_mesh(error, own_launch(), socket.gethostname())
         return exit_code(error)
 

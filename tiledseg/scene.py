@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from tiledseg.signals import listen
+
+if __name__ == "__main__":
+    listen()  # before the imports below, which take a while
+
 import os
 import sys
 from collections.abc import Callable, Sequence

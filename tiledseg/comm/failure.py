@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from tiledseg.comm.launch import Launch
 from tiledseg.errors import CommunicationError, InputError, TiledsegError
+from tiledseg.signals import Stopped, ending
 
 INTERRUPTED = 130
 TRACEBACK = "TILEDSEG_TRACEBACK"
@@ -28,12 +29,12 @@ _PASS_ON_SECONDS = 0.3
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for bad input, 130 for an interrupt, a SystemExit's own code, 1 for anything else."""
+    """2 for bad input, 130 for an interrupt, 75 for a signal to stop, a SystemExit's own code, 1 for anything else."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return error.exit_code if isinstance(error, TiledsegError) else 1
+    return error.exit_code if isinstance(error, (TiledsegError, Stopped)) else 1
 
 
 def mark_agreed(error: InputError) -> InputError:
@@ -82,6 +83,8 @@ def report(error: BaseException, speaker: str = "") -> None:
     text = f"error: {speaker}: {describe(error)}" if speaker else f"error: {describe(error)}"
     if isinstance(error, KeyboardInterrupt):
         text = "interrupted"
+    elif isinstance(error, Stopped):
+        text = str(error)
     elif wants_traceback(error):
         text += "\n" + "".join(traceback.format_exception(error)).rstrip()
     elif not isinstance(error, (TiledsegError, SystemExit)):
@@ -106,7 +109,7 @@ def report_from(error: BaseException, launch: Launch, host: str) -> None:
 
     Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard.
     """
-    if isinstance(error, KeyboardInterrupt) and not launch.is_root:
+    if isinstance(error, (KeyboardInterrupt, Stopped)) and not launch.is_root:
         return
     if launch.size == 1:
         report(error)
@@ -121,13 +124,14 @@ def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:
 
     The others wait for the launcher to end them; where it does not, the fault is this rank's own and is printed.
     """
+    ending(exit_code(error))
     if launch.is_root:
         report(error)
         if launch.size > 1:
             wait_until_read()
         return
     _wait_to_be_ended(exit_code(error))
-    if not isinstance(error, KeyboardInterrupt):
+    if not isinstance(error, (KeyboardInterrupt, Stopped)):
         report(error, speaker(launch, host))
 
 

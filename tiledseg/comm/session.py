@@ -16,6 +16,7 @@ from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_be
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.signals import ending
 
 if TYPE_CHECKING:
     from tiledseg.comm.collectives import Communicator
@@ -37,15 +38,15 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> 
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
         launch = ask_mpi()
-    try:
+    mesh: Mesh | None = None
+    try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
         mesh = open_mesh(launch, os.environ, transport)
-    except BaseException as error:
-        report_before_mesh(error, launch, socket.gethostname())
-        return _end(launch, exit_code(error))
-    try:
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as error:
-        return _end_in_failure(mesh, error)
+        if mesh is not None:
+            return _end_in_failure(mesh, error)
+        report_before_mesh(error, launch, socket.gethostname())
+        return _end(launch, exit_code(error))
 
 
 def leave(code: int) -> NoReturn:
@@ -158,6 +159,7 @@ def _with_nccl(device: Any) -> Communicator:
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
     """Prints, then ends the job: in step where all ranks know of the error, else at once and for all."""
     code = exit_code(error)
+    ending(code)
     if is_agreed(error):
         if mesh.is_root:
             report(error)

@@ -23,6 +23,7 @@ from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.landscape.warp import METRES
 from tiledseg.raster.synthetic import BANDS, CLASS_COLOURS, CLASSES, IGNORED, NODATA, Scene
 from tiledseg.raster.writer import BLOCK
+from tiledseg.signals import SIGNALS
 from tiledseg.writing import replacing, write_error
 
 WINDOW = (BLOCK, 2 * BLOCK)
@@ -150,16 +151,25 @@ def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iter
             process = context.Process(
                 target=_make_windows, args=(theirs, seed, size, bands, boxes[worker::workers]), daemon=True
             )
-            process.start()
+            _start_without_signals(process)
             theirs.close()
             processes.append(process)
             ends.append(ours)
         yield (_receive(ends[number % workers], box) for number, box in enumerate(boxes))
     finally:
         for process, end in zip(processes, ends, strict=True):
-            process.terminate()
+            process.kill()
             process.join()
             end.close()
+
+
+def _start_without_signals(process: multiprocessing.process.BaseProcess) -> None:
+    """A batch system signals every process of a job: the writer alone acts on it, and ends the others itself."""
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # which a new process takes over
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _make_windows(end: Connection, seed: int, size: tuple[int, int], bands: int, boxes: list[Box]) -> None:

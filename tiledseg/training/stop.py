@@ -1,30 +1,25 @@
-"""Wall-time signals: a flag now, a checkpoint at the edge of the step."""
+"""Signals in training: a flag now, a checkpoint at the edge of the step."""
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
+from contextlib import ExitStack
 
-EXIT_CODE = 75  # "stopped early, checkpoint written": what a batch script requeues on
-_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+from tiledseg.signals import STOPPED, deferring, is_met
+
+EXIT_CODE = STOPPED
 
 
 class StopFlag:
-    """Set by SIGUSR1 (Slurm's --signal) or SIGUSR2 (LSF's -wa). A handler does no more than set it.
+    """Set by SIGUSR1, SIGUSR2 and SIGTERM from the beginning of its block on; no handler does more than set it."""
 
-    Use as a context manager: the former handlers come back at its end.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = False
+    @property
+    def is_set(self) -> bool:
+        return is_met()
 
     def __enter__(self) -> StopFlag:
-        self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._stack = ExitStack()
+        self._stack.enter_context(deferring())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.is_set = True
+        self._stack.close()

