@@ -72,7 +72,7 @@ def test_a_network_too_large_for_any_grid_says_so() -> None:
 
 @pytest.mark.parametrize("halo", ["read", "exchange"])
 def test_train_and_predict_refuse_tiles(halo: str) -> None:
-    with pytest.raises(InputError, match=r"values, but kernels count to 2147483647; use a finer grid than 1 x 1"):
+    with pytest.raises(InputError, match=r"values, but kernels count to 2147483646; use a finer grid than 1 x 1"):
         plan_halos(ParallelConfig(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
 
 
