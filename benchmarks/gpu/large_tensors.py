@@ -69,9 +69,10 @@ def run_from(part: Part, first: str, small: bool) -> int:
 
 def in_process(part: Part, first: str, small: bool) -> str | None:
     """Runs the cases from `first` on in a process of their own; why it ended before its time, or None."""
-    words = ["--out", str(part.folder), "--seconds", str(part.left), *(["--small"] if small else []), "--from", first]
+    words = ["--out", str(part.folder), "--work", str(part.work), "--seconds", str(part.left)]
+    words += ["--small"] if small else []
     try:
-        done = run_process([sys.executable, __file__, *words], part.left)
+        done = run_process([sys.executable, __file__, *words, "--from", first], part.left)
     except CommunicationError as error:
         return str(error)
     return f"ended with code {done.code}: {done.reason}" if done.code else None

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/main.py --out FOLDER [--small] [--seconds 540] [--parts NAME ...]
 
-Each part is a program beside this one; FOLDER/measurements.jsonl gets a line a measurement, FOLDER/PART.log what a part
-has printed. What the machine lacks is installed from the wheels that `make gpu-wheels` has collected. Without a GPU the
-same programs run at small sizes. Exit code: 0 where every part is done, 1 where one failed. See README.md.
+Each part is a program beside this one; FOLDER/measurements.jsonl gets a line a measurement, FOLDER/battery.log what the
+parts have printed. What the machine lacks is installed from the wheels that `make gpu-wheels` has collected. Without a
+GPU the same programs run at small sizes. Exit code: 0 where every part is done, 1 where one failed. See README.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from lines import FILE, read_lines, write_line
-from running import Program, run_parts
+from running import Place, Program, run_parts
 from wheels import install_missing
 
 # What is worth most comes first, for where time runs out. The seconds are limits: two thirds of them are expected.
@@ -45,13 +46,19 @@ def main() -> int:
     # The project, which a bare machine has not installed, and how jobs are started (launching.py).
     paths = [str(_ROOT), str(_ROOT / "benchmarks"), environ.get("PYTHONPATH")]
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    installed, seconds = install_missing(options.wheels, options.out / "site", environ)
+    with tempfile.TemporaryDirectory(prefix="battery-") as work:
+        failed = _run(options, Path(work), environ)
+    print(_summary(read_lines(options.out), failed))
+    return 1 if failed else 0
+
+
+def _run(options: argparse.Namespace, work: Path, environ: dict[str, str]) -> list[str]:
+    """Installs what is missing, and runs the parts; the names of those that failed."""
+    installed, seconds = install_missing(options.wheels, work / "site", environ)
     write_line(options.out, "wheels", "installed", "ok", seconds, value=installed, unit=None)
     slower = BUSY if options.small else 1
     chosen = [Program(p.name, p.seconds * slower) for p in PARTS if not options.parts or p.name in options.parts]
-    failed = run_parts(chosen, options.out, options.small, options.seconds - seconds, environ)
-    print(_summary(read_lines(options.out), failed))
-    return 1 if failed else 0
+    return run_parts(chosen, Place(options.out, work, options.small), options.seconds - seconds, environ)
 
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from tiledseg.training.start import start
 def main() -> int:
     part = begin_part(__file__)
     small = part.small or part.device.type == "cpu"
-    work = part.folder / "mapping"
+    work = part.work / "mapping"
     work.mkdir()
     side = 128 if small else 4096
     levels, channels = (3, 4) if small else (5, 64)

@@ -41,8 +41,8 @@ def run_tests(part: Part, python: list[str], files: list[str], mark: str, *flags
     """
     rank = "$OMPI_COMM_WORLD_RANK" if "mpirun" in python[0] else "0"  # pytest fills it in: a report for each rank
     name = f"{part.name}-{len(python)}"
-    report = part.folder / f"{name}-0.xml"
-    written = f"--junitxml={part.folder / name}-{rank}.xml"
+    report = part.work / f"{name}-0.xml"
+    written = f"--junitxml={part.work / name}-{rank}.xml"
     pytest = ["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "-m", mark, written, *flags]
     done = subprocess.run(
         [*python, *pytest, *files], capture_output=True, text=True, cwd=ROOT, timeout=max(1.0, part.left), check=False

@@ -24,12 +24,13 @@ class Part:
     """Where a part's measurements go, and how long it may take.
 
     `small`: sizes that a CPU computes in seconds, which show that the code runs and nothing of speed. `speaks`: False
-    on ranks whose results another rank writes.
+    on ranks whose results another rank writes. `work`: a folder for all that is not a result.
     """
 
-    def __init__(self, name: str, folder: Path, small: bool, seconds: float, speaks: bool = True) -> None:
+    def __init__(self, name: str, folder: Path, work: Path, small: bool, seconds: float, speaks: bool = True) -> None:
         self.name = name
         self.folder = folder
+        self.work = work
         self.small = small
         self.speaks = speaks
         self.failed = False
@@ -80,10 +81,11 @@ def begin_part(program: str, speaks: bool = True) -> Part:
     signal.signal(signal.SIGTERM, _leave)
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0)
     options, _ = parser.parse_known_args()
-    return Part(Path(program).stem, options.out, options.small, options.seconds, speaks)
+    return Part(Path(program).stem, options.out, options.work, options.small, options.seconds, speaks)
 
 
 def _leave(signal_number: int, frame: object) -> NoReturn:

@@ -25,13 +25,13 @@ SMALL_JOBS = ((4, ("gloo", "mpi")),)
 def main() -> int:
     part = begin_part(__file__)
     part.small = part.small or part.device.type == "cpu"
-    work = part.folder / "shared_gpu"
+    work = part.work / "shared_gpu"
     work.mkdir()
     part.measure("scenes", "s", lambda: make_scenes(work, 64 if part.small else 512))
     part.measure("one rank", "s a step", lambda: references(work, part.small, part.device))
     for ranks, transports in SMALL_JOBS if part.small else JOBS:
         name = f"job of {ranks} ranks, {' and '.join(transports)}"
-        part.measure(name, "s", lambda r=ranks, t=transports: run_cases(part, work, r, t), needs=15)
+        part.measure(name, "s", lambda r=ranks, t=transports: run_cases(part, r, t), needs=15)
     for transport in ("gloo",) if part.small else ("gloo", "mpi"):
         part.measure(
             f"killed rank, {transport}", "s until the job ended", lambda t=transport: killed(part, t), needs=15
@@ -48,10 +48,10 @@ def make_scenes(work: Path, side: int) -> int:
     return side
 
 
-def run_cases(part: Part, work: Path, ranks: int, transports: tuple[str, ...]) -> float:
+def run_cases(part: Part, ranks: int, transports: tuple[str, ...]) -> float:
     """Seconds of a job, whose rank 0 writes a line a case. RuntimeError where the job ends otherwise than with 0."""
     limit = part.left if part.small else min(JOB_SECONDS, part.left)
-    words = ["--out", str(part.folder), "--work", str(work), "--seconds", f"{limit:.0f}"]
+    words = ["--out", str(part.folder), "--work", str(part.work), "--seconds", f"{limit:.0f}"]
     words += ["--small"] if part.small else []
     command = [*python_ranks(ranks), str(HERE / "shared_gpu_job.py"), *words, "--transports", *transports]
     begun = time.perf_counter()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lines import one_line
@@ -26,27 +25,25 @@ def main() -> int:
     launch = detect(os.environ)
     part = begin_part("shared_gpu", speaks=launch.is_root)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--transports", nargs="+", required=True)
     options, _ = parser.parse_known_args()
     meshes = [open_mesh(launch, os.environ, transport) for transport in options.transports]
     from shared_cases import CASES  # torch comes after MPI, which the meshes have started
 
     for mesh in meshes:
-        for case in CASES:
-            if case.ranks == launch.size:
-                part.measure(
-                    f"{case.name}, {mesh.transport}", "s", lambda c=case, m=mesh: _run(part, c, options.work, m)
-                )
+        for case in [case for case in CASES if case.ranks == launch.size]:
+            name = f"{case.name}, {mesh.transport}"
+            part.measure(name, "s", lambda c=case, m=mesh: _run(part, c, m))
     for mesh in meshes:
         mesh.communicator.close()
     return int(part.failed)
 
 
-def _run(part: Part, case: Case, folder: Path, mesh: Mesh) -> dict[str, Any] | None:
+def _run(part: Part, case: Case, mesh: Mesh) -> dict[str, Any] | None:
     """One case. Collective; where a rank fails, all raise. Without that a later case would wait for it forever."""
     from shared_cases import compared, config_of, train
 
+    folder = part.work / "shared_gpu"
     output = f"{mesh.transport}-{mesh.size}-{case.name.replace(' ', '-').replace(',', '')}"
     fault, found = None, None
     try:

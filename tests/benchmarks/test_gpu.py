@@ -35,7 +35,8 @@ def test_the_small_form_runs_whole(tmp_path: Path) -> None:
     assert done.code == 0, [line for line in lines if line["state"] == "failed"]
     assert [line["name"] for line in lines if line["state"] == "failed"] == []
     parts = {line["part"] for line in lines if line["name"] == "part"}
-    assert parts == {path.removesuffix(".log") for path in (p.name for p in tmp_path.glob("*.log"))}
+    assert parts == {path.stem for path in FOLDER.glob("*.py") if "begin_part(__file__)" in path.read_text()}
+    assert {path.name for path in tmp_path.iterdir()} == {"measurements.jsonl", "battery.log"}
     by_name = {(line["part"], line["name"]): line for line in lines}
     assert by_name["training_step", "production step fp32 deterministic"]["value"]["ms"] > 0
     assert run_job(command, environ=clean_environment()).code == 2, "an earlier run's lines must stay as they are"
@@ -54,9 +55,10 @@ def test_a_part_that_fails_or_hangs_ends_alone(
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(running, "HERE", tmp_path)
+    place = running.Place(tmp_path, tmp_path, small=True)
     programs_run = [running.Program("hangs", 1.5), *(running.Program(name, 60) for name in ("breaks", "works"))]
-    assert running.run_parts(programs_run, tmp_path, True, 60, clean_environment()) == ["hangs", "breaks"]
-    assert running.run_parts([running.Program("late", 60)], tmp_path, True, 5.5, {}) == ["late"]
+    assert running.run_parts(programs_run, place, 60, clean_environment()) == ["hangs", "breaks"]
+    assert running.run_parts([running.Program("late", 60)], place, 5.5, {}) == ["late"]
     found = {line["part"]: line for line in lines.read_lines(tmp_path)}
     assert found["hangs"]["reason"] == "ran longer than 2 s"
     assert found["breaks"]["reason"] == "ended with code 1: ValueError: boom"
@@ -66,7 +68,7 @@ def test_a_part_that_fails_or_hangs_ends_alone(
 def test_a_measurement_that_fails_is_written_and_the_next_one_runs(
     programs: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    part = programs["part"].Part("some", tmp_path, small=True, seconds=60)
+    part = programs["part"].Part("some", tmp_path, tmp_path, small=True, seconds=60)
 
     def fail() -> None:
         raise ValueError("two\nlines")
