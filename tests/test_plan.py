@@ -208,7 +208,7 @@ def test_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--size 1000 --gpus -1", ["--gpus is -1"]),
         ("--size 1000 --format xml", ["--format", "xml", "json"]),
         ("--size 1000 --grid 2 --plot out.pdf", ["out.pdf", ".png"]),
-        ("--size 1000 --grid 2 --plot missing/out.png", ["missing/out.png", "No such file"]),
+        ("--size 1000 --grid 2 --plot missing/out.png", ["missing/out.png", "is not a folder"]),
         ("--size 1000 --grid 2 --stride 2 --plot out.png", ["--plot", "--stride is 2"]),
         ("--size 1000 --grid 2 --mesh 3", ["--mesh is 3 x 3", "2 x 2 tiles"]),
         ("--size 1000 --grid 2 --mesh 0", ["--mesh is 0"]),
