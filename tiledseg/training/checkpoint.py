@@ -8,6 +8,7 @@ and text only: nothing in a checkpoint can run.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -34,6 +36,7 @@ from tiledseg.training.checkpoint_check import (
     sha256,
     verified,
 )
+from tiledseg.writing import writing
 
 _LATEST = "latest"
 _PARTIAL = ".partial-"
@@ -67,15 +70,36 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
     """Write `folder`/step-XXXXXX and point `latest` at it; then drop all but the newest `keep`. One rank calls it.
 
     The law: ended at any moment, it leaves every older checkpoint whole until the new one is. No checkpoint of a later
-    step may be there (see `drop_later`).
+    step may be there (see `drop_later`). Raises WriteError where the disk does not take it; what was begun is removed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:06d}"
-    partial = folder / f"{_PARTIAL}{final.name}"
-    _delete(partial)
-    partial.mkdir()
-    save_file(contents.weights, partial / MODEL)
-    save_file(contents.optimizer, partial / OPTIMIZER)
+    with writing(final):
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{_PARTIAL}{final.name}"
+        _delete(partial)
+        partial.mkdir()
+        try:
+            _write(partial, step, contents, state)
+            _remove(final)  # a damaged one, over which a resumed run has gone back to an older one
+            os.replace(partial, final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _write_latest(folder, final.name)
+        _flush(folder)
+        for old in _found(folder)[:-keep]:
+            _remove(old)
+    return final
+
+
+def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any]) -> None:
+    """All files of a checkpoint, flushed to the disk."""
+    for name, tensors in ((MODEL, contents.weights), (OPTIMIZER, contents.optimizer)):
+        try:
+            save_file(tensors, partial / name)
+        except SafetensorError as error:  # its own class for the system's refusals too
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -87,13 +111,6 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
     (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
         _flush(path)
-    _remove(final)  # a damaged one, over which a resumed run has gone back to an older one
-    os.replace(partial, final)
-    _write_latest(folder, final.name)
-    _flush(folder)
-    for old in _found(folder)[:-keep]:
-        _remove(old)
-    return final
 
 
 def find_checkpoint(path: str | Path) -> Checkpoint:

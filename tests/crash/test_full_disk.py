@@ -1,0 +1,79 @@
+"""A disk that takes no more, or a limit of a file's size: one line, exit 1, the last good checkpoint kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import ROOT, Done, clean_environment, run_job
+from tests.crash.runs import Material
+from tiledseg.training.checkpoint import find_checkpoint
+
+LIMITED = (
+    "import os, resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "
+    "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
+)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("full"))
+
+
+def limited(size: int, *command: str) -> Done:
+    return run_job([sys.executable, "-c", LIMITED, str(size), *command], seconds=100)
+
+
+def check_one_line(done: Done, *words: str) -> None:
+    assert done.code == 1, done.err
+    assert done.err.count("\n") == 1, done.err
+    assert done.err.startswith("error: cannot write ")
+    assert all(word in done.err for word in words), done.err
+
+
+def test_a_checkpoint_that_does_not_fit(material: Material) -> None:
+    folder = material.root / "limited"
+    done = limited(3000, "tiledseg.train", *material.train_command(folder)[1:])
+    check_one_line(done, "checkpoints/step-000002", "File too large", "ulimit -f")
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert not (folder / "run.lock").exists()
+
+
+def test_a_drawing_that_does_not_fit_leaves_the_run_resumable(material: Material) -> None:
+    folder = material.root / "no-drawing"
+    done = limited(12000, "tiledseg.train", *material.train_command(folder)[1:])
+    check_one_line(done, "progress.png", "File too large")
+    assert find_checkpoint(folder).saved.step == 12
+    assert not list(folder.rglob(".*"))
+
+
+def test_a_store_and_a_plot_that_do_not_fit(material: Material) -> None:
+    """`tile` died of SIGSEGV and left a file behind."""
+    store = material.root / "tiles.h5"
+    done = limited(2000, "tiledseg.tile", "--config", str(material.root / "run.yaml"), "--output", str(store))
+    assert done.code == 2
+    assert "files may have 2000 here; raise the limit" in done.err
+    plot = material.root / "plan.png"
+    check_one_line(limited(2000, "tiledseg.plan", "--size", "1000", "--plot", str(plot)), "plan.png", "File too large")
+    assert not list(material.root.glob("*tiles.h5*"))
+    assert not list(material.root.glob("*plan.png*"))
+
+
+def test_a_full_file_system(material: Material, tmp_path: Path) -> None:
+    """A tmpfs of 64 KiB; the checkpoints of this run take about 16 KiB each."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, cwd=ROOT)
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        command = [sys.executable, "-m", "tiledseg.train", *material.train_command(disk / "run")[1:]]
+        done = run_job(command, seconds=100, environ=clean_environment())
+        check_one_line(done, "No space left on device", "make room")
+        assert find_checkpoint(disk / "run").saved.step >= 2
+        assert not list((disk / "run").rglob(".*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
