@@ -9,7 +9,8 @@ some hundred million. So a float32 run gives the same loss line on any number of
 8 bytes a weight in memory and twice the bytes of the all-reduce (docs/decisions/0003).
 
 Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
-without a tile starts them too, with zeros.
+without a tile starts them too, with zeros. In mode `layer` halos and sums of norms come between them: at the same
+places on all ranks of an image, since their graphs are alike (docs/communication.md).
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ class ProcessGroups:
     `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself. None of
     them is None: torch takes None for the whole job, so that a sum over a part would silently be one over all.
     `gpu_messages` is NCCL's second group, or None where messages of GPU tensors go through host memory. They are two
-    because the kernels of one NCCL communicator run in the order in which each rank started them: a message and a
-    gradient sum that two ranks start in different order would wait for each other forever.
+    because the first operation of a group connects its ranks, all of which take part in it; `turns` keeps them apart.
     """
 
     ranks: tuple[int, ...]

@@ -151,9 +151,10 @@ def _with_nccl(device: Any) -> Communicator:
     """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective."""
     from tiledseg.comm.process_groups import nccl_beside_gloo
     from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.turns import TurnCommunicator
 
     with peer_errors("start of NCCL"):
-        return TorchCommunicator(nccl_beside_gloo(device))
+        return TurnCommunicator(TorchCommunicator(nccl_beside_gloo(device)))
 
 
 def _end_in_failure(mesh: Mesh, error: BaseException) -> int:

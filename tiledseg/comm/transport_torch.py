@@ -150,9 +150,8 @@ class TorchPointToPoint(BytePointToPoint):
     """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's group for messages.
 
     Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
-    its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. Exchanges
-    have an NCCL group of their own, but gradient sums may run beside them: where their kernels do not fit the GPU
-    together, only starting both kinds in one order on all ranks is safe. Collective over the groups.
+    its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. With NCCL
+    they take turns with sums and broadcasts (`turns`). Collective over the groups.
     """
 
     def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
