@@ -47,6 +47,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "turned": {"transform": TURNED, "crs": UTM},
     "south up": {"transform": Affine(0.5, 0, 5e5, 0, 0.5, 4e6), "crs": UTM},
     "points": {"gcps": POINTS, "crs": UTM},
+    "points without CRS": {"gcps": POINTS, "crs": CRS()},
     "many points": {"gcps": POINTS * 3000, "crs": UTM},
     "polynomials": {"rpcs": POLYNOMIALS},
     "points and polynomials": {"gcps": POINTS, "crs": UTM, "rpcs": POLYNOMIALS},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Any
 
 from rasterio.errors import RasterioError
@@ -36,6 +37,16 @@ _AFTER_STEM = (
     *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
     *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
 )
+
+
+def _without_garbled_words(unraisable: Any) -> None:
+    """Rasterio cannot log GDAL's words where they quote a file's bytes; the error itself reaches us all the same."""
+    if not isinstance(unraisable.exc_value, UnicodeDecodeError) or "rasterio" not in str(unraisable.object):
+        _hook_before(unraisable)
+
+
+_hook_before = sys.unraisablehook
+sys.unraisablehook = _without_garbled_words
 
 
 def settings() -> dict[str, Any]:

@@ -37,6 +37,9 @@ warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
 MOST_PIXELS = 1 << 40
 """Of a raster: a million on a side. A header that says more is damaged, or made to exhaust the memory."""
 
+MOST_BANDS = 4096
+"""Read where none are selected: ten times those of any spectrometer; a damaged header may say 56,577."""
+
 _SEQUENTIAL = ("PNG", "JPEG")
 
 
@@ -146,6 +149,11 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
         data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
         if not data:
             raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
+        if len(data) > MOST_BANDS:
+            raise RasterError(
+                f"{path} has {len(data)} bands, of at most {MOST_BANDS} read at once; its header may be damaged: copy "
+                "it again, or select bands with data.bands"
+            )
         return tuple(data)
     selected = tuple(bands)
     outside = [band for band in selected if not 1 <= band <= dataset.count]

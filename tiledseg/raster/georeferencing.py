@@ -70,7 +70,7 @@ def placement(info: RasterInfo) -> dict[str, Any]:
         found["transform"] = info.transform
     elif ground.points:
         found["gcps"] = [GroundControlPoint(row, col, x, y, z) for row, col, x, y, z in ground.points]
-        found["crs"] = CRS.from_wkt(ground.crs) if ground.crs else None
+        found["crs"] = CRS.from_wkt(ground.crs) if ground.crs else CRS()  # rasterio takes no None here
     if ground.coefficients:
         found["rpcs"] = RPC.from_gdal(dict(ground.coefficients))
     return found
