@@ -1,0 +1,86 @@
+"""The law over a resume: what may change changes the losses on no number of ranks, and a changed run is one run."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ParallelConfig, TilingConfig
+from tiledseg.errors import TiledsegError
+from tiledseg.models.unet import build_unet
+from tiledseg.training.agreement import check_finite
+from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.training.optimizer import build_optimizer
+
+
+def six_epochs(shared: Path, output: str) -> Config:
+    config = configuration(shared, shared / output, "fp64", "adamw", None)
+    train = replace(config.train, epochs=6, validate_every=9)
+    return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant"))
+
+
+@pytest.mark.mpi
+def test_all_that_the_law_leaves_free_changes_no_loss(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Three epochs in one way, three in another: grid, halo, halo mode, stages, workers, transport."""
+    whole = six_epochs(shared, "never-stopped")
+    expected = meshes["gloo"].on_root(lambda: run(whole, alone()))
+    first = six_epochs(shared, "changed")
+    assert run(replace(first, train=replace(first.train, epochs=3)), meshes["mpi"])[-1]["step"] == 3
+    several = meshes["gloo"].size > 1
+    onward = replace(
+        first,
+        data=replace(first.data, workers=1, prefetch=3),
+        tiling=TilingConfig(grid=4, halo=24),
+        parallel=ParallelConfig(halo="layer" if several else "read"),
+    )
+    assert losses(run(replace(onward, train=replace(onward.train, epochs=5)), meshes["gloo"]))[:5] == pytest.approx(
+        losses(expected)[:5], rel=1e-10
+    )
+    staged = replace(onward, parallel=ParallelConfig(stages=2 if several and meshes["gloo"].size % 2 == 0 else 1))
+    assert losses(run(staged, meshes["gloo"])) == pytest.approx(losses(expected), rel=1e-10)
+    recorded = find_checkpoint(shared / "changed").saved.resumed
+    assert [entry.step for entry in recorded][:2] == [3, 5]
+    assert {"data.workers", "data.prefetch", "tiling.grid", "tiling.halo"} <= recorded[0].changed.keys()
+
+
+@pytest.mark.mpi
+def test_a_run_that_got_more_images_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """One image for two epochs, then two for eight, by a cosine: losses, rates and the end."""
+    mesh = meshes["gloo"]
+    names = ("image", "labels")
+    mesh.on_root(lambda: [shutil.copy(shared / f"{n}.tif", shared / f"{n}-second.tif") for n in names] and None)
+
+    def grown(output: str, on: Mesh) -> list[dict]:
+        config = six_epochs(shared, output)
+        config = replace(config, optimizer=replace(config.optimizer, policy="cosine", warmup_steps=3))
+        run(replace(config, train=replace(config.train, epochs=2)), on)
+        paths = {name: [str(shared / f"{name}{end}.tif") for end in ("", "-second")] for name in names}
+        data = replace(config.data, images=paths["image"], labels=paths["labels"])
+        return run(replace(config, data=data, train=replace(config.train, epochs=8)), on)
+
+    expected = mesh.on_root(lambda: grown("grown-alone", alone()))
+    found = grown("grown", mesh)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
+    assert [(line["lr"], line["epoch"]) for line in found] == [(line["lr"], line["epoch"]) for line in expected]
+    assert find_checkpoint(shared / "grown").saved.step == len(losses(found)) == 14
+
+
+@pytest.mark.mpi
+def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh]) -> None:
+    """Else that one would stop, and the others wait for it."""
+    mesh = meshes["gloo"]
+    network = build_unet(UNet(levels=1, base_channels=2), 0)
+    optimizer = build_optimizer(network.parameters(), Config().optimizer)
+    check_finite(network, optimizer, mesh, 4)
+    if mesh.rank == mesh.size - 1:
+        with torch.no_grad():
+            next(network.parameters()).view(-1)[0] = float("inf")
+    with pytest.raises(TiledsegError, match="is not finite after step 5; its checkpoint is not written"):
+        check_finite(network, optimizer, mesh, 5)
