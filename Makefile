@@ -9,7 +9,11 @@ MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS
 OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version 2>/dev/null | grep -q "Open MPI" || echo --oversubscribe)
 RUN := runs/demo
 
-.PHONY: demo test test-serial test-mpi test-ranks gpu-wheels lint setup clean
+# The versions of torch that setup.cfg promises: CONTRIBUTING.md says what ran on them.
+OLDEST_TORCH := 2.8.0
+NEWEST_TORCH := 2.15.0
+
+.PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint setup clean
 
 setup: $(VENV)/ready
 
@@ -57,6 +61,26 @@ test-ranks: setup
 # What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
 gpu-wheels: setup
 	$(BIN)/python benchmarks/gpu/wheels.py
+
+# All serial tests, and the communicating ones on two ranks, with the oldest and the newest torch that is promised, each
+# in an environment of its own (7 GB on the disk: PyPI's build carries CUDA, and runs on a CPU); not part of `make test`.
+test-oldest: test-torch-$(OLDEST_TORCH)
+test-newest: test-torch-$(NEWEST_TORCH)
+
+test-torch-%: build/torch-%/ready
+	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile
+	timeout 1800 env PATH="$(CURDIR)/build/torch-$*/bin:$$PATH" OMP_NUM_THREADS=1 \
+		OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun $(OVERSUBSCRIBE) -n 2 \
+		$(CURDIR)/build/torch-$*/bin/python -m pytest --only-mpi -m mpi -q --color=no --ignore tests/bad_input
+
+# sympy and setuptools are torch's to choose.
+.PRECIOUS: build/torch-%/ready
+build/torch-%/ready: setup.cfg constraints.txt
+	$(PYTHON) -m venv build/torch-$*
+	grep -vE '^(torch|sympy|setuptools)==' constraints.txt > build/torch-$*/constraints.txt
+	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir --constraint build/torch-$*/constraints.txt \
+		--editable '.[mpi,plot,test,tensorboard]' torch==$* $(MPI_WHEEL)
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .

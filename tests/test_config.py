@@ -38,6 +38,7 @@ def test_the_defaults_need_images_only() -> None:
         ("tiling.halo", (-1, "wide", 1.5)),
         ("parallel.halo", ("", "none")),
         ("parallel.transport", ("udp", "NCCL")),
+        ("parallel.deadline", (0.0, -1.0, float("nan"), float("inf"))),
         ("optimizer.name", ("adam", "")),
         ("optimizer.policy", ("linear",)),
         ("optimizer.lr", (0.0, -1.0, float("nan"))),

@@ -32,6 +32,7 @@ class ParallelConfig:
         recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last or
             always, for all stages, or a list with one of them for each
         transport: auto, nccl, gloo or mpi
+        deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
     """
 
     exact: bool = True
@@ -45,6 +46,7 @@ class ParallelConfig:
     micro_batches: int | None = number(None, 1, MOST)
     recompute: list[str] | str = "never"
     transport: str = "auto"
+    deadline: float = number(600.0, 1.0, 30 * 86400.0)
 
     def check(self) -> None:
         check_values("parallel", self)

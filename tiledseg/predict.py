@@ -62,6 +62,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument("--references", action="store_true", help="open formats that read further files and URLs (VRT)")
+    parser.add_argument(
+        "--parallel.deadline", dest="deadline", type=float, default=600.0, help="see train --help (default 600 seconds)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
     return parser
@@ -81,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with traced(options.verbosity == 2):
                 _work(options, grid, parallel, mesh)
 
-        return run_on_mesh(work, options.transport)
+        return run_on_mesh(work, options.transport, options.deadline)
 
     return run(body)
 
@@ -110,6 +113,7 @@ def parse_parallel(options: argparse.Namespace) -> ParallelConfig:
         balance=_parse_balance(options.balance),
         schedule=options.schedule,
         transport=options.transport,
+        deadline=options.deadline,
     )
     parallel.check()
     return parallel

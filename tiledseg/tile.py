@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
+from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run, warn
 from tiledseg.config import Config, TilingConfig
@@ -182,9 +183,13 @@ def _write_share(
             }
         progress = stack.enter_context(closing(StepProgress(len(share), 0, verbosity)))
         done = count(1)
-        write_tiles(
-            store, images, labels, plan.tilings, share, lambda tile: progress.advance(next(done), f"image {tile.image}")
-        )
+        stack.enter_context(doing("writing tiles"))
+
+        def advance(tile: TileReference) -> None:
+            tick()
+            progress.advance(next(done), f"image {tile.image}")
+
+        write_tiles(store, images, labels, plan.tilings, share, advance)
 
 
 def _summary(plan: StorePlan, store: StoreState) -> str:

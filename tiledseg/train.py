@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with traced(config.run.verbosity == 2):
                 return start(config, to_yaml(config), mesh, config_files(arguments))
 
-        return run_on_mesh(train, config.parallel.transport)
+        return run_on_mesh(train, config.parallel.transport, config.parallel.deadline)
 
     return run(body)
 

@@ -141,6 +141,7 @@ MAPS = (
     predict("precision", "--precision fp8", "--precision", "fp8", "bf16"),
     predict("unknown-flag", "--colour red", "--colour", "--help"),
     predict("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
+    predict("deadline", "--parallel.deadline 0.5", "parallel.deadline", "0.5", "at least 1"),
     predict("output-is-a-folder", "--output ROOT/folder", "folder", "file name"),
     predict("output-below-a-file", "--output ROOT/file/map.tif", "file", "is not a folder"),
     predict("output-in-no-folder", "--output ROOT/nowhere/map.tif", "nowhere", "make it first"),

@@ -6,14 +6,18 @@ import os
 import signal
 import time
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.errors import LabelError, RasterError
+
+STANDSTILLS = ("stop", "stop root", "turn", "busy")
 
 parser = Parser(prog="job")
 parser.add_argument("way")
 parser.add_argument("--transport", default="auto")
 parser.add_argument("--count", type=int)
+parser.add_argument("--deadline", type=float, default=600.0)
 
 
 def work(mesh, way: str) -> int | None:
@@ -35,6 +39,8 @@ def work(mesh, way: str) -> int | None:
         raise RasterError("a.tif is missing")
     if way == "fine":
         return None
+    if way in STANDSTILLS:
+        return stand_still(mesh, way, x)
     for step in range(10_000_000):
         if last and step == 20:
             fail(way)
@@ -55,6 +61,31 @@ def fail(way: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stand_still(mesh, way: str, x) -> None:
+    """One rank stops, is stopped or turns forever while the others wait for it; in `busy` it works on and ticks."""
+    one = 0 if way == "stop root" else mesh.size - 1
+    for step in range(3):
+        with doing("step %d", step):
+            if mesh.rank == one and step == 2:
+                print(f"failing at {time.time()}", flush=True)
+                with doing("counting sheep"):
+                    _hold_up(way)
+            mesh.communicator.all_reduce_sum(x).wait()
+    if mesh.is_root:
+        print("done", flush=True)
+
+
+def _hold_up(way: str) -> None:
+    time.sleep(1.0)  # so that the others have heard what it does
+    if way.startswith("stop"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while way == "turn":
+        pass
+    if way == "busy":
+        for _ in ticking(range(50)):
+            time.sleep(0.2)
+
+
 def missing() -> None:
     raise RasterError("a.tif is missing")
 
@@ -62,7 +93,7 @@ def missing() -> None:
 def main() -> int:
     """Parses, then runs on a mesh."""
     arguments = parser.parse_args()
-    return run_on_mesh(lambda mesh: work(mesh, arguments.way), arguments.transport)
+    return run_on_mesh(lambda mesh: work(mesh, arguments.way), arguments.transport, arguments.deadline)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list
+from tiledseg.comm.mpi import check_threads
 from tiledseg.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -154,3 +155,11 @@ def test_detection_needs_the_standard_library_only() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=dict(os.environ), check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_mpi_without_threads_is_refused() -> None:
+    """Autograd calls MPI from a thread of its own on a GPU."""
+    with pytest.raises(ConfigError, match=r"MPI \(MPI 1\) provides thread level 1, but transport mpi needs 2"):
+        check_threads(1, 2, "MPI 1")
+    check_threads(2, 2, "MPI 1")
+    check_threads(3, 2, "MPI 1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -58,6 +60,17 @@ def test_a_part_counts_its_ranks_as_its_list_does(mesh: Mesh) -> None:
         assert got.item() == order[before]
         messages.close()
     part.close()
+
+
+@pytest.mark.mpi
+def test_mpi_takes_calls_from_any_thread(meshes: dict[str, Mesh]) -> None:
+    """As autograd's thread of a GPU makes them: a sum from another thread than the main one."""
+    mesh = meshes["mpi"]
+    x = torch.ones(1000)
+    thread = threading.Thread(target=lambda: mesh.communicator.all_reduce_sum(x).wait())
+    thread.start()
+    thread.join()
+    assert x.unique().tolist() == [mesh.size]
 
 
 def test_out_of_memory_is_no_lost_peer() -> None:

@@ -48,6 +48,7 @@ OTHERS: dict[str, Any] = {
     "parallel.micro_batches": 2,
     "parallel.recompute": "always",
     "parallel.transport": "gloo",
+    "parallel.deadline": 60.0,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.5,
     "optimizer.momentum": 0.5,

@@ -74,7 +74,7 @@ def report_rank(mesh: Mesh) -> RankReport:
 
 def library_versions() -> dict[str, str]:
     """What the ranks must share: versions of libraries, and how memory is handled."""
-    versions = {name: _installed(name) for name in ("tiledseg", "torch", "mpi4py")}
+    versions = {"tiledseg": _installed("tiledseg"), "torch": torch.__version__, "mpi4py": _installed("mpi4py")}
     versions |= {"python": platform.python_version(), "mpi": _mpi_library()}
     if torch.cuda.is_available():
         versions["cuda"] = str(torch.version.cuda)

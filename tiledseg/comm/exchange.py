@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tiledseg.comm.collectives import as_bytes
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.point_to_point import Message, Traffic, check_messages
+from tiledseg.comm.rank_names import name_ranks
 from tiledseg.comm.stopwatch import CPU
 from tiledseg.comm.work import DoneWork, Work
 
@@ -36,6 +38,18 @@ class HostBuffers:
     def give_back(self, buffer: torch.Tensor) -> None:
         """Returns a buffer that nobody reads or writes any more."""
         self._free[buffer.numel()].append(buffer)
+
+
+class _Peers:
+    """The ranks of messages, named only where somebody asks."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __str__(self) -> str:
+        return name_ranks(sorted({message.peer for message in self._messages}))
 
 
 class Exchange:
@@ -69,7 +83,8 @@ class Exchange:
         if self._finish is None:
             return
         with self._traffic.waits.running(self._device()):
-            self._finish()
+            with waiting("messages with %s", _Peers(self._carried)):
+                self._finish()
             self._finish = None
             for tensor, buffer in self._staged:
                 as_bytes(tensor).copy_(buffer)  # not asynchronous: the buffer is handed out again below

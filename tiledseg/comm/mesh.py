@@ -13,6 +13,7 @@ import torch
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
+from tiledseg.comm.watch import Watch
 from tiledseg.errors import CommunicationError, ConfigError, InputError
 
 T = TypeVar("T")
@@ -22,13 +23,17 @@ TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's view of the job. `transport` is nccl, gloo, mpi, or serial for one rank alone."""
+    """One rank's view of the job. `transport` is nccl, gloo, mpi, or serial for one rank alone.
+
+    `watch`: what ends the job where it stands still, or None.
+    """
 
     launch: Launch
     communicator: Communicator
     device: torch.device
     transport: str
     host: str
+    watch: Watch | None = None
 
     @property
     def rank(self) -> int:
@@ -44,6 +49,12 @@ class Mesh:
     def is_root(self) -> bool:
         """True on rank 0."""
         return self.launch.is_root
+
+    def close(self) -> None:
+        """Ends the communicator, then the watch, which goes on until all ranks are here. Collective, the last one."""
+        self.communicator.close()
+        if self.watch is not None:
+            self.watch.stop()
 
     def on_root(self, function: Callable[[], T]) -> T:
         """Calls `function` on rank 0 only and returns its picklable result on every rank. Collective.

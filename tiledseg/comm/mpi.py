@@ -20,7 +20,7 @@ def load_world(launch: Launch) -> MPI.Intracomm:
     Collective: all ranks call it at the start of a job.
     """
     try:
-        from mpi4py import MPI
+        MPI = _import_mpi()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({_first_line(error)}): "
@@ -42,7 +42,7 @@ def ask_mpi() -> Launch:
     Collective over whatever COMM_WORLD turns out to be.
     """
     try:
-        from mpi4py import MPI
+        MPI = _import_mpi()  # noqa: N806
     except (ImportError, RuntimeError):
         return SERIAL
     world = MPI.COMM_WORLD
@@ -52,6 +52,30 @@ def ask_mpi() -> Launch:
     launch = Launch(world.rank, world.size, node.rank, node.size, "mpi")
     node.Free()
     return launch
+
+
+def check_threads(provided: int, serialized: int, library: str) -> None:
+    """Raises ConfigError where MPI may be called from the main thread only. Pure; both levels are MPI's own numbers.
+
+    Halo exchanges and gradient sums of a GPU are started from autograd's thread of that device, not from the main one.
+    """
+    if provided < serialized:
+        raise ConfigError(
+            f"MPI ({library}) provides thread level {provided}, but transport mpi needs {serialized} "
+            "(MPI_THREAD_SERIALIZED), since autograd calls it from a thread of its own: use an MPI with threads, or "
+            "transport gloo or nccl"
+        )
+
+
+def _import_mpi() -> Any:
+    """The MPI module, started with the least thread level that serves: calls from any thread, one at a time."""
+    import mpi4py
+
+    mpi4py.rc.threads = True
+    mpi4py.rc.thread_level = "serialized"
+    from mpi4py import MPI
+
+    return MPI
 
 
 def initialised() -> Any | None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from tiledseg.comm.launch import Launch, expand_node_list
-from tiledseg.comm.mpi import MPI_LAUNCHERS
 from tiledseg.comm.rank_names import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
@@ -48,14 +47,14 @@ def allow_connections(size: int) -> None:
 def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm | None) -> dist.Store:
     """The store of this job, on every rank. Collective.
 
-    torchrun keeps it at MASTER_ADDR:MASTER_PORT. Under an MPI launcher rank 0 takes a free port and `world` broadcasts
-    it, so that no port is ever guessed. Otherwise MASTER_ADDR and MASTER_PORT where set, else (srun) the first host of
-    the step and a port from the job's number. Raises ConfigError or CommunicationError.
+    torchrun keeps it at MASTER_ADDR:MASTER_PORT. Where MPI has been started rank 0 takes a free port and `world`
+    broadcasts it, so that no port is ever guessed. Otherwise MASTER_ADDR and MASTER_PORT where set, else (srun) the
+    first host of the step and a port from the job's number. Raises ConfigError or CommunicationError.
     """
     if launch.launcher == "torchrun":
         _master(environ, launch)
         return next(dist.rendezvous("env://", launch.rank, launch.size, timeout=arrival_timeout(launch.size)))[0]
-    if world is not None and launch.launcher in MPI_LAUNCHERS:
+    if world is not None:
         return _store_through_mpi(launch, world)
     host, port = _master(environ, launch)
     return _keep_or_join(launch, host, port)

@@ -19,13 +19,17 @@ from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.signals import ending
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
     from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.comm.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
+DEFAULT_DEADLINE = 600.0
 
 
-def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> int:
+def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float = DEFAULT_DEADLINE) -> int:
     """Starts the mesh, calls `body` on every rank, and returns the code that this process exits with. Collective.
 
     The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
@@ -33,14 +37,15 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto") -> 
     raises, the whole job ends within seconds: an error that all ranks agreed on is printed by rank 0 and becomes the
     job's code; any other is printed by its rank, and the process ends here, with all others. Codes: 2 for InputError,
     130 for an interrupt, 1 otherwise.
-    `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had.
+    `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. Where no rank makes progress for
+    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`).
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
         launch = ask_mpi()
     mesh: Mesh | None = None
     try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
-        mesh = open_mesh(launch, os.environ, transport)
+        mesh = open_mesh(launch, os.environ, transport, deadline)
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as error:
         if mesh is not None:
@@ -62,8 +67,10 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def open_mesh(launch: Launch, environ: MutableMapping[str, str], transport: str = "auto") -> Mesh:
-    """The mesh of this job, on every rank; `mesh.communicator.close()` ends it. Collective.
+def open_mesh(
+    launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadline: float | None = None
+) -> Mesh:
+    """The mesh of this job, on every rank; `mesh.close()` ends it. Without a deadline nothing watches it. Collective.
 
     Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
     """
@@ -84,13 +91,13 @@ def open_mesh(launch: Launch, environ: MutableMapping[str, str], transport: str 
         if transport == "nccl":
             choose_transport("nccl", gather_facts(SerialCommunicator(), device, host))
         return Mesh(launch, SerialCommunicator(), device, "serial", host)
-    control = _connect(launch, environ, world, transport)
+    control, watch = _connect(launch, environ, world, transport, deadline)
     facts = gather_facts(control, device, host)
     chosen = choose_transport(transport, facts)
     if "OMP_NUM_THREADS" not in environ:
         torch.set_num_threads(fair_threads(launch.rank, facts))
-    communicator = _with_nccl(device) if chosen == "nccl" else control
-    return Mesh(launch, communicator, device, chosen, host)
+    communicator = _with_nccl(device, environ) if chosen == "nccl" else control
+    return Mesh(launch, communicator, device, chosen, host, watch)
 
 
 def _needs_mpi(launch: Launch, environ: MutableMapping[str, str], transport: str) -> bool:
@@ -109,30 +116,49 @@ def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
     return bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")) and not importlib.util.find_spec("mpi4py")
 
 
-def _connect(launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str) -> Communicator:
-    """MPI's ranks where it carries the tensors, else Gloo's. Collective."""
-    if transport == "mpi" and world is not None:
-        from tiledseg.comm.transport_mpi import MpiCommunicator
+def _connect(
+    launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
+) -> tuple[Communicator, Watch | None]:
+    """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
+    from tiledseg.comm.rendezvous import allow_connections, gloo_interface
 
-        return MpiCommunicator(world, cuda_aware_mpi(environ))
+    allow_connections(launch.size)
+    if transport == "mpi" and world is not None:
+        from tiledseg.comm.transport_mpi import MpiCommunicator, check_thread_level
+
+        check_thread_level()
+        watch = _meet(launch, environ, world, deadline)[1] if deadline is not None else None
+        return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
 
     import torch.distributed as dist
 
     from tiledseg.comm.process_groups import COLLECTIVE_TIMEOUT
-    from tiledseg.comm.rendezvous import allow_connections, await_all_ranks, gloo_interface, open_store
     from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
 
-    allow_connections(launch.size)
     interface = gloo_interface(launch)
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    store = open_store(launch, environ, world)
-    await_all_ranks(store, launch)
+    store, watch = _meet(launch, environ, world, deadline)
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
         )
-    return TorchCommunicator()
+    return TorchCommunicator(), watch
+
+
+def _meet(
+    launch: Launch, environ: Mapping[str, str], world: Any | None, deadline: float | None
+) -> tuple[Store, Watch | None]:
+    """The store at which all ranks have met, and this rank's watch where there is a deadline. Collective."""
+    from tiledseg.comm.rendezvous import await_all_ranks, open_store
+    from tiledseg.comm.watch import open_watch
+
+    store = open_store(launch, environ, world)
+    watch = open_watch(store, launch, environ, deadline) if deadline is not None else None
+    await_all_ranks(store, launch)
+    if watch is not None:
+        watch.start()
+    return store, watch
 
 
 def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
@@ -147,8 +173,13 @@ def cuda_aware_mpi(environ: Mapping[str, str]) -> bool:
     return said == "1"
 
 
-def _with_nccl(device: Any) -> Communicator:
-    """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective."""
+def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
+    """Adds NCCL for GPU tensors to the Gloo group, which keeps objects and CPU tensors. Collective.
+
+    torch's own threads would abort a process whose peer is lost, without a word of who it is: the watch does that work.
+    """
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     from tiledseg.comm.process_groups import nccl_beside_gloo
     from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
     from tiledseg.comm.turns import TurnCommunicator
@@ -175,7 +206,7 @@ def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
 def _leave_together(mesh: Mesh, code: int) -> int:
     """Ends the mesh once all ranks are here; rank 0 takes the job's code and gives the others time to leave first."""
     flush()
-    mesh.communicator.close()
+    mesh.close()
     if not mesh.is_root:
         return 0
     if code and mesh.size > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from tiledseg.comm.collectives import (
     check_source,
     sum_dtype,
 )
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.exchange import BytePointToPoint
+from tiledseg.comm.mpi import check_threads
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
@@ -29,13 +32,31 @@ if TYPE_CHECKING:
 _PIECE = 2**30
 
 
+# MPI is started for calls from any thread, one at a time: autograd runs hooks and the halos' backward in a thread of
+# the GPU while the main one waits for it. Each block of `peer_errors` is one turn, also where two threads should meet.
+_TURN = threading.RLock()
+
+
+def check_thread_level() -> None:
+    """Raises ConfigError where this MPI may be called from the main thread only."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().split(",")[0].strip()
+    check_threads(MPI.Query_thread(), MPI.THREAD_SERIALIZED, library)
+
+
 @contextmanager
 def peer_errors(what: str) -> Iterator[None]:
-    """Turns mpi4py's exception of a broken collective into CommunicationError."""
+    """One turn of calls to MPI; turns mpi4py's exception of a broken collective into CommunicationError.
+
+    The program order of a rank's calls fits that of its peers, whichever thread makes them, so that a turn which waits
+    for peers holds up none that they wait for.
+    """
     from mpi4py import MPI
 
     try:
-        yield
+        with _TURN:
+            yield
     except MPI.Exception as error:
         raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
 
@@ -52,7 +73,7 @@ class MpiWork:
         """Returns once `tensor` holds the sum."""
         from mpi4py import MPI
 
-        with peer_errors("all-reduce"):
+        with waiting("a sum over ranks"), peer_errors("all-reduce"):
             MPI.Request.Waitall(self.requests)
         if self.staged.data_ptr() != self.tensor.data_ptr():
             self.tensor.detach().copy_(self.staged)
@@ -92,7 +113,7 @@ class MpiCommunicator:
         check_source(source, self.size)
         staged = tensor.detach().cpu().contiguous()
         flat = as_bytes(staged).numpy()
-        with peer_errors("broadcast"):
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             for start in range(0, flat.size, _PIECE):
                 self._communicator.Bcast(flat[start : start + _PIECE], root=source)
         if staged.data_ptr() != tensor.data_ptr():
@@ -101,17 +122,17 @@ class MpiCommunicator:
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """As the protocol says."""
         check_source(source, self.size)
-        with peer_errors("broadcast"):
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             return self._communicator.bcast(value, root=source)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """As the protocol says."""
-        with peer_errors("gather"):
+        with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
             return self._communicator.allgather(value)
 
     def barrier(self) -> None:
         """As the protocol says."""
-        with peer_errors("barrier"):
+        with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
             self._communicator.Barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
@@ -123,7 +144,7 @@ class MpiCommunicator:
             raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
         mine = next((number for number, group in enumerate(groups) if self.rank in group and len(group) > 1), None)
         color = MPI.UNDEFINED if mine is None else mine
-        with peer_errors("split"):
+        with waiting("a split of %d ranks", self.size), peer_errors("split"):
             key = 0 if mine is None else list(groups[mine]).index(self.rank)
             part = cast("MPI.Intracomm", self._communicator.Split(color, key))
             if mine is None:

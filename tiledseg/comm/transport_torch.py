@@ -23,6 +23,7 @@ from tiledseg.comm.collectives import (
     check_source,
     sum_dtype,
 )
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.process_groups import ProcessGroups, new_groups, whole_job
@@ -60,7 +61,7 @@ class TorchWork:
 
     def wait(self) -> None:
         """Returns once `tensor` holds the sum; on a GPU, once the current stream will see it."""
-        with peer_errors("all-reduce"):
+        with waiting("a sum over ranks"), peer_errors("all-reduce"):
             self.work.wait()
         if self.staged.data_ptr() != self.tensor.data_ptr():
             self.tensor.detach().copy_(self.staged)
@@ -93,7 +94,7 @@ class TorchCommunicator:
         if tensor.numel() == 0:
             return
         staged = tensor.detach().contiguous()
-        with peer_errors("broadcast"):
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             dist.broadcast(as_bytes(staged), self._groups.ranks[source], self._groups.carrier(tensor))
         if staged.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(staged)
@@ -102,20 +103,20 @@ class TorchCommunicator:
         """As the protocol says; always over Gloo."""
         check_source(source, self.size)
         box = [value if self.rank == source else None]
-        with peer_errors("broadcast"):
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             dist.broadcast_object_list(box, self._groups.ranks[source], self._groups.host)
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """As the protocol says; always over Gloo."""
         values: list[Any] = [None] * self.size
-        with peer_errors("gather"):
+        with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
             dist.all_gather_object(values, value, group=self._groups.host)
         return self._groups.in_order(values)
 
     def barrier(self) -> None:
         """As the protocol says. The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
-        with peer_errors("barrier"):
+        with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
             dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
@@ -126,7 +127,7 @@ class TorchCommunicator:
         communicator: Communicator = SerialCommunicator()
         for group in groups:
             if len(group) > 1:
-                with peer_errors("split"):
+                with waiting("a split of %d ranks", self.size), peer_errors("split"):
                     made = new_groups(group, self._groups.with_nccl)
                 if made is not None:
                     communicator = TorchCommunicator(made, is_part=True)

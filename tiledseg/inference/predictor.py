@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, RasterError
@@ -187,12 +188,13 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Ma
         mesh.communicator.barrier()
         progress = stack.enter_context(_progress(passes.pieces(parts) or len(parts), request, mesh))
         stack.enter_context(torch.inference_mode())
+        stack.enter_context(doing("mapping"))
         loaded, pixels = parts if passes.loads else (), passes.loads_pixels
         samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, pixels), request.threads, request.prefetch)
         if progress is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
             samples = _shown(samples, progress)
         ignore_index = checkpoint.saved.config.data.ignore_index
-        for done, (sample, piece) in enumerate(passes.outputs(samples, parts), start=1):
+        for done, (sample, piece) in enumerate(ticking(passes.outputs(samples, parts)), start=1):
             scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
             classes_HW[~valid_HW] = ignore_index

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.raster.dataset import Sample
@@ -76,11 +77,12 @@ class SerialPasses:
         for _ in parts:
             sample = next(timed)
             set_dropout_key(self.mode.network, key(sample.image))
-            for piece in self._pieces(sample):
-                if left == 1:
-                    reducer.overlap()
-                loss(piece, sample).backward()
-                left -= 1
+            with doing("tile %d of image %d", sample.tile.index, sample.image):
+                for piece in ticking(self._pieces(sample)):
+                    if left == 1:
+                        reducer.overlap()
+                    loss(piece, sample).backward()
+                    left -= 1
         return timed.seconds
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
@@ -115,6 +117,7 @@ class Timed:
 
     def __next__(self) -> Sample:
         asked = time.perf_counter()
-        sample = next(self._samples)
+        with doing("reading a tile"):
+            sample = next(self._samples)
         self.seconds += time.perf_counter() - asked
         return sample

@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
     "parallel.micro_batches": Rule(MAY, _LAW),
     "parallel.recompute": Rule(MAY, _LAW),
     "parallel.transport": Rule(MAY, _LAW),
+    "parallel.deadline": Rule(MAY, "it says when a job that stands still is ended"),
     "optimizer.name": Rule(REFUSED, "what one optimizer has gathered means nothing to another"),
     "optimizer.lr": Rule(MAY, _RATE),
     "optimizer.momentum": Rule(MAY, "from 0 or to 0 its buffers start anew"),

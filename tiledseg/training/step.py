@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import TiledsegError
@@ -140,7 +141,8 @@ class Stepper:
         bytes and messages between stages]; and of each rank [peak memory, seconds computed, seconds of its passes]."""
         figures = self._passes.figures()
         totals = torch.zeros(_SHARED + _OF_EACH * self._mesh.size, dtype=torch.float64)
-        totals[:2] = self._sums.cpu()
+        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks
+            totals[:2] = self._sums.cpu()
         own = [float(stop), waited, communicated, float(self._traffic.bytes), float(self._traffic.messages)]
         own += [float(figures.bytes), float(figures.messages)] if figures is not None else [0.0, 0.0]
         totals[2:_SHARED] = torch.tensor(own, dtype=torch.float64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import InputError
 from tiledseg.raster.labels import LabelMap, read_labels
@@ -22,9 +23,12 @@ def survey(
     error: InputError | None = None
     sums: PartialSums | None = None
     try:
-        check_labels(labels, label_map, mesh.rank, mesh.size)
+        with doing("looking at every label"):
+            check_labels(labels, label_map, mesh.rank, mesh.size)
         if normalize:
-            sums = measure(images, statistics_blocks([r.info for r in images], mesh.rank, mesh.size))
+            blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
+            with doing("taking the statistics of the bands"):
+                sums = measure(images, ticking(blocks))
     except InputError as found:
         error = found
     mesh.agree(error)
@@ -38,7 +42,7 @@ def check_labels(labels: Sequence[RasterReader], label_map: LabelMap, rank: int,
     """Raise LabelError for the first value outside the classes in this rank's share of the blocks."""
     maps = [label_map.resolve(reader.info) for reader in labels]
     current = None
-    for block in statistics_blocks([reader.info for reader in labels], rank, size):
+    for block in ticking(statistics_blocks([reader.info for reader in labels], rank, size)):
         reader = labels[block.image]
         if current is not None and current is not reader:
             current.release()  # blocks come file by file: no more than one is held open

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.models.unet import build_unet
@@ -147,7 +148,8 @@ class Trainer:
 
     def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
         set_learning_rate(self.optimizer, learning_rate(self.config.optimizer, self.step, self.course))
-        result = self.stepper.run(self.step, samples, parts, flag.is_set)
+        with doing("step %d", self.step + 1):
+            result = self.stepper.run(self.step, samples, parts, flag.is_set)
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
         self.saved_in = None
@@ -223,7 +225,8 @@ class Trainer:
         if contents is None:
             return
         keep = self.config.train.keep_checkpoints
-        save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
+        with doing("writing a checkpoint"):
+            save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
         if time.monotonic() - self._drawn > _DRAW_SECONDS:
             self._draw()
 

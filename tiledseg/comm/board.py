@@ -1,0 +1,71 @@
+"""The watch's own channel: reports of the ranks in the job's store, over a connection that nothing else waits on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from tiledseg.comm.verdict import Report, decode
+
+T = TypeVar("T")
+
+
+class Board:
+    """Reports by rank. Every call returns within `seconds`, also where rank 0, who keeps the store, is stopped.
+
+    The store's own calls may then wait forever (a wait that is given up asks the store to take it back), so each runs
+    in a thread of its own, and while one has not come back there is no store. No call uses a collective or MPI. A
+    failed one drops the connection, and the next one makes it anew. Not for several threads at once.
+    """
+
+    def __init__(self, store: dist.Store, environ: Mapping[str, str], seconds: float) -> None:
+        base = store.underlying_store if isinstance(store, dist.PrefixStore) else store
+        assert isinstance(base, dist.TCPStore), "the job's ranks meet at a TCP store"
+        self._kept = store  # rank 0's ends with its last reference
+        self._host, self._port = base.host, base.port
+        self._prefix = f"watch {environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # torchrun's store outlives a restart
+        self._seconds = seconds
+        self._connection: dist.Store | None = None
+        self._last: threading.Thread | None = None
+
+    def put(self, report: Report) -> None:
+        """Replaces the rank's report, where the store answers."""
+        self._call(lambda store: store.set(str(report.rank), report.encode()))
+
+    def read(self, ranks: Sequence[int]) -> list[Report] | None:
+        """The last reports of `ranks`, all of which have put one; None where the store does not answer."""
+        texts = self._call(lambda store: store.multi_get([str(rank) for rank in ranks]))
+        return [decode(text) for text in texts] if texts is not None else None
+
+    def is_first_speaker(self) -> bool:
+        """Whether this rank is the first to ask, so that one speaks for all; True where the store does not answer."""
+        return self._call(lambda store: store.add("speakers", 1)) in (None, 1)
+
+    def _call(self, function: Callable[[dist.Store], T]) -> T | None:
+        if self._last is not None and self._last.is_alive():
+            return None
+        results: list[T] = []
+        self._last = threading.Thread(target=self._try, args=(function, results), daemon=True)
+        self._last.start()
+        self._last.join(self._seconds)
+        return results[0] if results else None
+
+    def _try(self, function: Callable[[dist.Store], T], results: list[T]) -> None:
+        try:
+            results.append(function(self._connected()))
+        except (RuntimeError, OSError):
+            self._connection = None
+
+    def _connected(self) -> dist.Store:
+        if self._connection is None:
+            # First a connection of our own: where torch's fails, it writes warnings.
+            socket.create_connection((self._host, self._port), timeout=self._seconds).close()
+            timeout = timedelta(seconds=self._seconds)
+            store = dist.TCPStore(self._host, self._port, None, False, timeout, wait_for_workers=False, use_libuv=True)
+            self._connection = dist.PrefixStore(self._prefix, store)
+        return self._connection
