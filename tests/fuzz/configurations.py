@@ -1,0 +1,122 @@
+"""Configurations: values in and out of range, of other types, and files damaged as text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fuzz.damage import damage_bytes
+from tests.fuzz.material import good_config
+from tests.fuzz.process import Outcome
+from tests.fuzz.trial import Trial, finished_run
+from tiledseg.config import Config
+from tiledseg.config_checks import range_of
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, False, -1, 0, 2**31, 2**63, 10**30, 0.5, -0.0, 1e300, float("nan"), float("inf"), -float("inf"),
+    "", "many", "auto", "null", "1e3", "a\0b", "\n", "é", "x" * 5000, "..", "/dev/null", "/dev/zero",
+    [], [1], [1, 2], [1, [2]], [None], ["a"], {}, {"a": 1}, {1: 2}, {0: 0, 1: 1, 2: None}, [[[[[[1]]]]]],
+)  # fmt: skip
+SAFE = {  # values that a run of a second can have
+    "model.levels": (1, 2, 3), "model.kernel": (1, 3, 5), "model.base_channels": (1, 2, 3, 8), "train.epochs": (1, 2),
+    "model.convs_per_level": (1, 2), "tiling.grid": (1, 2, "auto", [1, 2]), "tiling.halo": ("auto", 8, 40),
+    "model.norm": ("none", "pixel", "group", "instance"), "model.padding": ("same", "valid"),
+    "model.upsampling": ("transposed", "nearest", "bilinear"), "model.dropout": (0.0, 0.3),
+    "optimizer.name": ("adamw", "sgd"), "optimizer.policy": ("constant", "step", "polynomial", "cosine"),
+    "train.precision": ("fp32", "bf16", "fp64"), "train.seed": (0, 1, 2**63 - 1), "data.bands": (None, [1], [3, 1]),
+    "train.tiles_per_step": (1, 2, 4, None), "data.classes": (3, 4, {0: 0, 1: 1, 2: None}),
+    "parallel.halo": ("read", "exchange", "layer"), "data.normalize": (True, False),
+}  # fmt: skip
+KEYS = [(group.name, key) for group in fields(Config) for key in fields(group.default_factory)]  # type: ignore
+SAFE_KEYS = [(group, key) for group, key in KEYS if f"{group}.{key.name}" in SAFE]
+ENDLESS = ("epochs", "base_channels", "kernel", "levels", "convs_per_level", "workers", "prefetch")
+
+
+def draw_trial(draw: random.Random, folder: Path) -> Trial:
+    """One to three keys get values of all kinds; in a third of the cases the text itself is damaged."""
+    values = good_config()
+    values["run"]["output"] = "out"
+    words = []
+    gentle = draw.random() < 0.4  # a run that can be made, for all that is asked of its end
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        group, key = draw.choice(SAFE_KEYS if gentle else KEYS)
+        value = draw.choice(SAFE[f"{group}.{key.name}"]) if gentle else _value(draw, group, key)
+        if (group, key.name) != ("run", "output"):
+            values.setdefault(group, {})[key.name] = value
+            words.append(f"{group}.{key.name}={str(value)[:40]}")
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    if not gentle and draw.random() < 0.35:
+        text, damaged = _damage_text(text, draw)
+        words.append(damaged)
+    (folder / "bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    arguments = [
+        "--config",
+        "bad.yaml",
+        "--run.output",
+        "out",
+        *(["--train.epochs", "1"] if draw.random() < 0.2 else []),
+    ]
+    return Trial("train", arguments, ", ".join(words), ("out",), _check)
+
+
+def _value(draw: random.Random, group: str, key: Field[Any]) -> Any:
+    safe, allowed = SAFE.get(f"{group}.{key.name}"), range_of(key)
+    if safe and draw.random() < 0.5:
+        return draw.choice(safe)
+    if allowed is not None and draw.random() < 0.5:
+        past = allowed.most + 1 if allowed.whole else allowed.most * 1.001
+        ends = [allowed.least - 1, past] + ([] if key.name in ENDLESS else [allowed.least, allowed.most])
+        return draw.choice(ends)
+    value = draw.choice(HOSTILE)
+    heavy = isinstance(value, int) and value > 9 and key.name in ENDLESS
+    return -1 if heavy and allowed is not None and value <= allowed.most else value
+
+
+def _damage_text(text: str, draw: random.Random) -> tuple[str | bytes, str]:
+    lines = text.splitlines(keepends=True)
+    place = draw.randrange(len(lines))
+    match draw.randrange(8):
+        case 0:
+            return _bounded(damage_bytes(text.encode(), draw)), "damaged bytes"
+        case 1:
+            return "".join([*lines[:place], lines[place], *lines[place:]]), "a line twice"
+        case 2:
+            return text + text, "everything twice"
+        case 3:
+            return text.replace(": ", ": &a ", 1) + "run2: *a\n", "an alias"
+        case 4:
+            return "".join([*lines[:place], f"  {lines[place]}", *lines[place + 1 :]]), "a line indented"
+        case 5:
+            return text + "extra: " + "[" * draw.choice((5, 40, 3000)) + "\n", "nesting"
+        case 6:
+            return "".join(lines[:place] + lines[place + 1 :]), "a line lost"
+        case _:
+            return text.encode("utf-16"), "another encoding"
+
+
+def _bounded(data: bytes) -> bytes:
+    """A flipped digit may ask for a run of hours, which is no hang."""
+    return data if b"epochs: 2" in data and b"base_channels: 2" in data else data[: len(data) // 2]
+
+
+def _check(folder: Path, outcome: Outcome) -> list[str]:
+    """A run that ends well has done all its epochs, and its config.yaml says what it was told."""
+    faults = finished_run(folder, "out")
+    if faults:
+        return faults
+    told = yaml.safe_load((folder / "bad.yaml").read_text())
+    kept = yaml.safe_load((folder / "out" / "config.yaml").read_text())
+    for group, keys in told.items():
+        for key, value in (keys or {}).items():
+            if (group, key) not in (("run", "output"), ("train", "epochs")) and not _alike(kept[group][key], value):
+                faults.append(f"config.yaml says {group}.{key} is {kept[group][key]!r}, but it was told {value!r}")
+    return faults
+
+
+def _alike(kept: Any, told: Any) -> bool:
+    """One value as YAML reads it twice: NaN equals NaN, 1 equals 1.0; a text may stand for what is typed as text."""
+    return kept == told or str(kept) == str(told) or (kept != kept and told != told)

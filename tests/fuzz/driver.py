@@ -1,0 +1,124 @@
+"""Runs cases by their number: what case N of a seed does never depends on the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.fuzz import configurations, files, interruptions, lines
+from tests.fuzz.material import digests, make_material, restore
+from tests.fuzz.process import LIMIT_SECONDS, Outcome, run, run_function
+from tests.fuzz.trial import Trial, common_faults, outcome_word
+
+Draw = Callable[[random.Random, Path], Trial]
+KINDS: dict[str, Draw] = {
+    "configurations": configurations.draw_trial,
+    "rasters": files.draw_raster,
+    "stores": files.draw_store,
+    "checkpoints": files.draw_checkpoint,
+    "command lines": lines.draw_trial,
+    "interrupted writes": interruptions.draw_trial,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one case came to."""
+
+    number: int
+    kind: str
+    words: str
+    outcome: str
+    seconds: float
+    faults: list[str]
+    said: str
+
+
+def warm_up() -> None:
+    """Imports what every command imports, once, with one thread: the forked cases share it."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("train", "predict", "evaluate", "plan", "tile", "scene", "doctor"):
+        __import__(f"tiledseg.{name}")
+    for name in ("tiledseg.training.start", "tiledseg.inference.predictor", "tiledseg.comm.diagnosis", "h5py"):
+        __import__(name)
+    for extra in ("torch.utils.tensorboard", "matplotlib.figure"):
+        try:
+            __import__(extra)
+        except ImportError:
+            continue
+
+
+class Workshop:
+    """A folder with material, in which cases run one after the other."""
+
+    def __init__(self, root: Path, plant: Callable[[], None] | None = None, limit: float = LIMIT_SECONDS) -> None:
+        self.pristine, self.case = root / "pristine", root / "case"
+        self.plant, self.limit = plant, limit
+        self.case.mkdir(parents=True)
+        made = run_function(lambda: make_material() or 0, self.case, limit=300)  # type: ignore[func-returns-value]
+        if made.code != 0:
+            raise RuntimeError(f"the material cannot be made: {made.err}")
+        shutil.copytree(self.case, self.pristine)
+
+    def run(self, seed: int, number: int, kinds: Sequence[str] = tuple(KINDS)) -> Result:
+        """Case `number` of a seed: prepared, run and judged."""
+        kind = kinds[number % len(kinds)]
+        draw = random.Random(f"{seed} {number} {kind}")
+        restore(self.pristine, self.case)
+        trial = KINDS[kind](draw, self.case)
+        outcome, faults = self.judge(trial)
+        return Result(number, kind, trial.words, outcome_word(outcome), outcome.seconds, faults, _told(trial, outcome))
+
+    def judge(self, trial: Trial) -> tuple[Outcome, list[str]]:
+        """How a trial ends, and all that is wrong with it."""
+        before = digests(self.case)
+        outcome = run(trial.command, trial.arguments, self.case, trial.interruption, self.limit, self.plant)
+        faults = common_faults(trial, outcome, before, digests(self.case))
+        if trial.interruption is not None and not outcome.hung:
+            faults += interruptions.aftermath(trial, outcome, self.case)
+        elif outcome.code == 0:
+            faults += trial.check(self.case, outcome)
+        return outcome, faults
+
+
+def _told(trial: Trial, outcome: Outcome) -> str:
+    return f"{trial.command} {' '.join(trial.arguments)[:300]} -> {outcome.code}: {outcome.err.strip()[-300:]}"
+
+
+def run_cases(root: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> Iterator[Result]:
+    """Results of all cases, from `jobs` processes, as they come."""
+    children, logs = [], [root / f"results-{job}.jsonl" for job in range(jobs)]
+    for job in range(jobs):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with logs[job].open("w") as log:
+                    workshop = Workshop(root / f"job-{job}")
+                    for number in numbers[job::jobs]:
+                        log.write(json.dumps(asdict(workshop.run(seed, number, kinds))) + "\n")
+                        log.flush()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
+    for log in logs:
+        yield from (Result(**json.loads(line)) for line in log.read_text().splitlines())
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {jobs} processes of the harness failed")
+
+
+def elapsed(begun: float) -> str:
+    return f"{time.monotonic() - begun:.0f} s"

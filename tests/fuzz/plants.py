@@ -1,0 +1,113 @@
+"""Faults that are planted in a command, to see that the harness finds each: `python -m tests.fuzz.plants`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fuzz.driver import Workshop, warm_up
+from tests.fuzz.files import LAST, MAP
+from tests.fuzz.material import STEPS, restore
+from tests.fuzz.process import Interruption
+from tests.fuzz.trial import Trial, finished_run, same_file, same_weights
+
+
+def main() -> int:
+    """Prints a line a plant: its name, what has to be found, what was found. Exit 1 where one was not."""
+    warm_up()
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="plants-") as root:
+        workshop = Workshop(Path(root))
+        for name, (trial, plant, limit, word) in PLANTS.items():
+            restore(workshop.pristine, workshop.case)
+            workshop.plant, workshop.limit = plant, limit
+            _, faults = workshop.judge(trial)
+            found = any(fault.startswith(word) for fault in faults) if word else not faults
+            missed += not found
+            print(f"{name}: {'found' if found else 'MISSED'}: {word or 'no fault'}: {faults}")
+    return 1 if missed else 0
+
+
+def _after(command: str, change: Callable[[], None], code: int | None = None) -> Callable[[], None]:
+    """The command does its work; then `change` happens, and it ends with `code`."""
+
+    def plant() -> None:
+        module = importlib.import_module(f"tiledseg.{command}")
+        done = module.main
+
+        def changed(arguments: list[str]) -> int:
+            result = int(done(arguments))
+            change()
+            return result if code is None else code
+
+        module.main = changed
+
+    return plant
+
+
+def _say(text: str) -> Callable[[], None]:
+    return lambda: print(text, file=sys.stderr)
+
+
+def _flip(name: str) -> Callable[[], None]:
+    def flip() -> None:
+        data = Path(name).read_bytes()
+        Path(name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    return flip
+
+
+def _torn_map() -> None:
+    """Half a map under its final name, and the process dies."""
+    Path("map.tif").write_bytes(Path(LAST).read_bytes()[:100])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+STEP = Path("run/checkpoints") / f"step-{STEPS:06d}"
+GOOD = Trial("predict", MAP, "a good map", ("map.tif",), lambda f, o: same_file(f, "map.tif", (LAST,)))
+REFUSED = Trial("predict", [*MAP, "--workers", "0"], "a refusal", ("map.tif",))
+RESUMED = Trial(
+    "train",
+    ["--config", "run.yaml"],
+    "a run that goes on",
+    ("run",),
+    lambda f, o: finished_run(f, "run", STEPS) + same_weights(f),
+)
+KILLED = Trial("predict", MAP, "a kill", ("map.tif",), interruption=Interruption("SIGKILL", seconds=30.0))
+# Name: the trial, the plant, the limit in seconds, and how the fault that has to be found begins ("": none may be).
+PLANTS: dict[str, tuple[Trial, Callable[[], None] | None, float, str]] = {
+    "nothing in a map": (GOOD, None, 20, ""),
+    "nothing in a refusal": (REFUSED, None, 20, ""),
+    "nothing in a run": (RESUMED, None, 20, ""),
+    "traceback": (GOOD, _after("predict", _say("Traceback (most recent call last)")), 20, "traceback"),
+    "hang": (GOOD, lambda: time.sleep(60), 2, "hang"),
+    "another exit code": (GOOD, _after("predict", lambda: None, 3), 20, "exit code 3"),
+    "death by a signal": (GOOD, lambda: os.kill(os.getpid(), signal.SIGSEGV), 20, "exit code -11"),
+    "failure without a word": (GOOD, _after("predict", lambda: None, 1), 20, "exit 1 with 0 lines"),
+    "two lines of error": (REFUSED, _after("predict", _say("error: and more")), 20, "exit 2 with 2 lines"),
+    "missing result": (GOOD, _after("predict", lambda: os.remove("map.tif")), 20, "exit 0 without map.tif"),
+    "changed result": (GOOD, _after("predict", _flip("map.tif")), 20, "exit 0, but map.tif is not"),
+    "changed input": (GOOD, _after("predict", _flip("image.tif")), 20, "input changed: image.tif"),
+    "left over": (GOOD, _after("predict", lambda: Path("stray").touch()), 20, "left over: stray"),
+    "written in a refusal": (REFUSED, _after("predict", lambda: Path("map.tif").touch()), 20, "left over: map.tif"),
+    "run without its end": (RESUMED, _after("train", lambda: shutil.rmtree(STEP)), 20, "no checkpoint of the last"),
+    "run with other weights": (
+        RESUMED,
+        _after("train", _flip(str(STEP / "model.safetensors"))),
+        20,
+        "exit 0, but the we",
+    ),
+    "torn result of a kill": (KILLED, _torn_map, 20, "after the interruption"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

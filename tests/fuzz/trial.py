@@ -1,0 +1,113 @@
+"""One case: what is prepared, run and asked of the outcome."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fuzz.material import STEPS, newest_weights
+from tests.fuzz.process import Interruption, Outcome
+
+CODES = (0, 1, 2, 75)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A command on damaged material. `outputs`: names, relative to the case's folder, that it may make or change;
+    `check` looks at the result of an exit 0, and says what is wrong with it; `words`: what was done, for a report."""
+
+    command: str
+    arguments: list[str]
+    words: str
+    outputs: tuple[str, ...] = ()
+    check: Callable[[Path, Outcome], list[str]] = lambda folder, outcome: []
+    interruption: Interruption | None = None
+    may_leave: tuple[str, ...] = field(default=())
+
+
+def common_faults(trial: Trial, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What no command may do, whatever it was given."""
+    faults = []
+    if outcome.hung:
+        return [f"hang: still running after {outcome.seconds:.0f} s"]
+    if "Traceback (most recent call last)" in outcome.err:
+        faults.append("traceback on standard error")
+    killed = trial.interruption is not None and trial.interruption.signal == "SIGKILL" and outcome.code == -9
+    if outcome.code not in CODES and not killed:
+        faults.append(f"exit code {outcome.code}")
+    lines = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    if outcome.code in (1, 2) and (len(lines) != 1 or outcome.err.splitlines()[-1] != lines[0]):
+        faults.append(f"exit {outcome.code} with {len(lines)} lines of error")
+    return faults + _files(trial, outcome, before, after, killed)
+
+
+def _files(
+    trial: Trial, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str], killed: bool
+) -> list[str]:
+    faults = []
+    changed = [name for name in before if after.get(name) != before[name]]
+    new = [name for name in after if name not in before]
+    allowed = () if outcome.code == 2 else trial.outputs
+    faults += [f"input changed: {name}" for name in changed if not _below(name, allowed)]
+    faults += [f"left over: {name}" for name in new if not _below(name, allowed)]
+    if not killed:
+        hidden = [name for name in new if any(part.startswith(".") for part in Path(name).parts)]
+        faults += [f"left over: {name}" for name in hidden if _below(name, allowed) and not _kept(name, trial)]
+    return faults
+
+
+def _below(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(name == entry or name.startswith(f"{entry}/") for entry in allowed)
+
+
+def _kept(name: str, trial: Trial) -> bool:
+    """Documented files with a dot: a run's lock, which is only a file once its holder is gone."""
+    return "lock" in Path(name).name or name in trial.may_leave
+
+
+def outcome_word(outcome: Outcome) -> str:
+    """The outcome's row in the table."""
+    if outcome.hung:
+        return "hang"
+    if outcome.code == 1 and "(unforeseen;" in outcome.err:
+        return "1, unforeseen"
+    return str(outcome.code) if outcome.code >= 0 else "killed"
+
+
+def finished_run(folder: Path, run: str, steps: int | None = None) -> list[str]:
+    """What is wrong with the folder of a run that says it is done; `steps`: how many it has to have."""
+    faults = []
+    path = folder / run
+    try:
+        summary = json.loads((path / "summary.json").read_text())
+        metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        return [f"exit 0 without a whole {run}: {error}"]
+    total = summary["steps"]
+    if not summary["finished"] or (steps is not None and total != steps):
+        faults.append(f"exit 0 at step {total} of {steps}, finished: {summary['finished']}")
+    if [line["step"] for line in metrics if "loss" in line] != list(range(1, total + 1)):
+        faults.append("metrics.jsonl does not have every step once")
+    if not (path / "checkpoints" / f"step-{total:06d}" / "manifest.json").exists():
+        faults.append(f"no checkpoint of the last step {total}")
+    return faults
+
+
+def same_weights(folder: Path) -> list[str]:
+    """The end of a run whose meaning is unchanged is that of the reference, to the last bit."""
+    path = newest_weights(folder / "run")
+    if not path.exists() or path.read_bytes() != (folder / "reference" / "weights").read_bytes():
+        return [f"exit 0, but the weights of step {STEPS} are not those of the undisturbed run"]
+    return []
+
+
+def same_file(folder: Path, name: str, references: tuple[str, ...]) -> list[str]:
+    """A result that has to be one of the references, byte for byte."""
+    if not (folder / name).exists():
+        return [f"exit 0 without {name}"]
+    data = (folder / name).read_bytes()
+    if all(data != (folder / reference).read_bytes() for reference in references):
+        return [f"exit 0, but {name} is not that of undamaged material"]
+    return []
