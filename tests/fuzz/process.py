@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiledseg.signals import SIGNALS, listen
+
 LIMIT_SECONDS = 20.0
 _FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "os.rmdir", "os.link")
 
@@ -72,9 +74,13 @@ def run_function(
     """Runs a function in a forked child in `folder`; its exit code is the function's."""
     pipes = [_pipe(), _pipe()]
     begun = time.monotonic()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child listens, as programs do before their imports
     child = os.fork()
     if child == 0:
+        listen()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         _be_child(body, folder, [write for _, write in pipes], interruption)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     code, hung = _wait(child, begun, limit, interruption)
     out, err = (_read(*pipe) for pipe in pipes)
     return Outcome(code, out, err, time.monotonic() - begun, hung)
