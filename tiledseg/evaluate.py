@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: Namespace) -> None:
-    if options.image and options.plot is None:
+    if options.image is not None and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
@@ -82,10 +82,10 @@ def _evaluate(options: Namespace) -> None:
     if options.classes is not None:
         label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
     with ExitStack() as stack:
-        paths = [path for path in (options.prediction, options.labels, options.image) if path]
+        paths = [path for path in (options.prediction, options.labels, options.image) if path is not None]
         readers = [stack.enter_context(open_raster(path, references=options.references)) for path in paths]
         warn(reference_notes(reader.info for reader in readers))
-        prediction, labels, image = *readers[:2], (readers[2] if options.image else None)
+        prediction, labels, image = *readers[:2], (readers[2] if options.image is not None else None)
         if options.plot is not None:
             check_outputs([whole("--plot", options.plot)], [file for r in readers for file in r.info.files])
         matrix = compare(prediction, labels, label_map, options.ignore_index)

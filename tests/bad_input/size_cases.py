@@ -64,6 +64,7 @@ SIZES = (
     _score("class", f'--classes \'{{"0": 0, "1": {HUGE}}}\'', str(HUGE), "0 to 255"),
     _score("raw-value", f'--classes \'{{"0": 0, "{HUGE}": 1}}\'', str(HUGE), "64 bits"),
     _score("nesting", f"--classes '{'[' * 50000}'", "--classes", "give a number"),
+    _score("empty", "--prediction ''", "error: ", "does not exist"),
     _score("twice", '--classes \'{"1": 0, "1": 1}\'', "1 a second time", "keep one"),
     train("huge-network", "--model.base_channels 1048576", "model", "GB", "fewer"),
 )
