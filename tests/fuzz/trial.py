@@ -51,7 +51,8 @@ def _files(
     new = [name for name in after if name not in before]
     allowed = () if outcome.code == 2 else trial.outputs
     faults += [f"input changed: {name}" for name in changed if not _below(name, allowed)]
-    faults += [f"left over: {name}" for name in new if not _below(name, allowed)]
+    unfinished = [name for name in new if killed and ".part" in name]  # the next run clears it: `aftermath` looks
+    faults += [f"left over: {name}" for name in new if not _below(name, allowed) and name not in unfinished]
     if not killed:
         hidden = [name for name in new if any(part.startswith(".") for part in Path(name).parts)]
         faults += [f"left over: {name}" for name in hidden if _below(name, allowed) and not _kept(name, trial)]
