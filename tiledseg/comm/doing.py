@@ -33,7 +33,7 @@ class doing:  # noqa: N801  (a context manager that reads as a word: with doing(
 
     def __exit__(self, *error: object) -> None:
         _changes[0] += 1
-        _stack.pop()
+        _stack.remove(self)
 
 
 class waiting(doing):  # noqa: N801

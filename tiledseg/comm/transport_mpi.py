@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _PIECE = 2**30
 
 
-# MPI is started for calls from any thread, one at a time: autograd runs hooks and the halos' backward in a thread of
-# the GPU while the main one waits for it. Each block of `peer_errors` is one turn, also where two threads should meet.
 _TURN = threading.RLock()
 
 
@@ -45,17 +43,24 @@ def check_thread_level() -> None:
     check_threads(MPI.Query_thread(), MPI.THREAD_SERIALIZED, library)
 
 
-@contextmanager
-def peer_errors(what: str) -> Iterator[None]:
-    """One turn of calls to MPI; turns mpi4py's exception of a broken collective into CommunicationError.
+def _turn() -> AbstractContextManager[object]:
+    """What a thread holds while it calls MPI: nothing where MPI takes calls from several at once.
 
-    The program order of a rank's calls fits that of its peers, whichever thread makes them, so that a turn which waits
-    for peers holds up none that they wait for.
+    Elsewhere one lock, under which a call may wait for peers: autograd's thread of a GPU calls MPI while the main one
+    waits for it, so that no two of a job's threads ever want it at the same time.
     """
     from mpi4py import MPI
 
+    return nullcontext() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else _TURN
+
+
+@contextmanager
+def peer_errors(what: str) -> Iterator[None]:
+    """A turn of calls to MPI; turns mpi4py's exception of a broken collective into CommunicationError."""
+    from mpi4py import MPI
+
     try:
-        with _TURN:
+        with _turn():
             yield
     except MPI.Exception as error:
         raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
