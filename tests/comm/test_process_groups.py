@@ -63,8 +63,16 @@ def test_a_part_counts_its_ranks_as_its_list_does(mesh: Mesh) -> None:
 
 
 @pytest.mark.mpi
-def test_mpi_takes_calls_from_any_thread(meshes: dict[str, Mesh]) -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["at_once", "one_at_a_time"])
+def test_mpi_takes_calls_from_any_thread(
+    meshes: dict[str, Mesh], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As autograd's thread of a GPU makes them: a sum from another thread than the main one."""
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+    if not at_once:
+        monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
     mesh = meshes["mpi"]
     x = torch.ones(1000)
     thread = threading.Thread(target=lambda: mesh.communicator.all_reduce_sum(x).wait())
