@@ -154,5 +154,5 @@ def test_slurm_script_trains_on_four_tasks_with_the_losses_of_one(tiny_run: Path
     np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run), rtol=1e-10, atol=0)
     assert bad.code == 2
     assert re.findall(r"^error: .*$", log.read_text(), re.MULTILINE) == [
-        "error: optimizer.lr is -1.0; give a number above 0"
+        "error: optimizer.lr is -1.0; give a number above 0, 1e+06 at most"
     ]

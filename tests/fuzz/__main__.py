@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from tests.fuzz.driver import KINDS, Workshop, run_cases, warm_up
@@ -22,25 +21,27 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="one case alone, of all kinds or of --kind")
     parser.add_argument("--kind", choices=tuple(KINDS), help="cases of one kind only")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--keep", type=Path, help="folder that keeps results: the same run again goes on from them")
     parser.add_argument("--page", type=Path, help="docs/reliability.md, whose table this run becomes")
     flags = parser.parse_args()
     kinds = (flags.kind,) if flags.kind else tuple(KINDS)
     again = f"python -m tests.fuzz --seed {flags.seed}" + (f" --kind '{flags.kind}'" if flags.kind else "")
+    if flags.keep:
+        flags.keep.mkdir(parents=True, exist_ok=True)
     warm_up()
-    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as root:
         if flags.case is not None:
             print(Workshop(Path(root)).run(flags.seed, flags.case, kinds))
             return 0
         numbers = range(flags.first, flags.first + flags.cases)
-        results = list(run_cases(Path(root), flags.seed, numbers, kinds, flags.jobs))
+        results = run_cases(Path(root), flags.keep or Path(root), flags.seed, numbers, kinds, flags.jobs)
     faulty = sorted((result for result in results if result.faults), key=lambda result: result.number)
     for result in faulty:
         print(f"{again} --case {result.number}: {result.kind}: {result.words}")
         for fault in result.faults:
             print(f"    {fault}")
         print(f"    {result.said}")
-    text = table(results, f"{again} --cases {flags.cases}", flags.jobs, time.monotonic() - begun)
+    text = table(results, f"{again} --cases {flags.cases}", flags.jobs)
     print(text)
     if flags.page:
         put_table(flags.page, text)

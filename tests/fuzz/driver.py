@@ -7,8 +7,8 @@ import os
 import random
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -95,30 +95,42 @@ def _told(trial: Trial, outcome: Outcome) -> str:
     return f"{trial.command} {' '.join(trial.arguments)[:300]} -> {outcome.code}: {outcome.err.strip()[-300:]}"
 
 
-def run_cases(root: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> Iterator[Result]:
-    """Results of all cases, from `jobs` processes, as they come."""
-    children, logs = [], [root / f"results-{job}.jsonl" for job in range(jobs)]
+def run_cases(
+    root: Path, kept: Path, seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int
+) -> list[Result]:
+    """Results of all cases, from `jobs` processes. Those that lie in the folder `kept` are not run again, and each new
+    one is put there at once: a long run may be stopped and go on."""
+    done = read_results(kept)
+    left = [number for number in numbers if number not in done]
+    children = []
     for job in range(jobs):
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                with logs[job].open("w") as log:
+                with (kept / f"results-{job}.jsonl").open("a") as log:
                     workshop = Workshop(root / f"job-{job}")
-                    for number in numbers[job::jobs]:
-                        log.write(json.dumps(asdict(workshop.run(seed, number, kinds))) + "\n")
+                    for number in left[job::jobs]:
+                        log.write("\n" + json.dumps(asdict(workshop.run(seed, number, kinds))))
                         log.flush()
                 code = 0
             finally:
                 os._exit(code)
         children.append(child)
     failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0]
-    for log in logs:
-        yield from (Result(**json.loads(line)) for line in log.read_text().splitlines())
     if failed:
         raise RuntimeError(f"{len(failed)} of {jobs} processes of the harness failed")
+    found = read_results(kept)
+    return [found[number] for number in numbers]
 
 
-def elapsed(begun: float) -> str:
-    return f"{time.monotonic() - begun:.0f} s"
+def read_results(kept: Path) -> dict[int, Result]:
+    """The results in a folder by the numbers of their cases; a line that a killed process left torn is passed over."""
+    results: dict[int, Result] = {}
+    for log in sorted(kept.glob("results-*.jsonl")):
+        for line in log.read_text().splitlines():
+            with suppress(json.JSONDecodeError, TypeError):
+                result = Result(**json.loads(line))
+                results[result.number] = result
+    return results

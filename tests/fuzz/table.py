@@ -12,7 +12,7 @@ from tests.fuzz.driver import Result
 BEGIN, END = "<!-- table: written by python -m tests.fuzz -->", "<!-- end of table -->"
 
 
-def table(results: Sequence[Result], command: str, jobs: int, seconds: float) -> str:
+def table(results: Sequence[Result], command: str, jobs: int) -> str:
     """Markdown: a row a kind, a column an outcome."""
     outcomes = sorted({result.outcome for result in results})
     kinds = list(dict.fromkeys(result.kind for result in sorted(results, key=lambda result: result.number)))
@@ -27,7 +27,8 @@ def table(results: Sequence[Result], command: str, jobs: int, seconds: float) ->
         longest = max(result.seconds for result in own)
         rows.append([kind, str(len(own)), *map(str, found), str(faults), f"{longest:.1f} s"])
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    head = f"`{command}`, {jobs} processes on {len(os.sched_getaffinity(0))} cores, {seconds:.0f} s."
+    seconds = sum(result.seconds for result in results)
+    head = f"`{command}`, {jobs} processes on {len(os.sched_getaffinity(0))} cores, {seconds:.0f} s in the cases."
     return "\n".join([head, "", *lines])
 
 

@@ -14,6 +14,8 @@ from tiledseg.comm.verdict import Report, decode
 
 T = TypeVar("T")
 
+_PATIENCE = timedelta(minutes=5)  # to connect: on a busy machine a thread may stand still for seconds
+
 
 class Board:
     """Reports by rank. Every call returns within `seconds`, also where rank 0, who keeps the store, is stopped.
@@ -63,9 +65,9 @@ class Board:
 
     def _connected(self) -> dist.Store:
         if self._connection is None:
-            # First a connection of our own: where torch's fails, it writes warnings.
+            # First a connection of our own, then torch's with time to spare: where that one fails, it writes warnings.
             socket.create_connection((self._host, self._port), timeout=self._seconds).close()
-            timeout = timedelta(seconds=self._seconds)
-            store = dist.TCPStore(self._host, self._port, None, False, timeout, wait_for_workers=False, use_libuv=True)
-            self._connection = dist.PrefixStore(self._prefix, store)
+            own = dist.TCPStore(self._host, self._port, None, False, _PATIENCE, wait_for_workers=False, use_libuv=True)
+            own.set_timeout(timedelta(seconds=self._seconds))
+            self._connection = dist.PrefixStore(self._prefix, own)
         return self._connection
