@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, NoReturn
 
 from tiledseg.comm.failure import exit_code, report_before_mesh
 from tiledseg.comm.launch import SERIAL, Launch, detect
+from tiledseg.console import answer, answering, keep_descriptors, say
 from tiledseg.errors import ConfigError
 from tiledseg.signals import Stopped, ending, listening
 
@@ -29,16 +29,17 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
         if own_launch().is_root:
-            super()._print_message(message, file)
+            answer(message.rstrip("\n"))  # argparse passes over what standard output does not take
 
 
 def run(body: Callable[[], int | None]) -> int:
     """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
-    stopped it, 1 for any other failure.
+    stopped it, 1 for any other failure, an answer that standard output does not take among them.
 
     A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
     them meet it alike. A traceback follows only where the user asks for one (`failure.report`).
     """
+    keep_descriptors()
     with listening():
         code = _run(body)
         ending(code)
@@ -47,23 +48,29 @@ def run(body: Callable[[], int | None]) -> int:
 
 def _run(body: Callable[[], int | None]) -> int:
     try:
-        code = body() or 0
-        sys.stdout.flush()
+        code = _code_of(body)
+        if code == 0:
+            with answering():  # what others than `console.answer` have printed, such as a parser's help
+                pass
         return code
     except SystemExit as error:
         return exit_code(error)
-    except BrokenPipeError:  # the reader of our output has seen enough (`| head`): no fault, nothing to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (Exception, KeyboardInterrupt, Stopped) as error:
         report_before_mesh(error, own_launch(), socket.gethostname())
+        return exit_code(error)
+
+
+def _code_of(body: Callable[[], int | None]) -> int:
+    try:
+        return body() or 0
+    except SystemExit as error:
         return exit_code(error)
 
 
 def warn(lines: Iterable[str]) -> None:
     """Write each line to standard error as a warning."""
     for line in lines:
-        print(f"warning: {line}", file=sys.stderr, flush=True)
+        say(f"warning: {line}")
 
 
 def own_launch() -> Launch:

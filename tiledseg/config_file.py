@@ -13,7 +13,15 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from tiledseg.config import Config
 from tiledseg.config_checks import shown
 from tiledseg.config_yaml import check_words, read_yaml
-from tiledseg.errors import ConfigError
+from tiledseg.console import answer
+from tiledseg.errors import ConfigError, WriteError
+
+
+class _Parser(ArgumentParser):
+    """A parser whose help is an answer: argparse passes over what standard output does not take."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        answer(message.rstrip("\n"))
 
 
 def parse_config(arguments: Sequence[str], command: str, description: str) -> Config:
@@ -21,9 +29,7 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
 
     Raises ConfigError, in one line, for an unknown key, a value of a wrong type or an unreadable file.
     """
-    parser = ArgumentParser(
-        prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False
-    )
+    parser = _Parser(prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for group in fields(Config):
         parser.add_class_arguments(_type_of(group.name), group.name)
@@ -31,6 +37,8 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     _check_files(arguments)
     try:
         parsed = parser.parse_args(list(arguments))
+    except WriteError:
+        raise  # of the help
     except (ArgumentError, yaml.YAMLError, OSError, TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{one_line(error)} (see {command} --help)") from None
     except RecursionError:

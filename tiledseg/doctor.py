@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, add_format_option, run
+from tiledseg.console import answer
 
 if TYPE_CHECKING:
     from tiledseg.comm.diagnosis import Diagnosis
@@ -40,7 +41,7 @@ def _diagnose(mesh: Mesh, form: str) -> None:
 
     diagnosis = diagnose(mesh, sizes=(8, 64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB))
     if mesh.is_root:
-        print(json.dumps(asdict(diagnosis), indent=2) if form == "json" else _table(diagnosis))
+        answer(json.dumps(asdict(diagnosis), indent=2) if form == "json" else _table(diagnosis))
 
 
 def _table(diagnosis: Diagnosis) -> str:

@@ -10,7 +10,6 @@ if __name__ == "__main__":
 import importlib.util
 import json
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
+from tiledseg.console import answer, end, say
 from tiledseg.errors import ConfigError
 from tiledseg.inference.evaluation import compare
 from tiledseg.outputs import check_outputs, whole
@@ -96,9 +96,9 @@ def _evaluate(options: Namespace) -> None:
             shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
-    print(as_json(options, matrix, result) if options.format == "json" else as_table(matrix, result))
+    answer(as_json(options, matrix, result) if options.format == "json" else as_table(matrix, result))
     if result.pixels == 0:
-        print("no pixel is valid in both rasters: there is nothing to score", file=sys.stderr)
+        say("no pixel is valid in both rasters: there is nothing to score")
 
 
 def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores) -> str:
@@ -152,4 +152,4 @@ def _percent(value: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

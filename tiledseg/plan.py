@@ -8,7 +8,6 @@ if __name__ == "__main__":
     listen()  # before the imports below, which take a while
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
+from tiledseg.console import answer, end
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.pipeline.schedule import SCHEDULES
@@ -43,7 +43,7 @@ def _main(argv: Sequence[str] | None) -> None:
     planned = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, planned)
-    print(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
+    answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
 
 
 def _check_plot(path: str) -> None:
@@ -192,4 +192,4 @@ def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

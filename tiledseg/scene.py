@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from tiledseg.command import Parser, run
+from tiledseg.console import answer, end
 from tiledseg.raster.scene_files import write_scene
 from tiledseg.raster.synthetic import CLASSES, IGNORED
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
         with _progress(pixels) as advance:
             write_scene(options.image, options.labels, (height, width), options.bands, options.seed, workers, advance)
-        print(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
+        answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
 
     return run(body)
 
@@ -76,4 +77,4 @@ class _Bar(AbstractContextManager[Callable[[int], None]]):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

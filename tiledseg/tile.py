@@ -20,6 +20,7 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run, warn
 from tiledseg.config import Config, TilingConfig
 from tiledseg.config_file import parse_config
+from tiledseg.console import answer
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
@@ -158,7 +159,7 @@ def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> Non
     mesh.communicator.barrier()
     mesh.on_root(lambda: publish_store(store))
     if mesh.is_root and config.run.verbosity:
-        print(_summary(plan, store))
+        answer(_summary(plan, store))
 
 
 def _write_share(

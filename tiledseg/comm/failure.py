@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 
 from tiledseg.comm.launch import Launch
+from tiledseg.console import flush, say
 from tiledseg.errors import CommunicationError, InputError, TiledsegError
 from tiledseg.signals import Stopped, ending
 
@@ -90,18 +91,12 @@ def report(error: BaseException, speaker: str = "") -> None:
     elif not isinstance(error, (TiledsegError, SystemExit)):
         text += f" (unforeseen; {TRACEBACK}=1 shows where)"
     flush()
-    sys.stderr.write(_printable(text) + "\n")
-    flush()
+    say(text)
 
 
 def wants_traceback(error: BaseException) -> bool:
     """Whether the user has asked for this error's traceback: by the environment, or by a verbosity of 2."""
     return os.environ.get(TRACEBACK, "0") not in ("", "0") or bool(getattr(error, "traced", False))
-
-
-def _printable(text: str) -> str:
-    """Names of files may hold bytes that are no text; a line about them must be writable all the same."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def report_from(error: BaseException, launch: Launch, host: str) -> None:
@@ -171,12 +166,3 @@ def _unread_bytes(descriptor: int) -> int:
         return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
     except (ImportError, OSError):
         return 0
-
-
-def flush() -> None:
-    """Empties both output buffers; a closed pipe is no reason to fail."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tiledseg.comm.failure import exit_code, flush, is_agreed, report, report_before_mesh, report_from, wait_until_read
+from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.signals import ending
 
@@ -64,7 +65,7 @@ def leave(code: int) -> NoReturn:
     module = initialised()
     if module is not None:
         module.Finalize()
-    os._exit(code)
+    end(code)
 
 
 def open_mesh(

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tiledseg.console import say
+
 _QUIET_SECONDS = 10.0  # between lines where the output is a file, not a terminal
 
 
@@ -47,7 +49,7 @@ class StepProgress:
         if self._bar is not None:
             self._bar.console.print(words, markup=False, highlight=False)
         else:
-            print(words, file=sys.stderr, flush=True)
+            say(words)
 
     def close(self) -> None:
         if self._bar is not None:
