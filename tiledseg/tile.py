@@ -11,10 +11,12 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
+from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run, warn
@@ -142,9 +144,7 @@ def _footprint(config: Config) -> Footprint:
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:
-    from tiledseg.raster.info import reference_notes
-    from tiledseg.raster.sampling import deal
-    from tiledseg.raster.tile_store_writer import begin_store, publish_store, store_output
+    from tiledseg.raster.tile_store_writer import begin_store, store_output
 
     def begin() -> tuple[StorePlan, StoreState]:
         plan = plan_store(config)
@@ -152,14 +152,25 @@ def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> Non
         return plan, begin_store(output, plan)
 
     plan, store = mesh.on_root(begin)
+    with ExitStack() as held:
+        mesh.on_root(lambda: held.enter_context(claimed(Path(store.partial), store.path)))
+        _fill(config, plan, store, mesh)
+    if mesh.is_root and config.run.verbosity:
+        answer(_summary(plan, store))
+
+
+def _fill(config: Config, plan: StorePlan, store: StoreState, mesh: Mesh) -> None:
+    """The store's missing tiles, and its final name."""
+    from tiledseg.raster.info import reference_notes
+    from tiledseg.raster.sampling import deal
+    from tiledseg.raster.tile_store_writer import publish_store
+
     if mesh.is_root and config.run.verbosity:
         warn(reference_notes((*plan.images, *(plan.labels or ()))))
     share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
     _write_share(config, plan, store, share, config.run.verbosity if mesh.is_root else 0)
     mesh.communicator.barrier()
-    mesh.on_root(lambda: publish_store(store))
-    if mesh.is_root and config.run.verbosity:
-        answer(_summary(plan, store))
+    mesh.on_root(lambda: publish_store(store, plan))
 
 
 def _write_share(

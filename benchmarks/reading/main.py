@@ -116,9 +116,10 @@ def make_files(folder: Path, size: Size) -> dict[str, str]:
 
 def make_store(path: str, source: str, tiling: Tiling) -> None:
     with open_raster(source) as reader:
-        store = begin_store(path, StorePlan((reader.info,), None, (tiling,)))
+        plan = StorePlan((reader.info,), None, (tiling,))
+        store = begin_store(path, plan)
         write_tiles(store, {0: reader}, None, [tiling], store.missing)
-        publish_store(store)
+        publish_store(store, plan)
 
 
 def through_reader(path: str, windows: Sequence[Box], threads: int) -> Iterator[tuple[int, ...]]:

@@ -86,7 +86,7 @@ def cut(path: Path | str, what: StorePlan, ranks: int = 1) -> str:
     labels = {i: open_raster(info.path) for i, info in enumerate(what.labels)} if what.labels else None
     for share in reversed(deal(store.missing, ranks, lambda tile: 1)):
         write_tiles(store, images, labels, what.tilings, share)
-    publish_store(store)
+    publish_store(store, what)
     return str(path)
 
 
@@ -300,7 +300,7 @@ class TestRefuses:
         with pytest.raises(RasterError, match=r"lacks 6 of 6 tiles"):
             open_raster(str(tmp_path / "tiles.h5.partial") + "#0")
         with pytest.raises(OutputError, match=r"lacks tiles"):
-            publish_store(begin_store(str(tmp_path / "tiles.h5"), what))
+            publish_store(begin_store(str(tmp_path / "tiles.h5"), what), what)
 
     def test_a_repacked_store(self, tmp_path: Path, rasters: tuple[list[str], list[str]]) -> None:
         store = cut(tmp_path / "tiles.h5", plan(*rasters))

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
@@ -94,14 +95,21 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
         progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
         for note in mapping.notes:
             progress.say(f"warning: {note}")
-    try:
-        _map_tiles(request, checkpoint, unet, mapping, mesh)
-        mesh.communicator.barrier()  # every writer is closed: the map is whole
-    except BaseException:
-        for layout in mapping.layouts:  # on any rank: the map cannot be finished, and the others may be ended unheard
-            discard(layout)
-        raise
-    mesh.on_root(lambda: _publish(mapping))
+    with ExitStack() as held:
+        try:
+            mesh.on_root(lambda: _claim(mapping, held))
+            _map_tiles(request, checkpoint, unet, mapping, mesh)
+            mesh.communicator.barrier()  # every writer is closed: the map is whole
+        except BaseException:
+            for layout in mapping.layouts:  # on any rank: the map cannot be finished, others may be ended unheard
+                discard(layout)
+            raise
+        mesh.on_root(lambda: _publish(mapping))
+
+
+def _claim(mapping: Mapping, held: ExitStack) -> None:
+    for layout in mapping.layouts:
+        held.enter_context(claimed(layout.temporary, layout.path))
 
 
 def _publish(mapping: Mapping) -> None:

@@ -7,7 +7,7 @@ whole wherever a run is killed, and the bytes of the final file depend on the ra
 
     store = begin_store(path, plan)                                 one rank; broadcast the value
     write_tiles(store, images, labels, plan.tilings, share)         every rank, its share of store.missing
-    publish_store(store)                                            one rank, after a barrier
+    publish_store(store, plan)                                      one rank, after a barrier
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.claim import check_unclaimed
 from tiledseg.errors import OutputError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.outputs import Output, temporary
@@ -121,6 +122,7 @@ def begin_store(path: str, plan: StorePlan) -> StoreState:
     if os.path.exists(partial):
         _check_same(partial, plan)
     else:
+        check_unclaimed(temporary(partial), path)
         _lay_out(Path(partial), plan)
     return StoreState(path, partial, False, _missing(partial, plan))
 
@@ -163,10 +165,12 @@ def write_tiles(
             written(tile)
 
 
-def publish_store(store: StoreState) -> None:
-    """Give the store its final name, if it has not got it yet. Raises OutputError where a tile is still absent."""
+def publish_store(store: StoreState, plan: StorePlan) -> None:
+    """Give the store its final name, if it has not got it yet. Raises OutputError where a tile is still absent, or
+    where another job's store, or that of a source that has changed since, stands in the place of this one's."""
     if store.finished:
         return
+    _check_same(store.partial, plan)
     header = read_header(store.partial)
     names = (StoreName(store.partial, *parse_key(key)) for key in header.rasters)
     absent = [str(name) for name in names if not load_slots(header, name).states.all()]

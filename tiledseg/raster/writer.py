@@ -28,6 +28,7 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.errors import NotGeoreferencedWarning
 
+from tiledseg.claim import check_unclaimed, taken
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.outputs import Output, temporary, whole
@@ -75,10 +76,12 @@ def lay_out(
     """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
 
     `colormap` maps a value to (red, green, blue) of 0 ... 255, for one band of uint8. Unwritten pixels hold 0.
-    The caller has asked `check_outputs` about `raster_output`. Raises OutputError where the file cannot be made.
+    The caller has asked `check_outputs` about `raster_output`. Raises OutputError where the file cannot be
+    made, or another job is writing it.
     """
     path = Path(path)
     part = temporary(path)
+    check_unclaimed(part, path)
     try:
         part.unlink(missing_ok=True)
         _own_sidecar(part).unlink(missing_ok=True)
@@ -257,7 +260,7 @@ def _open(layout: RasterLayout) -> int:
         ) from None
     if os.fstat(descriptor).st_ino != layout.inode:
         os.close(descriptor)
-        raise _replaced(layout)
+        raise taken(layout.path)
     return descriptor
 
 
@@ -269,7 +272,7 @@ def publish(layout: RasterLayout) -> None:
     """
     with writing(layout.path):
         if layout.temporary.stat().st_ino != layout.inode:
-            raise _replaced(layout)
+            raise taken(layout.path)
         _replace_sidecars(layout)
         os.replace(layout.temporary, layout.path)
 
@@ -292,10 +295,6 @@ def discard(layout: RasterLayout) -> None:
         if layout.temporary.stat().st_ino == layout.inode:
             layout.temporary.unlink()
             _own_sidecar(layout.temporary).unlink(missing_ok=True)
-
-
-def _replaced(layout: RasterLayout) -> OutputError:
-    return OutputError(f"cannot write {layout.path}: another job is writing it too; give each its own output")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,61 @@
+"""Two jobs with one output: the second is refused, whatever it is cut or mapped from; nothing is left of a lock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.raster.test_writer import Info
+from tests.small_files import write_raster
+from tiledseg.claim import check_unclaimed, claimed
+from tiledseg.errors import OutputError
+from tiledseg.raster.tile_store_writer import begin_store, publish_store
+from tiledseg.raster.writer import lay_out, publish
+from tiledseg.tile import build_parser as tile_parser
+from tiledseg.tile import main as tile
+from tiledseg.tile import plan_store, resolve
+
+
+def test_a_second_map_is_refused_and_the_first_is_whole(tmp_path: Path) -> None:
+    """It replaced the first's unfinished file, whose inode number the new one could get."""
+    layout = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+    with claimed(layout.temporary, layout.path):
+        for _ in range(2):
+            with pytest.raises(OutputError, match=r"a\.tif: another job is writing it too"):
+                lay_out(tmp_path / "a.tif", Info(99, 99), 1, "uint8")
+        assert os.stat(layout.temporary).st_ino == layout.inode
+        publish(layout)
+    assert os.listdir(tmp_path) == ["a.tif"]
+    lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
+
+
+def test_a_claim_ends_with_its_block_and_is_lost_with_its_file(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_text("one")
+    with claimed(part, "a"), pytest.raises(OutputError, match="another job"):
+        check_unclaimed(part, "a")
+    check_unclaimed(part, "a")
+    check_unclaimed(tmp_path / "absent", "a")
+    assert os.listdir(tmp_path) == ["part"]
+
+
+def test_two_stores_at_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed, name in enumerate(("one", "two")):
+        pixels_CHW = np.random.default_rng(seed).integers(0, 255, (3, 64, 64)).astype(np.uint8)
+        write_raster(tmp_path / f"{name}.tif", pixels_CHW)
+    store = str(tmp_path / "t.h5")
+    words = ["--grid", "2", "--levels", "1", "--output", store]
+    one, two = (["--images", str(tmp_path / f"{name}.tif"), *words] for name in ("one", "two"))
+    plan, other = (plan_store(resolve(tile_parser().parse_args(flags))) for flags in (one, two))
+    state = begin_store(store, plan)
+    with claimed(Path(state.partial), store):
+        assert tile(one) == 2
+        assert "another job is writing it too" in capsys.readouterr().err
+    assert not os.path.exists(store)
+    with pytest.raises(OutputError, match=r"was cut from another state of .*one|another state of .*two"):
+        publish_store(state, other)  # another job's store stands in the place of this one's
+    assert tile(one) == 0
+    assert not os.path.exists(state.partial)
