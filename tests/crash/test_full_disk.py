@@ -77,3 +77,19 @@ def test_a_full_file_system(material: Material, tmp_path: Path) -> None:
         assert not list((disk / "run").rglob(".*"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path) -> None:
+    """A guess of half its bytes refused what fits. libtiff printed lines of its own, and no reason was given."""
+    files = [tmp_path / name for name in ("a.tif", "b.tif")]
+    scene = ["tiledseg.scene", "--size", "300", "300", "--image", str(files[0]), "--labels", str(files[1])]
+    check_one_line(limited(100_000, *scene), "a.tif", "File too large", "ulimit -f")
+    assert list(tmp_path.iterdir()) == []
+    done = limited(1_000_000, *scene)
+    assert (done.code, done.err) == (0, "")
+    assert sorted(tmp_path.iterdir()) == files
+    labels_size = files[1].stat().st_size
+    for file in files:
+        file.unlink()
+    check_one_line(limited(labels_size - 1, *scene), "File too large")
+    assert list(tmp_path.iterdir()) == []

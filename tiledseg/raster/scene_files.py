@@ -15,12 +15,14 @@ import numpy as np
 import rasterio
 from affine import Affine
 from numpy.typing import NDArray
+from rasterio.io import DatasetWriter
 from rasterio.windows import Window
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.landscape.warp import METRES
+from tiledseg.raster.libtiff_words import libtiff_errors
 from tiledseg.raster.synthetic import BANDS, CLASS_COLOURS, CLASSES, IGNORED, NODATA, Scene
 from tiledseg.raster.writer import BLOCK
 from tiledseg.signals import SIGNALS
@@ -59,12 +61,11 @@ def write_scene(
             f"{_MAX_WORKERS}"
         )
     Scene(seed, size, bands)  # its errors before any work
-    pixels = size[0] * size[1]  # compressed to about half of its bytes
-    check_outputs([whole("--image", image, pixels * bands // 2), whole("--labels", labels, pixels // 2)])
+    check_outputs([whole("--image", image), whole("--labels", labels)])  # compressed: nobody knows the bytes before
     with replacing(image) as image_part, replacing(labels) as labels_part:
         try:
             _write((image_part, labels_part), size, bands, seed, workers, progress)
-        except rasterio.errors.RasterioError as error:
+        except (rasterio.errors.RasterioError, OSError) as error:
             raise write_error(f"{image} and {labels}", error) from error
 
 
@@ -80,18 +81,31 @@ def _write(
         # A small cache of blocks, in a fixed order: bounded memory, and the same bytes everywhere.
         stack.enter_context(rasterio.Env(GDAL_CACHEMAX=64, GDAL_NUM_THREADS="1"))
         compress = best_compression()
-        image = stack.enter_context(rasterio.open(paths[0], "w", **_profile(size, bands, compress)))
-        classes = stack.enter_context(rasterio.open(paths[1], "w", **_profile(size, None, compress)))
+        profiles = _profile(size, bands, compress), _profile(size, None, compress)
+        image, classes = stack.enter_context(_created(paths, profiles))
         image.descriptions = BANDS[bands]
         classes.write_colormap(1, dict(enumerate(CLASS_COLOURS)))
         classes.update_tags(1, **{f"CLASS_{number}": name for number, name in enumerate(CLASSES)})
         windows = stack.enter_context(_windows(size, bands, seed, workers))
         for box, image_CHW, classes_HW in windows:
             window = Window(box.col.start, box.row.start, box.width, box.height)
-            image.write(image_CHW, window=window)
-            classes.write(classes_HW, 1, window=window)
+            with libtiff_errors():
+                image.write(image_CHW, window=window)
+                classes.write(classes_HW, 1, window=window)
             if progress:
                 progress(box.area)
+
+
+@contextlib.contextmanager
+def _created(paths: Sequence[Path], profiles: Sequence[dict[str, Any]]) -> Iterator[list[DatasetWriter]]:
+    """New files, closed at the end, which writes what they hold back."""
+    files = [rasterio.open(path, "w", **profile) for path, profile in zip(paths, profiles, strict=True)]
+    try:
+        yield files
+    finally:
+        with libtiff_errors(), ExitStack() as closing:
+            for file in files:
+                closing.callback(file.close)
 
 
 def _profile(size: tuple[int, int], bands: int | None, compress: str) -> dict[str, Any]:
