@@ -12,6 +12,7 @@ from tiledseg.comm.failure import exit_code, report_before_mesh
 from tiledseg.comm.launch import SERIAL, Launch, detect
 from tiledseg.console import answer, answering, keep_descriptors, say
 from tiledseg.errors import ConfigError
+from tiledseg.open_files import allow_open_files
 from tiledseg.signals import Stopped, ending, listening
 
 
@@ -48,6 +49,7 @@ def run(body: Callable[[], int | None]) -> int:
 
 def _run(body: Callable[[], int | None]) -> int:
     try:
+        allow_open_files()
         code = _code_of(body)
         if code == 0:
             with answering():  # what others than `console.answer` have printed, such as a parser's help

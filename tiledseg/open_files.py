@@ -1,0 +1,24 @@
+"""The limit of files that a process may have open: raised at a command's start, refused where it cannot do.
+
+A run holds a handle for each raster and reading thread, and a rank one for each peer. Met on the way, the limit would
+end the run with words about one innocent file. Standard library only.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from tiledseg.errors import ConfigError
+
+_LEAST = 64  # what one rank with one image and a few reading threads takes, and room for libraries
+_ENOUGH = 65536  # the most that is asked for: some programs walk through all numbers below the limit
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit as far as the system lets it. Raises ConfigError where that is too few for any run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if hard != resource.RLIM_INFINITY and hard < _LEAST:
+        raise ConfigError(f"no more than {hard} files may be open here, {_LEAST} are needed; raise it (ulimit -n)")
