@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,19 @@ def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path
         file.unlink()
     check_one_line(limited(labels_size - 1, *scene), "File too large")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_goes_away_ends_the_run_in_one_line(material: Material) -> None:
+    """TensorBoard's thread printed a traceback before the line."""
+    folder = material.root / "going"
+    command = [sys.executable, "-m", "tiledseg.train", *material.train_command(folder)[1:], "--train.epochs", "4000"]
+    with subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stderr=subprocess.PIPE, text=True) as process:
+        end = time.monotonic() + 90
+        while not (folder / "checkpoints" / "latest").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        folder.rename(folder.with_name("gone"))
+        err = process.communicate(timeout=90)[1]
+    assert process.returncode == 1
+    assert err.startswith("error: cannot write ")
+    assert err.count("\n") == 1, err
+    assert find_checkpoint(folder.with_name("gone")).saved.step >= 2

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -134,7 +136,19 @@ def _open_events(folder: Path, purge_step: int) -> Any:
         return None
     from torch.utils.tensorboard import SummaryWriter  # here: an extra, and slow to import
 
+    threading.excepthook = _events_hook(threading.excepthook)
     return SummaryWriter(str(folder), purge_step=purge_step + 1)
+
+
+def _events_hook(former: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
+    """No traceback from TensorBoard's thread where the disk refuses a write: the writer's next call raises it again."""
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        ours = type(arguments.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(arguments.exc_value, OSError)):
+            former(arguments)
+
+    return hook
 
 
 def _scalars(line: dict[str, Any]) -> dict[str, float]:
