@@ -61,7 +61,8 @@ def write_scene(
             f"{_MAX_WORKERS}"
         )
     Scene(seed, size, bands)  # its errors before any work
-    check_outputs([whole("--image", image), whole("--labels", labels)])  # compressed: nobody knows the bytes before
+    pixels = size[0] * size[1]  # compressed to a half of its bytes or so, and surely not to these
+    check_outputs([whole("--image", image, pixels * bands // 8), whole("--labels", labels, pixels // 1000)])
     with replacing(image) as image_part, replacing(labels) as labels_part:
         try:
             _write((image_part, labels_part), size, bands, seed, workers, progress)
