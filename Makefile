@@ -10,7 +10,7 @@ OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version
 RUN := runs/demo
 
 # The versions of torch that setup.cfg promises: CONTRIBUTING.md says what ran on them.
-OLDEST_TORCH := 2.8.0
+OLDEST_TORCH := 2.13.0
 NEWEST_TORCH := 2.15.0
 
 .PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint setup clean
