@@ -89,10 +89,10 @@ def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path
     done = limited(1_000_000, *scene)
     assert (done.code, done.err) == (0, "")
     assert sorted(tmp_path.iterdir()) == files
-    labels_size = files[1].stat().st_size
+    image_size = files[0].stat().st_size
     for file in files:
         file.unlink()
-    check_one_line(limited(labels_size - 1, *scene), "File too large")
+    check_one_line(limited(image_size - 1, *scene), "File too large")
     assert list(tmp_path.iterdir()) == []
 
 
