@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,18 @@ LIMITED = (
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material.make(tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], check=False, cwd=ROOT)
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 def limited(size: int, *command: str) -> Done:
@@ -63,21 +76,31 @@ def test_a_store_and_a_plot_that_do_not_fit(material: Material) -> None:
     assert not list(material.root.glob("*plan.png*"))
 
 
-def test_a_full_file_system(material: Material, tmp_path: Path) -> None:
+def test_a_full_file_system(material: Material, disk: Path) -> None:
     """A tmpfs of 64 KiB; the checkpoints of this run take about 16 KiB each."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, cwd=ROOT)
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        command = [sys.executable, "-m", "tiledseg.train", *material.train_command(disk / "run")[1:]]
-        done = run_job(command, seconds=100, environ=clean_environment())
-        check_one_line(done, "No space left on device", "make room")
-        assert find_checkpoint(disk / "run").saved.step >= 2
-        assert not list((disk / "run").rglob(".*"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    command = [sys.executable, "-m", "tiledseg.train", *material.train_command(disk / "run")[1:]]
+    done = run_job(command, seconds=100, environ=clean_environment())
+    check_one_line(done, "No space left on device", "make room")
+    assert find_checkpoint(disk / "run").saved.step >= 2
+    assert not list((disk / "run").rglob(".*"))
+
+
+def test_a_full_file_system_ends_the_job_of_two_ranks_which_goes_on_once_there_is_room(
+    material: Material, disk: Path
+) -> None:
+    done = material.train(2, disk / "run")
+    assert done.code == 1
+    assert len(done.errors) == 1, done.err
+    assert "cannot write" in done.errors[0]
+    assert "No space left on device" in done.errors[0]
+    assert "Traceback" not in done.err
+    assert find_checkpoint(disk / "run").saved.step >= 2
+    subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+    assert (
+        run_job([sys.executable, "-m", "tiledseg.train", *material.train_command(disk / "run")[1:]], seconds=100).code
+        == 0
+    )
+    assert find_checkpoint(disk / "run").saved.step == 12
 
 
 def test_a_scene_is_not_refused_for_a_guess_and_fails_in_one_line(tmp_path: Path) -> None:
