@@ -85,9 +85,9 @@ def _is_own(x: torch.Tensor) -> bool:
 @torch.no_grad()
 def _track(norm: nn.BatchNorm2d, found: Statistics) -> None:
     """Moves the running mean and the running variance, which is unbiased."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
+    assert norm.running_mean is not None, "it tracks a mean"
+    assert norm.running_var is not None, "it tracks a variance"
+    assert norm.num_batches_tracked is not None, "it counts what it has tracked"
     norm.num_batches_tracked.add_(1)
     momentum = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked)
     unbiased = found.variance_G * (found.count / (found.count - 1))
