@@ -102,6 +102,7 @@ def run_cases(
     one is put there at once: a long run may be stopped and go on."""
     done = read_results(kept)
     left = [number for number in numbers if number not in done]
+    random.Random(seed).shuffle(left)  # kinds differ in their times, and follow each other in the order of the numbers
     children = []
     for job in range(jobs):
         sys.stdout.flush()
