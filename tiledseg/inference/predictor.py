@@ -90,21 +90,27 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
     unet = checkpoint.saved.network
-    mapping: Mapping = mesh.on_root(lambda: _lay_out(request, checkpoint, unet, memory_bytes, mesh.size))
+    made: list[RasterLayout] = []  # of this rank's knowledge, from the moment that a file is there
+    with ExitStack() as held:
+        try:
+            mapping: Mapping = mesh.on_root(lambda: _lay_out(request, checkpoint, unet, memory_bytes, mesh.size, made))
+            made[:] = mapping.layouts
+            mesh.on_root(lambda: _claim(mapping, held))
+            _say_notes(request, mapping, mesh)
+            _map_tiles(request, checkpoint, unet, mapping, mesh)
+            mesh.communicator.barrier()  # every writer is closed: the map is whole
+        except BaseException:
+            for layout in made:  # on any rank: the map cannot be finished, others may be ended unheard
+                discard(layout)
+            raise
+        mesh.on_root(lambda: _publish(mapping))
+
+
+def _say_notes(request: Request, mapping: Mapping, mesh: Mesh) -> None:
     if mesh.is_root:
         progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
         for note in mapping.notes:
             progress.say(f"warning: {note}")
-    with ExitStack() as held:
-        try:
-            mesh.on_root(lambda: _claim(mapping, held))
-            _map_tiles(request, checkpoint, unet, mapping, mesh)
-            mesh.communicator.barrier()  # every writer is closed: the map is whole
-        except BaseException:
-            for layout in mapping.layouts:  # on any rank: the map cannot be finished, others may be ended unheard
-                discard(layout)
-            raise
-        mesh.on_root(lambda: _publish(mapping))
 
 
 def _claim(mapping: Mapping, held: ExitStack) -> None:
@@ -113,11 +119,19 @@ def _claim(mapping: Mapping, held: ExitStack) -> None:
 
 
 def _publish(mapping: Mapping) -> None:
-    for layout in mapping.layouts:
-        publish(layout)
+    try:
+        for layout in mapping.layouts:
+            publish(layout)
+    except BaseException:  # a signal, say: what has its name by now keeps it
+        for layout in mapping.layouts:
+            discard(layout)
+        raise
 
 
-def _lay_out(request: Request, checkpoint: Checkpoint, unet: UNet, memory_bytes: int, ranks: int) -> Mapping:
+def _lay_out(
+    request: Request, checkpoint: Checkpoint, unet: UNet, memory_bytes: int, ranks: int, made: list[RasterLayout]
+) -> Mapping:
+    """Everything that can be refused, and then the files, which are in `made` as soon as they are there."""
     data = checkpoint.saved.config.data
     with open_raster(request.image, data.bands, data.nodata, request.references) as reader:
         info = reader.info
@@ -150,7 +164,7 @@ def _lay_out(request: Request, checkpoint: Checkpoint, unet: UNet, memory_bytes:
     largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
     pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
     _check_outputs(request, info, unet.classes, checkpoint)
-    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data.ignore_index)
+    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data.ignore_index, made)
 
 
 def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint: Checkpoint) -> None:
@@ -160,18 +174,15 @@ def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint:
     check_outputs(outputs, [info.path, *info.files, *checkpoint_files(checkpoint)])
 
 
-def _lay_out_files(request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int) -> Mapping:
-    layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes))
-    notes = (*reference_notes([info]), *layout.notes)
-    if request.probabilities is None:
-        return Mapping(plans, layout, None, notes)
-    try:
+def _lay_out_files(
+    request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int, made: list[RasterLayout]
+) -> Mapping:
+    made.append(lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes)))
+    notes = (*reference_notes([info]), *made[0].notes)
+    if request.probabilities is not None:
         names = [f"probability of class {k}" for k in range(classes)]
-        second = lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names)
-    except BaseException:
-        discard(layout)
-        raise
-    return Mapping(plans, layout, second, notes)
+        made.append(lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names))
+    return Mapping(plans, made[0], made[1] if len(made) > 1 else None, notes)
 
 
 def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
