@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -116,6 +117,8 @@ def run_cases(
                         log.write("\n" + json.dumps(asdict(workshop.run(seed, number, kinds))))
                         log.flush()
                 code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
                 os._exit(code)
         children.append(child)

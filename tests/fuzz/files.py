@@ -63,8 +63,11 @@ def _check_map(folder: Path, outcome: Outcome) -> list[str]:
     """The map is that of a sound file with the pixels that the damaged one holds."""
     if not (folder / "map.tif").exists():
         return ["exit 0 without map.tif"]
-    with rasterio.open(folder / "image.tif") as file:
-        pixels, valid, profile = file.read(), file.dataset_mask(), file.profile
+    try:
+        with rasterio.open(folder / "image.tif") as file:
+            pixels, valid, profile = file.read(), file.dataset_mask(), file.profile
+    except rasterio.errors.RasterioError as error:
+        return [f"exit 0, but the file cannot be read: {error.__cause__ or error}"]
     sound = {k: profile[k] for k in ("count", "height", "width", "dtype", "nodata", "crs", "transform")}
     with rasterio.open(folder / "sound.tif", "w", driver="GTiff", **sound) as file:
         file.write(pixels)
