@@ -1,4 +1,4 @@
-"""Which paths are one file, and which are no regular files."""
+"""Which paths are no regular files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.files import irregular_kind, is_same_file
+from tiledseg.files import irregular_kind
 
 
 def test_regular_and_absent_files_are_of_no_irregular_kind(tmp_path: Path) -> None:
@@ -25,20 +25,3 @@ def test_each_irregular_kind_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         server.bind("sock")
         kinds = [irregular_kind(name) for name in (".", "fifo", "link", "sock", "/dev/null")]
     assert kinds == ["a folder", "a FIFO", "a FIFO", "a socket", "a character device"]
-
-
-def test_one_file_under_several_paths(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "a").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    os.link(tmp_path / "a", tmp_path / "hard")
-    for other in ("link", "hard", "sub/../a"):
-        assert is_same_file(tmp_path / "a", tmp_path / other), other
-    (tmp_path / "b").write_text("x")
-    assert not is_same_file(tmp_path / "a", tmp_path / "b")
-
-
-def test_one_file_that_is_not_there_yet(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    assert is_same_file(tmp_path / "new", tmp_path / "sub" / ".." / "new")
-    assert not is_same_file(tmp_path / "new", tmp_path / "other")

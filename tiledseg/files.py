@@ -1,10 +1,9 @@
-"""Files as they lie on the disk: what kind a path is, and which paths are one file. Standard library only."""
+"""Files as they lie on the disk: what kind a path is. Standard library only."""
 
 from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -25,11 +24,3 @@ def irregular_kind(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
-
-
-def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """True where both paths lead to one file: by device and inode where both exist, else by their real paths."""
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return Path(one).resolve() == Path(other).resolve()
