@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.raster.tiff_tags import ROWS_PER_STRIP, TILE_LENGTH, TILE_WIDTH, change_tag
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
@@ -251,6 +252,32 @@ class TestBadFiles:
         data = path.read_bytes()
         (tmp_path / "cut").write_bytes(data[: int(share * len(data))])
         assert re.search(r"cut is truncated|cannot open .*cut", self.message(tmp_path / "cut"))
+
+    @pytest.mark.parametrize("interleave", ["pixel", "band"])
+    @pytest.mark.parametrize(("tag", "value"), [(TILE_LENGTH, 4112), (TILE_LENGTH, 48), (TILE_WIDTH, 272)])
+    def test_blocks_that_are_larger_than_their_bytes(
+        self, tmp_path: Path, interleave: str, tag: int, value: int
+    ) -> None:
+        # GDAL fails on the whole raster, and reads windows of it as if the next block's bytes were this one's.
+        tiles = {"tiled": True, "blockxsize": 32, "blockysize": 32, "interleave": interleave}
+        path = Path(write(tmp_path / "a.tif", random_pixels((3, 64, 64)), **tiles))
+        change_tag(path, tag, value)
+        assert "its header is damaged" in self.message(path)
+
+    def test_strips_that_are_larger_than_their_bytes(self, tmp_path: Path) -> None:
+        path = Path(write(tmp_path / "a.tif", random_pixels((1, 20, 16)), blockysize=5))
+        change_tag(path, ROWS_PER_STRIP, 10)
+        assert "has 80 bytes for a block of 10 x 16 px, whose pixels take 160" in self.message(path)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"blockysize": 16}, {"nbits": 4}, {"photometric": "ycbcr", "compress": "jpeg"}, {"sparse_ok": True}],
+        ids=["a short last strip", "packed", "compressed", "sparse"],
+    )
+    def test_blocks_with_fewer_bytes_for_a_reason(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        pixels_CHW = random_pixels((3, 70, 90)) % 16
+        with open_raster(write(tmp_path / "a.tif", pixels_CHW, **options)) as reader:
+            assert reader.info.shape == (70, 90)
 
     def test_a_truncated_jpeg_is_found_when_read(self, tmp_path: Path) -> None:
         path = Path(write(tmp_path / "a.jpg", random_pixels((3, 200, 200)), driver="JPEG"))
