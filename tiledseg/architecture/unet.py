@@ -29,7 +29,6 @@ PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
 NORMS = ("none", "pixel", "instance", "group", "batch")
 BANDS, CLASSES = Range(1, 65535), Range(2, 255)
-EXACT_NORMS = ("none", "pixel")  # the others take statistics that a tile alone cannot know
 
 
 @dataclass(frozen=True)

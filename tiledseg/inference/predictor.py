@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.architecture.unet import UNet
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
@@ -25,6 +25,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.outputs import check_outputs
+from tiledseg.planning.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -35,7 +36,6 @@ from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, publish, raster_output
 from tiledseg.training.checkpoint import Checkpoint, checkpoint_files, load_network
 from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.norm_check import MAPPED, check_statistics
 from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
@@ -143,10 +143,8 @@ def _lay_out(
     layers = unet.layers()
     footprint = network_footprint(layers)
     parallel = request.parallel
-    # A trained batch norm is a constant: exact. Others see the whole image where layers are computed together.
-    whole = unet.norm not in (*EXACT_NORMS, "batch") and parallel.halo != "layer"
     grid = request.grid or (info.tiling.grid if info.tiling else None)  # a tile store has its own
-    if grid is None and whole and parallel.exact:
+    if grid is None and parallel.exact and parallel.halo not in exact_modes(layers, 2, trains=False):
         grid = (1, 1)
     value = ACTIVATION_BYTES[request.precision]
     if grid is None:
@@ -154,13 +152,11 @@ def _lay_out(
         grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, pipelines, bands=unet.bands)
     tiling = make_tiling(info.shape, grid, footprint)
     check_cut(info, tiling)
-    if whole and len(tiling) > 1 and parallel.exact:
-        raise ConfigError(
-            f"norm {unet.norm} takes statistics over the whole image, but grid {grid[0]} x {grid[1]} cuts it; "
-            "use --parallel.halo layer, or --tiling.grid 1, or accept it with --parallel.exact false"
-        )
+    fault = norm_fault(layers, parallel.halo, len(tiling), 1, trains=False)
+    if fault and parallel.exact:
+        raise ConfigError(f"{fault}, or accept it with parallel.exact false")
     halo = plan_halos(parallel, layers, [tiling], ranks, 1, unet.bands, value)
-    check_statistics(unet, [tiling], halo.halo == "layer", MAPPED)
+    check_statistics(layers, unet.bands, [tiling], halo.halo, trains=False)
     largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
     pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
     _check_outputs(request, info, unet.classes, checkpoint)

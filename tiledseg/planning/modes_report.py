@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiledseg.architecture.unet import EXACT_NORMS
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
@@ -19,9 +18,8 @@ from tiledseg.planning.mode_cost import (
     layer_cost,
     read_cost,
 )
+from tiledseg.planning.norms import exact_modes
 from tiledseg.planning.question import Question
-
-MODES = ("read", "exchange", "layer")
 
 
 def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         costs += _layer_costs(question, task)
     except GeometryError as error:
         impossible = str(error)
-    exact = MODES if network.norm in EXACT_NORMS or len(tiling) == 1 else ("layer",)
+    exact = exact_modes(task.layers, len(tiling))
     chosen, reason = choose_mode(costs, question.gpu_memory, exact)
     undivided = task.undivided_work
     rows = [_row(cost, undivided, cost.mode in exact, question.gpu_memory) for cost in costs]

@@ -9,11 +9,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiledseg.architecture.presets import build_network
-from tiledseg.architecture.unet import EXACT_NORMS, UNet
+from tiledseg.architecture.unet import UNet
 from tiledseg.config import Config, DataConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.planning.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.search import choose_grid
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
@@ -23,7 +25,6 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.training.halo_plan import HaloPlan, layer_memory, plan_halos, plan_notes
-from tiledseg.training.norm_check import TRAINED, check_statistics
 from tiledseg.training.pipeline_plan import MicroBatchSize, micro_batch_size
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -80,13 +81,13 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     tilings = (*training.tilings, *(validation.tilings if validation else ()))
     value = ACTIVATION_BYTES[config.train.precision]
     halo = plan_halos(config.parallel, network.layers(), tilings, ranks, per_step, network.bands, value)
-    check_statistics(network, tilings, halo.halo == "layer", TRAINED)
+    check_statistics(network.layers(), network.bands, tilings, halo.halo)
     needed = layer_memory(halo, network.layers(), tilings, network.bands, value)
     warnings = [
         *notes,
         *_notes(found.images, training.tilings),
         *plan_notes(halo, ranks, per_step, needed, memory_bytes),
-        *_check_exact(config, network, tilings, halo),
+        *_check_exact(config, network.layers(), tilings, halo),
     ]
     per_image = max(tiles)
     in_step = config.train.tiles_per_step or per_image * per_step
@@ -148,11 +149,10 @@ class _Cutter:
         given = self.config.tiling.grid_shape() or (info.tiling.grid if info.tiling else None)
         if given is not None:
             return given
-        needs_whole = self.config.parallel.exact and self.network.norm not in EXACT_NORMS
-        if needs_whole:
+        parallel, layers = self.config.parallel, self.network.layers()
+        if parallel.exact and parallel.halo not in exact_modes(layers, tiles=2):
             return 1, 1
         value = ACTIVATION_BYTES[self.config.train.precision]
-        layers = self.network.layers()
         return choose_grid(
             info.shape, layers, self.footprint, self.memory_bytes, value, self.pipelines, bands=self.network.bands
         )
@@ -171,28 +171,12 @@ def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
     return notes + slow
 
 
-def _check_exact(config: Config, network: UNet, tilings: Sequence[Tiling], halo: HaloPlan) -> list[str]:
+def _check_exact(config: Config, layers: Sequence[Layer], tilings: Sequence[Tiling], halo: HaloPlan) -> list[str]:
     """What tiling would change: a ConfigError, or warnings where `parallel.exact` is false."""
-    fault = _norm_fault(config, network, tilings, halo)
+    at_once = max(config.train.images_per_step, config.train.tiles_per_step or 1)
+    if halo.halo == "layer":
+        at_once = halo.mesh.replicas
+    fault = norm_fault(layers, halo.halo, max(map(len, tilings)), at_once)
     if fault and config.parallel.exact:
-        raise ConfigError(f"model.norm is {network.norm}: {fault}, or accept it with parallel.exact false")
-    return [f"not exact: model.norm is {network.norm}: {fault}"] if fault else []
-
-
-def _norm_fault(config: Config, network: UNet, tilings: Sequence[Tiling], halo: HaloPlan) -> str | None:
-    """Why the network's norm would not be that of the undivided run, and what to do; None where it is."""
-    if network.norm in EXACT_NORMS:
-        return None
-    if halo.halo != "layer" and any(len(tiling) > 1 for tiling in tilings):
-        return (
-            "its statistics would be those of a tile, not of the whole image; use parallel.halo layer, norm none or "
-            "pixel, or tiling.grid 1"
-        )
-    tiles = config.train.tiles_per_step or 1
-    several = halo.mesh.replicas if halo.halo == "layer" else max(config.train.images_per_step, tiles)
-    if network.norm == "batch" and several > 1:
-        return (
-            f"{several} images at once would each move the running statistics by themselves; use one image a step, "
-            "or norm none, pixel, instance or group"
-        )
-    return None
+        raise ConfigError(f"{fault}, or accept it with parallel.exact false")
+    return [f"not exact: {fault}"] if fault else []
