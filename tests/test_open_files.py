@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.comm.launching import Done, run_job
 from tests.crash.runs import Material
-from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint
 
 LIMITED = (
     "import os, resource, sys; soft, hard = int(sys.argv[1]), int(sys.argv[2]); "

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from tests.crash.runs import Material
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.inference import predictor
 from tiledseg.models.unet import build_unet
 from tiledseg.predict import main, parse_grid
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
-from tiledseg.training.checkpoint import find_checkpoint
 
 SHAPE = (45, 67)
 

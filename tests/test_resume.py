@@ -15,8 +15,8 @@ import pytest
 
 from tests.crash.runs import Material, lines
 from tests.small_files import tree, write_raster
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.train import main
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.trainer import Trainer
 
 SGD = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")

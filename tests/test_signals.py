@@ -13,9 +13,9 @@ import pytest
 
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, oversubscribe
 from tests.crash.runs import Material, lines
+from tiledseg.checkpoint.folder import newest_checkpoint
 from tiledseg.signals import SIGNALS, Stopped, exit_code_of, is_met, listening
 from tiledseg.train import main as train
-from tiledseg.training.checkpoint import newest_checkpoint
 
 SECONDS = 90
 

@@ -15,11 +15,11 @@ import yaml
 
 from tests.crash.runs import STEPS, Material, check_same, lines, weights
 from tests.small_files import tree
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config_file import parse_config, to_yaml
 from tiledseg.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.report import plot_progress
 from tiledseg.training.trainer import Trainer
 

@@ -21,12 +21,12 @@ from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
 from tiledseg.console import answer, end, say
 from tiledseg.errors import ConfigError
+from tiledseg.execution.metrics import Scores, scores
 from tiledseg.inference.evaluation import compare
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
-from tiledseg.training.metrics import Scores, scores
 
 
 def build_parser() -> Parser:

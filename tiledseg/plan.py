@@ -20,11 +20,11 @@ from tiledseg.console import answer, end
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.pipeline.schedule import SCHEDULES
+from tiledseg.planning.answer.question import Question, parse_bytes
+from tiledseg.planning.answer.report import Planned, plan
+from tiledseg.planning.answer.table import table
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.question import Question, parse_bytes
-from tiledseg.planning.report import Planned, plan
 from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
-from tiledseg.planning.table import table
 from tiledseg.widths import ACTIVATION_BYTES
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
@@ -56,7 +56,7 @@ def _plot(path: str, question: Question, planned: Planned) -> None:
     if planned.tiling is None:
         raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
     try:
-        from tiledseg.planning.plot import write_plot  # matplotlib is slow to import, and an extra
+        from tiledseg.planning.answer.plot import write_plot  # matplotlib is slow to import, and an extra
     except ModuleNotFoundError as error:
         raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
     write_plot(path, question, planned.tiling, planned.pipeline)

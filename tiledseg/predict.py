@@ -126,9 +126,9 @@ def _parse_balance(text: str) -> list[int] | str:
 
 
 def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
+    from tiledseg.checkpoint.folder import find_checkpoint
+    from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
-    from tiledseg.training.checkpoint import find_checkpoint
-    from tiledseg.training.memory import memory_per_rank
 
     checkpoint = mesh.on_root(lambda: find_checkpoint(options.checkpoint))
     request = Request(

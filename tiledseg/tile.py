@@ -177,9 +177,9 @@ def _write_share(
     config: Config, plan: StorePlan, store: StoreState, share: Sequence[TileReference], verbosity: int
 ) -> None:
     """This rank's tiles; progress is that of its own share."""
+    from tiledseg.execution.progress import StepProgress
     from tiledseg.raster.reader import open_raster
     from tiledseg.raster.tile_store_writer import write_tiles
-    from tiledseg.training.progress import StepProgress
 
     needed = sorted({tile.image for tile in share})
     with ExitStack() as stack:

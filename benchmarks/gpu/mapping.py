@@ -11,12 +11,12 @@ import torch
 from part import Part, begin_part
 from shared_cases import alone_on
 
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
 from tiledseg.config_file import to_yaml
+from tiledseg.execution.memory import memory_per_rank
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.scene import main as scene
-from tiledseg.training.checkpoint import find_checkpoint
-from tiledseg.training.memory import memory_per_rank
 from tiledseg.training.start import start
 
 

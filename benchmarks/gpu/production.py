@@ -15,15 +15,15 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import OptimizerConfig
+from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.unet import build_unet
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_plan import HaloPlan
 from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.step import Stepper, StepResult
 
 IGNORED = 255
@@ -36,7 +36,7 @@ class ProductionStep:
         mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.layers()))
         network = build_unet(unet, seed=0)
-        parallel = ParallelRun.open(HaloPlan(), network, mesh, precision)
+        parallel = ParallelRun.open(Spread(), network, mesh, precision)
         passes = parallel.over([tiling])
         self._parts = passes.mode.share([TileReference(0, 0)])
         draw = np.random.default_rng(1)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.config import TrainConfig as Train
 from tiledseg.config_file import to_yaml
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.start import start
 
 STEPS = 4

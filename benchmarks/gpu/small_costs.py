@@ -18,12 +18,12 @@ from production import finish
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.shapes import layer_shapes
 from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
 from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.precision import make_deterministic
 
 SPATIAL = Path(__file__).resolve().parents[1] / "spatial"
 MICRO_BATCHES = 8

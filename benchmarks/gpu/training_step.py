@@ -16,9 +16,9 @@ from part import Part, begin_part
 from production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models.unet import build_unet
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.precision import autocast, make_deterministic
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 WAYS = ("default", "fast", "compiled")

@@ -15,7 +15,7 @@ from part import Part, begin_part
 from production import ProductionStep, finish, median_seconds
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.training.precision import make_deterministic, to_network_input
+from tiledseg.execution.precision import make_deterministic, to_network_input
 
 
 def main() -> int:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from workload import Workload
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.training.pipeline_plan import PipelinePlan
+    from tiledseg.planning.run.pipeline import PipelinePlan
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh: Mesh) -> PipelinePlan:
-    """The pipeline's balance and settings; the measured one by the times on rank 0 and of messages. Collective."""
+    """The pipeline as a run would plan it; the measured one by the times on rank 0 and of messages. Collective."""
     from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.layer_times import measure_layer_times
     from tiledseg.pipeline.link_time import slowest_link
-    from tiledseg.training.pipeline_plan import Measured, MicroBatchSize, plan_pipeline
+    from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, plan_pipeline
 
     layers, size = workload.unet.layers(), (workload.size, workload.size)
     largest = MicroBatchSize(size, workload.micro_batches, 4)
@@ -47,7 +47,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
         network, times = make_network(workload), None
         if link is not None:
             seconds = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
-            times = Measured(seconds, link)
+            times = Measured([s.forward for s in seconds], [s.backward for s in seconds], link.seconds)
         found = plan_pipeline(parallel, layers, workload.bands, largest, None, times)
         assert found is not None, "a pipeline has two stages at least"
         return found
@@ -89,7 +89,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
 
     from tiledseg.comm.axes import open_axes
     from tiledseg.geometry.mesh_shape import MeshShape
-    from tiledseg.pipeline.executor import PipelineExecutor
+    from tiledseg.pipeline.executor import PipelineExecutor, Settings
     from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
 
     torch.set_num_threads(1)
@@ -101,7 +101,8 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     cut = cut_network(network.descriptions, found_plan.balance, schedule, workload.stages)
     dtypes = output_dtypes(network, None, mesh.device)
     keep_layers(network, cut.layers_of(mesh.rank), mesh.device, workload.torch_dtype)
-    executor = PipelineExecutor(network, cut, found_plan.settings, axes, dtypes, mesh.device)
+    settings = Settings(schedule, found_plan.recompute, found_plan.times)
+    executor = PipelineExecutor(network, cut, settings, axes, dtypes, mesh.device)
     losses: list[float] = []
     valid = count_valid(workload)
     images = [Images(workload, network, m, valid, losses) for m in range(workload.micro_batches)]

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from step_case import BANDS, CLASSES, StepCase, StepJob
 
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.memory import peak_memory
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.models.unet import build_unet
+from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_modes import Part
-from tiledseg.training.halo_plan import HaloPlan
-from tiledseg.training.memory import peak_memory
-from tiledseg.training.parallel_run import ParallelRun
-from tiledseg.training.precision import make_deterministic
 from tiledseg.training.step import Stepper, StepResult
 
 LEARNING_RATE = 0.01  # above 0, so the loss of a step tells whether the gradients of the step before were right
@@ -55,7 +55,7 @@ class CaseRun:
     def __init__(self, job: StepJob, case: StepCase, mesh: Mesh, image: Image) -> None:
         self.mesh = mesh
         network = build_unet(job.network, seed=0)
-        plan = HaloPlan(case.halo, MeshShape(1, *job.mesh), case.fusion, case.overlap)
+        plan = Spread(case.halo, MeshShape(1, *job.mesh), case.fusion, case.overlap)
         self.parallel = ParallelRun.open(plan, network, mesh, "fp32")
         passes = self.parallel.over([job.tiling])
         self.parts = passes.mode.share([TileReference(0, tile.index) for tile in job.tiling.tiles])

@@ -17,11 +17,11 @@ import torch
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.models.unet import build_unet
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.precision import make_deterministic
 
 CLASSES = 5
 

@@ -30,6 +30,9 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import Part, ReadMode
+from tiledseg.execution.passes import SerialPasses
+from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
@@ -40,9 +43,6 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.scene import main as scene
-from tiledseg.training.halo_modes import Part, ReadMode
-from tiledseg.training.passes import SerialPasses
-from tiledseg.training.precision import make_deterministic
 from tiledseg.training.step import Stepper
 
 CLASSES, IGNORED = 5, 255

@@ -51,13 +51,13 @@ class Contestant:
         import torch
 
         from tiledseg.architecture.unet import UNet
+        from tiledseg.execution.parallel_run import ParallelRun
         from tiledseg.geometry.halo import network_footprint
         from tiledseg.geometry.tiling import make_tiling
         from tiledseg.models.unet import build_unet
+        from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
+        from tiledseg.planning.run.spread import choose_spread
         from tiledseg.raster.sampling import TileReference
-        from tiledseg.training.halo_plan import plan_halos
-        from tiledseg.training.parallel_run import ParallelRun
-        from tiledseg.training.pipeline_plan import micro_batch_size, plan_pipeline
         from tiledseg.training.step import Stepper
 
         norm = "instance" if given.halo == "layer" else "none"
@@ -71,7 +71,7 @@ class Contestant:
             schedule=given.schedule,
             balance="modelled",
         )
-        halo = plan_halos(parallel, layers, tilings, mesh.size, given.images, BANDS, 4)
+        halo = choose_spread(parallel, layers, tilings, mesh.size, given.images, BANDS, 4)
         largest = micro_batch_size(halo, layers, tilings, 4 * given.images, given.images, 4)
         network = build_unet(unet, seed=0).train()
         pipeline = plan_pipeline(parallel, layers, BANDS, largest, None)

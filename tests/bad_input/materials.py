@@ -14,8 +14,8 @@ import numpy as np
 import rasterio
 from rasterio.transform import from_origin
 
+from tests.checkpoint.resealed import STATES, TENSORS
 from tests.small_files import write_raster, write_yaml
-from tests.training.resealed import STATES, TENSORS
 
 RESEALED_NAMES = ("epoch-too-far", "std-zero", "levels-text", "config-null", "weights-nan", "moments-missing")
 SIDE = 48

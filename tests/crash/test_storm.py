@@ -14,7 +14,7 @@ import pytest
 
 from tests.comm.launching import MPIRUN, ROOT, clean_environment
 from tests.crash.runs import JOB, LIMIT_SECONDS, SECONDS_TO_END, Material, check_same
-from tiledseg.training.checkpoint import find_checkpoint
+from tiledseg.checkpoint.folder import find_checkpoint
 
 KILLS = 3
 pytestmark = [

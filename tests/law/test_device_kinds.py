@@ -17,9 +17,9 @@ from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undivided
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
 from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
-from tiledseg.training.precision import autocast, make_deterministic
 
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.training.halo_modes import Part, ReadMode
-from tiledseg.training.passes import SerialPasses
-from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
+from tiledseg.execution.halo_modes import Part, ReadMode
+from tiledseg.execution.passes import SerialPasses
+from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
 from tiledseg.training.step import Stepper
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -11,11 +11,11 @@ import rasterio
 import torch
 
 from tests.law.test_training_steps import STEPS, alone, configuration, losses, run
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.config_file import to_yaml
 from tiledseg.inference.predictor import Request, predict
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.start import start
 
 MODES = {

@@ -17,12 +17,12 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
+from tiledseg.execution.agreement import agree_on_buffers
+from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.agreement import agree_on_buffers
-from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.parallel_run import ParallelRun
 from tiledseg.training.step import Stepper
 
 STEPS = 20
@@ -36,9 +36,9 @@ class Setting:
     case: Case
     parallel: ParallelConfig
 
-    def plan(self, ranks: int) -> HaloPlan:
+    def plan(self, ranks: int) -> Spread:
         case = self.case
-        return plan_halos(self.parallel, case.unet.layers(), [case.tiling()], ranks, 1, case.unet.bands, 8)
+        return choose_spread(self.parallel, case.unet.layers(), [case.tiling()], ranks, 1, case.unet.bands, 8)
 
 
 def unet(padding: str, upsampling: str, norm: str = "none", levels: int = 3, convs: int = 2) -> UNet:
@@ -92,7 +92,7 @@ class Run:
     state: dict[str, torch.Tensor]
 
 
-def steps(setting: Setting, plan: HaloPlan, mesh: Mesh, count: int, rate: float) -> Run:
+def steps(setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float) -> Run:
     """`count` optimizer steps on the case's image, as the trainer makes them."""
     case = setting.case
     network = case.network().train()
@@ -114,7 +114,7 @@ def steps(setting: Setting, plan: HaloPlan, mesh: Mesh, count: int, rate: float)
 
 def alone(setting: Setting, count: int, rate: float) -> Run:
     """The same on the undivided raster: one rank, one tile."""
-    return steps(undivided_setting(setting), HaloPlan(), one_rank(), count, rate)
+    return steps(undivided_setting(setting), Spread(), one_rank(), count, rate)
 
 
 def undivided_setting(setting: Setting) -> Setting:
@@ -125,7 +125,7 @@ def one_rank() -> Mesh:
     return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
 
 
-def outputs(setting: Setting, plan: HaloPlan, mesh: Mesh) -> torch.Tensor:
+def outputs(setting: Setting, plan: Spread, mesh: Mesh) -> torch.Tensor:
     """The logits of the whole raster as a training step computes them, put together from all ranks. Collective."""
     case = setting.case
     network = case.network().train()
@@ -179,7 +179,7 @@ def test_outputs_are_those_of_the_undivided_network(setting: Setting, meshes: di
     torch.set_num_threads(1)
     mesh = meshes["mpi"]
     found_KHW = outputs(setting, setting.plan(mesh.size), mesh)
-    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), HaloPlan(), one_rank()))
+    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
     assert relative(found_KHW, expected_KHW) < 1e-12
     if setting.case.unet.norm == "none" and mesh.is_root:
         assert relative(expected_KHW, undivided(setting.case).logits_KHW) < 1e-12

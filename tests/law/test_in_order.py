@@ -21,15 +21,15 @@ from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
+from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
+from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.pipeline.schedule import SCHEDULES
+from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
+from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.agreement import agree_on_buffers, check_agreement, own_state
-from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.parallel_run import ParallelRun
-from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.training.step import Stepper
 from tiledseg.training.validation import validate
 
@@ -87,10 +87,10 @@ def dataset(case: Case, images: int) -> Dataset:
     )
 
 
-def plans(split: Split, ranks: int) -> tuple[HaloPlan, PipelinePlan | None]:
+def plans(split: Split, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     layers, case = split.case.unet.layers(), split.case
     tilings = [case.tiling()] * split.images
-    halo = plan_halos(split.parallel, layers, tilings, ranks, split.images, case.unet.bands, 8)
+    halo = choose_spread(split.parallel, layers, tilings, ranks, split.images, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]) * split.images, split.images, 8)
     return halo, plan_pipeline(split.parallel, layers, case.unet.bands, largest, None)
 

@@ -18,9 +18,9 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import ReadMode
+from tiledseg.execution.passes import SerialPasses
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_modes import ReadMode
-from tiledseg.training.passes import SerialPasses
 from tiledseg.training.step import Stepper
 
 CASES = all_cases()

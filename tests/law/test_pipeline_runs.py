@@ -12,10 +12,10 @@ import torch
 
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.architecture.presets import PRESETS
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.inference.predictor import Request, predict
-from tiledseg.training.checkpoint import find_checkpoint
 
 STEPS = 10
 

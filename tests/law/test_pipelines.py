@@ -18,11 +18,11 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
+from tiledseg.execution.agreement import own_state
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
+from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.agreement import own_state
-from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.parallel_run import ParallelRun
-from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.training.step import Stepper
 
 STEPS = 10
@@ -38,9 +38,9 @@ class Strip(Case):
         return 3 * unit + 5, unit + 3
 
 
-def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[HaloPlan, PipelinePlan | None]:
+def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     layers, tilings = case.unet.layers(), [case.tiling()]
-    halo = plan_halos(parallel, layers, tilings, ranks, 1, case.unet.bands, 8)
+    halo = choose_spread(parallel, layers, tilings, ranks, 1, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]), 1, 8)
     return halo, plan_pipeline(parallel, layers, case.unet.bands, largest, None)
 

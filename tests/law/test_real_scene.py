@@ -14,6 +14,7 @@ import torch
 from rasterio.windows import Window
 
 from tests.law.test_training_steps import alone, run
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import (
     Config,
@@ -26,7 +27,6 @@ from tiledseg.config import (
     TrainConfig,
 )
 from tiledseg.inference.predictor import Request, predict
-from tiledseg.training.checkpoint import find_checkpoint
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "naip-trees"
 FILES = {word: FOLDER / f"santa_monica_2020_{word}.tif" for word in ("image", "trees")}

@@ -11,12 +11,12 @@ import torch
 
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
+from tiledseg.execution.agreement import check_finite
 from tiledseg.models.unet import build_unet
-from tiledseg.training.agreement import check_finite
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.optimizer import build_optimizer
 
 

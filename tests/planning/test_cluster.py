@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
+from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 
 law = settings(derandomize=True, max_examples=200, deadline=None)
 

@@ -10,9 +10,9 @@ from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.halo_modes import DEPTHS, choose_fusion, choose_mode, label
 from tiledseg.planning.halo_traffic import Sent, Traffic
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_choice import DEPTHS, choose_fusion, choose_mode, label
 from tiledseg.planning.mode_cost import ModeCost, Task, layer_cost, settled
 
 MACHINES = [Machine(), Machine(latency=1e-3), Machine(latency=0), Machine(flops=1e15), Machine(bandwidth=1e6)]

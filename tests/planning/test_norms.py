@@ -10,7 +10,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import build_unet
-from tiledseg.planning.norms import MODES, check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.norms import MODES, check_statistics, exact_modes, norm_fault
 
 
 def one_tile(unet: UNet, raster: tuple[int, int]) -> Tiling:

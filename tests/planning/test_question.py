@@ -4,7 +4,7 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.planning.question import Question, parse_bytes
+from tiledseg.planning.answer.question import Question, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.unet import build_unet
 from tiledseg.plan import main as plan
 from tiledseg.planning.mode_cost import check_blocks, settled
-from tiledseg.planning.search import check_tiles, choose_grid
+from tiledseg.planning.run.grid import check_tiles, choose_grid
+from tiledseg.planning.run.spread import choose_spread
 from tiledseg.planning.tensor_limit import MOST_VALUES, is_countable, largest_tensor
-from tiledseg.training.halo_plan import plan_halos
 
 LAYERS = UNet().layers()
 FOOTPRINT = network_footprint(LAYERS)
@@ -73,15 +73,15 @@ def test_a_network_too_large_for_any_grid_says_so() -> None:
 @pytest.mark.parametrize("halo", ["read", "exchange"])
 def test_train_and_predict_refuse_tiles(halo: str) -> None:
     with pytest.raises(InputError, match=r"values, but kernels count to 2147483646; use a finer grid than 1 x 1"):
-        plan_halos(ParallelConfig(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
+        choose_spread(ParallelConfig(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
 
 
 def test_in_layer_mode_a_ranks_block_counts() -> None:
     """A whole image of 2^31 values is spread over four ranks, not refused; on one it is."""
     parallel = ParallelConfig(halo="layer")
-    assert plan_halos(parallel, LAYERS, [tiled(4096, 2)], 4, 1, 4, 4).mesh.ranks == 4
+    assert choose_spread(parallel, LAYERS, [tiled(4096, 2)], 4, 1, 4, 4).mesh.ranks == 4
     with pytest.raises(InputError, match="spread the image over more ranks than 1 x 1"):
-        plan_halos(parallel, LAYERS, [tiled(4096, 2)], 1, 1, 4, 4)
+        choose_spread(parallel, LAYERS, [tiled(4096, 2)], 1, 1, 4, 4)
 
 
 def test_the_halo_that_a_block_reads_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from torch.nn.functional import cross_entropy
 from tests.small_files import write_raster
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import NORMS, UNet
-from tiledseg.config import Config, DataConfig, ModelConfig, TrainConfig
+from tiledseg.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.unet import build_unet
-from tiledseg.planning.question import Question
-from tiledseg.planning.report import plan_tiling
-from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.training.preparation import prepare
 from tiledseg.widths import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
 
@@ -35,17 +36,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.mark.parametrize("ranks", [1, 7])
 @pytest.mark.parametrize("precision", ACTIVATION_BYTES)
 def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, ranks: int) -> None:
-    """The halved bytes of bf16 did count for one of them only."""
-    question = Question((150, 230), build_network(MODEL, 4, 2), precision=precision, gpu_memory=MEMORY, gpus=ranks)
-    prepared = prepare(Config(data=data, model=MODEL, train=TrainConfig(precision=precision)), MEMORY, ranks)
-    assert plan_tiling(question).grid == prepared.training.tilings[0].grid
-    assert len(plan_tiling(question)) > 1
+    """The halved bytes of bf16 did count for one of them only. A norm over the image left `train` one tile."""
+    for norm, halo in (("none", "read"), ("instance", "layer")):
+        model = replace(MODEL, norm=norm)
+        question = Question((150, 230), build_network(model, 4, 2), precision=precision, gpu_memory=MEMORY, gpus=ranks)
+        config = Config(
+            data=data, model=model, train=TrainConfig(precision=precision), parallel=ParallelConfig(halo=halo)
+        )
+        prepared = prepare(config, MEMORY, ranks)
+        assert plan_tiling(question).grid == prepared.training.tilings[0].grid
+        assert len(plan_tiling(question)) > 1
 
 
 @pytest.mark.parametrize("precision", ACTIVATION_BYTES)
 def test_micro_batches_are_measured_by_the_same_width(data: DataConfig, precision: str) -> None:
     prepared = prepare(Config(data=data, model=MODEL, train=TrainConfig(precision=precision)), MEMORY, 1)
-    assert prepared.micro_batch.value_bytes == ACTIVATION_BYTES[precision]
+    assert prepared.plan.micro_batch.value_bytes == ACTIVATION_BYTES[precision]
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
+from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.preparation import prepare
 from tiledseg.training.resume import begin, flat
 from tiledseg.training.resume_rules import EDGE, MAY, OTHER, REFUSED, RULES, table

@@ -14,12 +14,12 @@ import rasterio
 from tests.crash.runs import Material
 from tests.small_files import tree, write_raster
 from tests.training.test_start import config_of, run
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.saved_state import Source
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.raster.identity import identify
-from tiledseg.training.checkpoint import find_checkpoint
 from tiledseg.training.resume_sources import compare_sources
-from tiledseg.training.saved_state import Source
 
 
 @pytest.fixture(scope="module")

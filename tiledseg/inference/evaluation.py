@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.execution.metrics import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.training.metrics import confusion_matrix
 
 _BLOCK = 1024, 2048
 THREADS = 2

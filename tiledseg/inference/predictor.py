@@ -9,24 +9,25 @@ import colorsys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files, load_network
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
-from tiledseg.errors import ConfigError, RasterError
-from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.errors import RasterError
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
+from tiledseg.execution.progress import StepProgress
+from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.unet import FlatNetwork, build_unet
 from tiledseg.outputs import check_outputs
-from tiledseg.planning.norms import check_statistics, exact_modes, norm_fault
-from tiledseg.planning.search import choose_grid
+from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
@@ -34,13 +35,6 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, publish, raster_output
-from tiledseg.training.checkpoint import Checkpoint, checkpoint_files, load_network
-from tiledseg.training.halo_plan import HaloPlan, plan_halos
-from tiledseg.training.parallel_run import ParallelRun
-from tiledseg.training.pipeline_plan import PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
-from tiledseg.training.progress import StepProgress
-from tiledseg.widths import ACTIVATION_BYTES
 
 _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any number of classes
 
@@ -61,19 +55,11 @@ class Request:
     verbosity: int = 1
 
 
-class Plans(NamedTuple):
-    """How the raster is cut, and how the work is spread."""
-
-    tiling: Tiling
-    halo: HaloPlan
-    pipeline: PipelinePlan | None
-
-
 @dataclass(frozen=True)
-class Mapping:
+class PlannedMap:
     """A request that can start: what one rank has checked and laid out for all."""
 
-    plans: Plans
+    plan: RunPlan
     classes: RasterLayout
     probabilities: RasterLayout | None
     notes: tuple[str, ...]
@@ -89,78 +75,72 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
-    unet = checkpoint.saved.network
     made: list[RasterLayout] = []  # of this rank's knowledge, from the moment that a file is there
     with ExitStack() as held:
         try:
-            mapping: Mapping = mesh.on_root(lambda: _lay_out(request, checkpoint, unet, memory_bytes, mesh.size, made))
-            made[:] = mapping.layouts
-            mesh.on_root(lambda: _claim(mapping, held))
-            _say_notes(request, mapping, mesh)
-            _map_tiles(request, checkpoint, unet, mapping, mesh)
+            planned: PlannedMap = mesh.on_root(lambda: _lay_out(request, checkpoint, memory_bytes, mesh.size, made))
+            made[:] = planned.layouts
+            mesh.on_root(lambda: _claim(planned, held))
+            _say_notes(request, planned, mesh)
+            _map_tiles(request, checkpoint, planned, mesh)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
         except BaseException:
             for layout in made:  # on any rank: the map cannot be finished, others may be ended unheard
                 discard(layout)
             raise
-        mesh.on_root(lambda: _publish(mapping))
+        mesh.on_root(lambda: _publish(planned))
 
 
-def _say_notes(request: Request, mapping: Mapping, mesh: Mesh) -> None:
+def _say_notes(request: Request, planned: PlannedMap, mesh: Mesh) -> None:
     if mesh.is_root:
         progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
-        for note in mapping.notes:
+        for note in planned.notes:
             progress.say(f"warning: {note}")
 
 
-def _claim(mapping: Mapping, held: ExitStack) -> None:
-    for layout in mapping.layouts:
+def _claim(planned: PlannedMap, held: ExitStack) -> None:
+    for layout in planned.layouts:
         held.enter_context(claimed(layout.temporary, layout.path))
 
 
-def _publish(mapping: Mapping) -> None:
+def _publish(planned: PlannedMap) -> None:
     try:
-        for layout in mapping.layouts:
+        for layout in planned.layouts:
             publish(layout)
     except BaseException:  # a signal, say: what has its name by now keeps it
-        for layout in mapping.layouts:
+        for layout in planned.layouts:
             discard(layout)
         raise
 
 
 def _lay_out(
-    request: Request, checkpoint: Checkpoint, unet: UNet, memory_bytes: int, ranks: int, made: list[RasterLayout]
-) -> Mapping:
+    request: Request, checkpoint: Checkpoint, memory_bytes: int, ranks: int, made: list[RasterLayout]
+) -> PlannedMap:
     """Everything that can be refused, and then the files, which are in `made` as soon as they are there."""
-    data = checkpoint.saved.config.data
+    data, network = checkpoint.saved.config.data, checkpoint.saved.network
     with open_raster(request.image, data.bands, data.nodata, request.references) as reader:
         info = reader.info
-    if info.bands != unet.bands:
+    if info.bands != network.bands:
         raise RasterError(
-            f"{info.path} has {info.bands} bands but the network was trained on {unet.bands}; give an image of the "
+            f"{info.path} has {info.bands} bands but the network was trained on {network.bands}; give an image of the "
             "same bands"
         )
-    layers = unet.layers()
-    footprint = network_footprint(layers)
-    parallel = request.parallel
-    grid = request.grid or (info.tiling.grid if info.tiling else None)  # a tile store has its own
-    if grid is None and parallel.exact and parallel.halo not in exact_modes(layers, 2, trains=False):
-        grid = (1, 1)
-    value = ACTIVATION_BYTES[request.precision]
-    if grid is None:
-        pipelines = max(1, ranks // parallel.stages)
-        grid = choose_grid(info.shape, layers, footprint, memory_bytes, value, pipelines, bands=unet.bands)
-    tiling = make_tiling(info.shape, grid, footprint)
-    check_cut(info, tiling)
-    fault = norm_fault(layers, parallel.halo, len(tiling), 1, trains=False)
-    if fault and parallel.exact:
-        raise ConfigError(f"{fault}, or accept it with parallel.exact false")
-    halo = plan_halos(parallel, layers, [tiling], ranks, 1, unet.bands, value)
-    check_statistics(layers, unet.bands, [tiling], halo.halo, trains=False)
-    largest = micro_batch_size(halo, layers, [tiling], len(tiling), 1, value)
-    pipeline = plan_pipeline(parallel, layers, unet.bands, largest, None)
-    _check_outputs(request, info, unet.classes, checkpoint)
-    return _lay_out_files(request, info, Plans(tiling, halo, pipeline), unet.classes, data.ignore_index, made)
+    extent = Extent(info.shape, info.tiling.grid if info.tiling else None)  # a tile store has its own grid
+    plan = plan_run(
+        RunQuestion(
+            network,
+            (extent,),
+            ranks,
+            memory_bytes,
+            request.parallel,
+            request.precision,
+            grid=request.grid,
+            trains=False,
+        )
+    )
+    check_cut(info, plan.tilings[0])
+    _check_outputs(request, info, network.classes, checkpoint)
+    return _lay_out_files(request, info, plan, network.classes, data.ignore_index, made)
 
 
 def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint: Checkpoint) -> None:
@@ -171,14 +151,14 @@ def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint:
 
 
 def _lay_out_files(
-    request: Request, info: RasterInfo, plans: Plans, classes: int, ignore_index: int, made: list[RasterLayout]
-) -> Mapping:
+    request: Request, info: RasterInfo, plan: RunPlan, classes: int, ignore_index: int, made: list[RasterLayout]
+) -> PlannedMap:
     made.append(lay_out(request.output, info, 1, "uint8", float(ignore_index), class_colours(classes)))
-    notes = (*reference_notes([info]), *made[0].notes)
+    notes = (*reference_notes([info]), *made[0].notes, *plan.warnings)
     if request.probabilities is not None:
         names = [f"probability of class {k}" for k in range(classes)]
         made.append(lay_out(request.probabilities, info, classes, "float32", float("nan"), descriptions=names))
-    return Mapping(plans, made[0], made[1] if len(made) > 1 else None, notes)
+    return PlannedMap(plan, made[0], made[1] if len(made) > 1 else None, notes)
 
 
 def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
@@ -190,15 +170,15 @@ def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
     return colours
 
 
-def _map_tiles(request: Request, checkpoint: Checkpoint, unet: UNet, mapping: Mapping, mesh: Mesh) -> None:
-    network = load_trained(checkpoint, unet)
-    tiling, halo, pipeline = mapping.plans
-    parallel = ParallelRun.open(halo, network, mesh, request.precision, pipeline)
+def _map_tiles(request: Request, checkpoint: Checkpoint, planned: PlannedMap, mesh: Mesh) -> None:
+    plan, tiling = planned.plan, planned.plan.tilings[0]
+    network = load_trained(checkpoint, plan.network)
+    parallel = ParallelRun.open(plan.spread, network, mesh, request.precision, plan.pipeline)
     passes = parallel.over([tiling])
     parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(_dataset(request, checkpoint, tiling)))
-        writers = [stack.enter_context(RasterWriter(layout)) for layout in mapping.layouts]
+        writers = [stack.enter_context(RasterWriter(layout)) for layout in planned.layouts]
         # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
         mesh.communicator.barrier()
         progress = stack.enter_context(_progress(passes.pieces(parts) or len(parts), request, mesh))

@@ -15,11 +15,11 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.pipeline.schedule import RECOMPUTE, chunk_ranks, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
+from tiledseg.planning.answer.question import Question
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.question import Question
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from tiledseg.checkpoint.folder import Contents
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.point_to_point import Message
-from tiledseg.training.checkpoint import Contents
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:

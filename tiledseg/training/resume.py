@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tiledseg.checkpoint.check import Checkpoint
+from tiledseg.checkpoint.saved_state import Resumed, SavedState, Source
+from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
 from tiledseg.raster.labels import LabelMap
-from tiledseg.training.checkpoint_check import Checkpoint
 from tiledseg.training.preparation import Preparation, class_map
 from tiledseg.training.resume_rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume_sources import Comparison, compare_sources, sources_of
-from tiledseg.training.saved_state import Resumed, SavedState, Source
-from tiledseg.training.typed_json import quoted
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",
@@ -73,7 +73,7 @@ def _sources_before(saved: SavedState) -> tuple[Source, ...]:
 
 
 def _check_network(checkpoint: Checkpoint, preparation: Preparation) -> None:
-    here = asdict(preparation.network)
+    here = asdict(preparation.plan.network)
     for key, value in asdict(checkpoint.saved.network).items():
         if here[key] != value:
             raise CheckpointError(

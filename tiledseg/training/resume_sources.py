@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity, identify
 from tiledseg.training.preparation import RasterSet
-from tiledseg.training.saved_state import Source
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import yaml
 
 from tiledseg import run_lock
+from tiledseg.checkpoint.folder import newest_step
 from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
-from tiledseg.training.checkpoint import newest_step
 from tiledseg.training.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
 
 CHECKPOINTS = "checkpoints"

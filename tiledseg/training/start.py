@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
-from tiledseg.errors import OutputError
-from tiledseg.models.unet import FlatNetwork
-from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
-from tiledseg.pipeline.link_time import Link, slowest_link
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.statistics import Normalization
-from tiledseg.run_lock import hold
-from tiledseg.training.checkpoint import (
+from tiledseg.checkpoint.folder import (
     Checkpoint,
     clean_leftovers,
     drop_later,
@@ -25,15 +15,22 @@ from tiledseg.training.checkpoint import (
     newest_checkpoint,
     newest_step,
 )
-from tiledseg.training.memory import check_weights, memory_per_rank
-from tiledseg.training.pipeline_plan import Measured, PipelinePlan, plan_pipeline, spread_note
-from tiledseg.training.precision import PARAMETER_DTYPES, make_deterministic
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config
+from tiledseg.errors import OutputError
+from tiledseg.execution.memory import check_weights, memory_per_rank
+from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.progress import StepProgress
+from tiledseg.execution.survey import survey
+from tiledseg.execution.times import with_times
+from tiledseg.planning.run.pipeline import spread_note
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.statistics import Normalization
+from tiledseg.run_lock import hold
 from tiledseg.training.preparation import Preparation, prepare
-from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import CONFIG, METRICS, read_metrics, write_whole
 from tiledseg.training.resume import Beginning, begin
 from tiledseg.training.run_folder import CHECKPOINTS, check_run_folder, check_unchanged
-from tiledseg.training.survey import survey
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
 
@@ -46,7 +43,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
-    pipeline = _plan_pipeline(config, preparation, memory, mesh)
+    preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     mesh.on_root(lambda: _check_weights(config, preparation, mesh))
     folder = Path(config.run.output)
     inputs = [*preparation.files, *files]
@@ -59,40 +56,17 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
-        note = spread_note(preparation.halo.mesh, mesh.communicator.gather_objects(mesh.host))
+        note = spread_note(preparation.plan.spread.mesh, mesh.communicator.gather_objects(mesh.host))
         if mesh.is_root:
             notes = [warning for warning in (note, unlocked) if warning]
-            _announce(config, preparation, normalization, beginning, pipeline, notes)
-        return Trainer(config, mesh, preparation, normalization, beginning, pipeline).run()
+            _announce(config, preparation, normalization, beginning, notes)
+        return Trainer(config, mesh, preparation, normalization, beginning).run()
 
 
 def _check_weights(config: Config, preparation: Preparation, mesh: Mesh) -> None:
     """With their gradients, where nothing is known of stages and devices that hold less of them."""
     whole = config.parallel.stages == 1 and mesh.device.type == "cpu"
-    check_weights(preparation.network, 2 if whole else 1, config.train.precision, mesh)
-
-
-def _plan_pipeline(config: Config, preparation: Preparation, memory: int, mesh: Mesh) -> PipelinePlan | None:
-    """The pipeline; for `balance: auto` by the times of layers on the root, and of messages. Collective."""
-    network, parallel = preparation.network, config.parallel
-    link: Link | None = None
-    if parallel.stages > 1 and parallel.balance == "auto":
-        link = slowest_link(mesh.communicator, preparation.halo.mesh, mesh.device)
-
-    def decide() -> PipelinePlan | None:
-        measured = Measured(_layer_times(config, preparation, mesh.device), link) if link else None
-        return plan_pipeline(parallel, network.layers(), network.bands, preparation.micro_batch, memory, measured)
-
-    return mesh.on_root(decide)
-
-
-def _layer_times(config: Config, preparation: Preparation, device: torch.device) -> tuple[LayerTime, ...]:
-    network, precision = preparation.network, config.train.precision
-    with torch.device("meta"):
-        described = FlatNetwork(network.layers(), network.bands)
-    cast = torch.bfloat16 if precision == "bf16" else None
-    pixels = preparation.micro_batch.pixels
-    return measure_layer_times(described, network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)
+    check_weights(preparation.plan.network, 2 if whole else 1, config.train.precision, mesh)
 
 
 def _find_resume(config: Config, preparation: Preparation) -> Beginning:
@@ -161,18 +135,17 @@ def _announce(
     preparation: Preparation,
     normalization: Normalization,
     beginning: Beginning,
-    pipeline: PipelinePlan | None,
     notes: Sequence[str],
 ) -> None:
     progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
     for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes):
         progress.say(f"warning: {warning}")
-    rows, cols = preparation.training.tilings[0].grid
-    halo = preparation.footprint.before
-    progress.say(f"{len(preparation.training.images)} images, grid {rows} x {cols}, halo {halo} px")
-    if preparation.halo.halo != "read":
-        progress.say(f"halo mode {preparation.halo.in_words}")
-    if pipeline is not None:
-        progress.say(f"pipeline of {pipeline.in_words}, mesh {preparation.halo.mesh}")
+    plan = preparation.plan
+    rows, cols = plan.tilings[0].grid
+    progress.say(f"{len(plan.tilings)} images, grid {rows} x {cols}, halo {plan.footprint.before} px")
+    if plan.spread.mode != "read":
+        progress.say(f"halo mode {plan.spread.in_words}")
+    if plan.pipeline is not None:
+        progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
     if beginning.checkpoint is not None:
         progress.say(f"resuming from {beginning.checkpoint.path}")

@@ -14,13 +14,13 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import TiledsegError
+from tiledseg.execution.halo_modes import Part, Piece
+from tiledseg.execution.memory import peak_memory
+from tiledseg.execution.passes import Passes
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.halo_modes import Part, Piece
-from tiledseg.training.memory import peak_memory
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.passes import Passes
 
 _SHARED = 9  # sums over all ranks, before some values of each rank
 _OF_EACH = 3

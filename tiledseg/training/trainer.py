@@ -11,26 +11,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
+from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite
+from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
+from tiledseg.execution.progress import StepProgress
 from tiledseg.models.unet import build_unet
+from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.agreement import agree_on_buffers, check_agreement, check_finite
-from tiledseg.training.checkpoint import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
-from tiledseg.training.halo_modes import Part
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from tiledseg.training.parallel_run import ParallelRun
-from tiledseg.training.pipeline_plan import PipelinePlan
-from tiledseg.training.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.training.preparation import Preparation, RasterSet
-from tiledseg.training.progress import StepProgress
 from tiledseg.training.report import MetricsLog, plot_progress, read_metrics, write_whole
 from tiledseg.training.resume import Beginning, sampling_fingerprint
 from tiledseg.training.step import Stepper, StepResult
@@ -50,19 +50,19 @@ class Trainer:
         preparation: Preparation,
         normalization: Normalization,
         beginning: Beginning,
-        pipeline: PipelinePlan | None = None,
     ) -> None:
         self.config = config
         self.mesh = mesh
         self.preparation = preparation
+        self.plan = plan = preparation.plan
         self.normalization = normalization
         self.beginning = beginning
         checkpoint = beginning.checkpoint
         train = config.train
-        self.network = build_unet(preparation.network, train.seed).to(PARAMETER_DTYPES[train.precision])
+        self.network = build_unet(plan.network, train.seed).to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
-        self.parallel = ParallelRun.open(preparation.halo, self.network, mesh, train.precision, pipeline)
+        self.parallel = ParallelRun.open(plan.spread, self.network, mesh, train.precision, plan.pipeline)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
         self.sampler = preparation.sampler
         self.folder = Path(config.run.output)
@@ -73,7 +73,7 @@ class Trainer:
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
-        self.passes = self.parallel.over(preparation.training.tilings)
+        self.passes = self.parallel.over(plan.tilings)
         self.stepper = Stepper(
             self.network,
             self.optimizer,
@@ -238,7 +238,7 @@ class Trainer:
         """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
         return {
             "config": asdict(self.config),
-            "network": asdict(self.preparation.network),
+            "network": asdict(self.plan.network),
             "normalization": asdict(self.normalization),
             "position": self.position._asdict(),
             "marks": self.course.marks,
@@ -269,12 +269,12 @@ class Trainer:
         )
 
     def _title(self) -> str:
-        network, train = self.preparation.network, self.config.train
-        stages = f", {self.config.parallel.stages} stages" if self.parallel.pipeline else ""
+        network, train = self.plan.network, self.config.train
+        stages = f", {self.config.parallel.stages} stages" if self.plan.pipeline else ""
         return (
             f"{self.folder.name}: {self.config.model.name}, L={network.levels}, {network.base_channels} channels, "
-            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {train.precision}, "
-            f"halo: {self.preparation.halo.halo}{stages}"
+            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {train.precision}, "
+            f"halo: {self.plan.spread.mode}{stages}"
         )
 
     def _summarise(self, seconds: float, stopped: bool) -> None:
@@ -287,10 +287,9 @@ class Trainer:
             "transport": self.mesh.transport,
             "seconds": seconds,
             "parameters": sum(p.numel() for p in self.network.parameters()),
-            "grids": [list(t.grid) for t in self.preparation.training.tilings],
-            "halo": self.preparation.footprint.before,
-            "parallel": asdict(self.preparation.halo),
-            "pipeline": asdict(self.parallel.pipeline) if self.parallel.pipeline else None,
+            "grids": [list(t.grid) for t in self.plan.tilings],
+            "halo": self.plan.footprint.before,
+            **decisions(self.plan),
             "val": self.last_validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -299,3 +298,14 @@ class Trainer:
 def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The scores of the last validation among the lines of a metrics file."""
     return next((line["val"] for line in reversed(lines) if "val" in line), None)
+
+
+def decisions(plan: RunPlan) -> dict[str, Any]:
+    """How a run was spread, as `summary.json` says it."""
+    spread = asdict(plan.spread)
+    parallel = {"halo": spread.pop("mode"), **spread}
+    if plan.pipeline is None:
+        return {"parallel": parallel, "pipeline": None}
+    pipeline = asdict(plan.pipeline)
+    settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
+    return {"parallel": parallel, "pipeline": {**pipeline, "settings": settings}}

@@ -10,13 +10,13 @@ from torch import nn
 
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import Piece
+from tiledseg.execution.metrics import confusion_matrix, scores
+from tiledseg.execution.passes import Passes
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.halo_modes import Piece
-from tiledseg.training.metrics import confusion_matrix, scores
 from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.training.passes import Passes
 from tiledseg.training.step import logits_dtype
 
 

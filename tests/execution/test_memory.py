@@ -11,8 +11,8 @@ import torch
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Facts, Mesh
-from tiledseg.training import memory as module
-from tiledseg.training.memory import memory_per_rank
+from tiledseg.execution import memory as module
+from tiledseg.execution.memory import memory_per_rank
 
 FREE = 1000 << 20
 

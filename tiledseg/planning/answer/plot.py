@@ -14,10 +14,10 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid
-from tiledseg.planning.question import Question
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.table import heading
 from tiledseg.planning.schedule_plot import draw_schedule
 from tiledseg.planning.staged_pipeline import StagedPipeline
-from tiledseg.planning.table import heading
 from tiledseg.writing import replacing
 
 _INK, _CORE, _HALO, _OTHER = "#333333", "#1f6fb4", "#f2a541", "#c23b5a"

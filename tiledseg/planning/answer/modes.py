@@ -9,7 +9,8 @@ from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.halo_modes import choose_fusion, choose_mode
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.mode_choice import choose_fusion, choose_mode
 from tiledseg.planning.mode_cost import (
     ModeCost,
     Task,
@@ -18,8 +19,7 @@ from tiledseg.planning.mode_cost import (
     layer_cost,
     read_cost,
 )
-from tiledseg.planning.norms import exact_modes
-from tiledseg.planning.question import Question
+from tiledseg.planning.run.norms import exact_modes
 
 
 def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import Config, DataConfig, OptimizerConfig
-from tiledseg.models.unet import build_unet
-from tiledseg.training.checkpoint import (
+from tiledseg.checkpoint.folder import (
     contents_of,
     save_checkpoint,
 )
+from tiledseg.config import Config, DataConfig, OptimizerConfig
+from tiledseg.models.unet import build_unet
 from tiledseg.training.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")

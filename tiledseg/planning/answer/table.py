@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tiledseg.planning.modes_table import modes_table, modes_title
-from tiledseg.planning.question import Question
-from tiledseg.planning.report import Answer, by_stage
+from tiledseg.planning.answer.modes_table import modes_table, modes_title
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.report import Answer, by_stage
 from tiledseg.planning.stages_table import stages_table, stages_title
 
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

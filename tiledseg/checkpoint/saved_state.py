@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.config import Config
 from tiledseg.errors import ConfigError
 from tiledseg.raster.identity import Identity
 from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.course import Mark
-from tiledseg.training.typed_json import MalformedError, parse, quoted
+
+Mark = tuple[int, int]  # steps and epochs that were done
 
 _NETWORK = tuple(UNet.__dataclass_fields__)
 _MEANING = ("data.bands", "data.nodata", "data.classes", "data.ignore_index", "data.normalize", "optimizer.name")

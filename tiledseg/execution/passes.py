@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 
 from tiledseg.comm.doing import doing, ticking
+from tiledseg.execution.halo_modes import HaloMode, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.halo_modes import HaloMode, Part, Piece
 
 Loss = Callable[[Piece, Sample], torch.Tensor]  # what to differentiate of a piece
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on

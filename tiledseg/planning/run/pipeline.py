@@ -15,31 +15,33 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import parse_balance
-from tiledseg.pipeline.executor import Settings
-from tiledseg.pipeline.layer_times import LayerTime
-from tiledseg.pipeline.link_time import Link
+from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, stage
+from tiledseg.planning.machine import BACKWARD_WORK
+from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
-from tiledseg.training.halo_plan import HaloPlan
 
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """Layers a chunk, how the pipeline runs, and the micro-batches between two flushes (None: all of a step)."""
+    """Layers a chunk, the schedule, how each stage recomputes, the times of the chunks that the order of `folded` rests
+    on, and the micro-batches between two flushes (None: all of a step)."""
 
     balance: tuple[int, ...]
-    settings: Settings
+    schedule: str
+    recompute: tuple[str, ...]
+    times: ChunkTimes
     micro_batches: int | None
 
     @property
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""
-        recompute = sorted(set(self.settings.recompute))
-        again = "" if recompute == ["never"] else f", recompute {'/'.join(self.settings.recompute)}"
-        stages = len(self.settings.recompute)
-        return f"{stages} stages, balance [{','.join(map(str, self.balance))}], {self.settings.schedule}{again}"
+        recompute = sorted(set(self.recompute))
+        again = "" if recompute == ["never"] else f", recompute {'/'.join(self.recompute)}"
+        stages = len(self.recompute)
+        return f"{stages} stages, balance [{','.join(map(str, self.balance))}], {self.schedule}{again}"
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,15 @@ class MicroBatchSize:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of each layer for the largest micro-batch, and what a message takes."""
+    """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes."""
 
-    layers: Sequence[LayerTime]
-    link: Link
+    forward: Sequence[float]
+    backward: Sequence[float]
+    message: MessageTime
 
 
 def micro_batch_size(
-    halo: HaloPlan,
+    spread: Spread,
     layers: tuple[Layer, ...],
     tilings: Sequence[Tiling],
     tiles_per_step: int,
@@ -69,23 +72,23 @@ def micro_batch_size(
     value_bytes: int,
 ) -> MicroBatchSize:
     """The largest micro-batch of rasters cut by `tilings`, and the most of them that a pipeline has in a step."""
-    images = -(-images_per_step // halo.mesh.replicas)
-    if halo.halo == "layer":
-        return MicroBatchSize(_largest_block(halo, layers, tilings), images, value_bytes)
+    images = -(-images_per_step // spread.mesh.replicas)
+    if spread.mode == "layer":
+        return MicroBatchSize(_largest_block(spread, layers, tilings), images, value_bytes)
     pixels = max((tiling.context_max for tiling in tilings), key=lambda size: size[0] * size[1])
-    if halo.halo == "read":
-        return MicroBatchSize(pixels, -(-tiles_per_step // halo.mesh.replicas), value_bytes)
-    shape = halo.mesh.rows, halo.mesh.cols
+    if spread.mode == "read":
+        return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
+    shape = spread.mesh.rows, spread.mesh.cols
     places = itertools.product(range(shape[0]), range(shape[1]))
     blocks = (decompose(tiling, shape) for tiling in tilings)
     tiles = max(len(block.tiles(*place)) for block, place in itertools.product(blocks, places))
     return MicroBatchSize(pixels, images * tiles, value_bytes)
 
 
-def _largest_block(halo: HaloPlan, layers: tuple[Layer, ...], tilings: Sequence[Tiling]) -> tuple[int, int]:
+def _largest_block(spread: Spread, layers: tuple[Layer, ...], tilings: Sequence[Tiling]) -> tuple[int, int]:
     found = []
     for tiling in tilings:
-        blocks = layer_blocks(tiling, layers, (halo.mesh.rows, halo.mesh.cols), halo.fusion)
+        blocks = layer_blocks(tiling, layers, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
         rows, cols = (max(dim.owned(i).size for i in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
         found.append((_legal(layers, rows), _legal(layers, cols)))
     return max(found, key=lambda size: size[0] * size[1])
@@ -120,15 +123,16 @@ def plan_pipeline(
     if parallel.stages == 1:
         return None
     costs = layer_costs(layers, bands, largest.pixels, largest.value_bytes)
-    times = measured.layers if measured else [LayerTime(c.multiply_adds, 2 * c.multiply_adds) for c in costs]
+    forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
+    backward = measured.backward if measured else [BACKWARD_WORK * work for work in forward]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute_modes(),
         max(1, min(parallel.micro_batches or largest.count, largest.count)),
         StagePrices(layers, costs, largest.value_bytes),
-        [time.forward for time in times],
-        [time.backward for time in times],
-        measured.link.seconds if measured else None,
+        forward,
+        backward,
+        measured.message if measured else None,
         memory_bytes,
     )
     given = parallel.layer_counts()
@@ -138,7 +142,7 @@ def plan_pipeline(
         staged = stage(case, parse_balance(given, len(layers)))
         check_skips(case, staged.balance, "parallel.balance")
         check_memory(case, staged.balance)
-    return PipelinePlan(staged.balance, Settings(case.schedule, case.modes, staged.times), parallel.micro_batches)
+    return PipelinePlan(staged.balance, case.schedule, case.modes, staged.times, parallel.micro_batches)
 
 
 def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:

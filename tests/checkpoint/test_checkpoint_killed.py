@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.saved import make_network, save
-from tiledseg.training import checkpoint as module
-from tiledseg.training.checkpoint import (
+from tests.checkpoint.saved import make_network, save
+from tiledseg.checkpoint import folder as module
+from tiledseg.checkpoint.folder import (
     clean_leftovers,
     find_checkpoint,
     load_network,

@@ -12,24 +12,24 @@ import torch
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
+from tiledseg.execution.passes import Passes, SerialPasses
+from tiledseg.execution.pipeline_passes import PipelinePasses
+from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.unet import FlatNetwork
-from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.executor import PipelineExecutor, Settings
 from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.planning.run.pipeline import PipelinePlan
+from tiledseg.planning.run.spread import Spread
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
-from tiledseg.training.halo_plan import HaloPlan
-from tiledseg.training.passes import Passes, SerialPasses
-from tiledseg.training.pipeline_passes import PipelinePasses
-from tiledseg.training.pipeline_plan import PipelinePlan
-from tiledseg.training.precision import PARAMETER_DTYPES, autocast
 
 
 @dataclass(frozen=True)
 class ParallelRun:
     """What the passes of one run share: axes, network, and this rank's part of a pipeline. `close()` is collective."""
 
-    plan: HaloPlan
+    spread: Spread
     pipeline: PipelinePlan | None
     network: FlatNetwork
     mesh: Mesh
@@ -40,23 +40,23 @@ class ParallelRun:
 
     @staticmethod
     def open(
-        plan: HaloPlan, network: FlatNetwork, mesh: Mesh, precision: str, pipeline: PipelinePlan | None = None
+        spread: Spread, network: FlatNetwork, mesh: Mesh, precision: str, pipeline: PipelinePlan | None = None
     ) -> ParallelRun:
         """Puts `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
         the layers of this rank's stage: the values of the others are let go.
 
         Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread.
         """
-        alone = plan.halo == "read" and pipeline is None
-        axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, plan.mesh)
+        alone = spread.mode == "read" and pipeline is None
+        axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, spread.mesh)
         executor = None
         if pipeline is None:
             network.to(mesh.device, PARAMETER_DTYPES[precision])
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
-        spatial = SpatialNetwork(network, axes, plan.fusion, plan.overlap) if plan.halo == "layer" else None
-        return ParallelRun(plan, pipeline, network, mesh, axes, spatial, executor, precision)
+        spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.mode == "layer" else None
+        return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision)
 
     def over(self, tilings: Sequence[Tiling]) -> Passes:
         """The passes over images that are cut by `tilings`."""
@@ -71,7 +71,7 @@ class ParallelRun:
         self.axes.close()
 
     def _mode(self, tilings: tuple[Tiling, ...]) -> HaloMode:
-        if self.plan.halo == "read":
+        if self.spread.mode == "read":
             return ReadMode(self.network, self.mesh, tilings, self.precision, self.axes if self.pipeline else None)
         if self.spatial is None:
             return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision)
@@ -82,7 +82,7 @@ def _open_stage(
     pipeline: PipelinePlan, network: FlatNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
     """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
-    cut = cut_network(network.descriptions, pipeline.balance, pipeline.settings.schedule, axes.shape.stages)
+    cut = cut_network(network.descriptions, pipeline.balance, pipeline.schedule, axes.shape.stages)
     cast = autocast(precision, mesh.device) if precision == "bf16" else None
     network.to(PARAMETER_DTYPES[precision])
     dtypes = output_dtypes(network, cast, mesh.device)
@@ -90,4 +90,5 @@ def _open_stage(
     keep_layers(network, own, mesh.device, PARAMETER_DTYPES[precision])
     if axes.position is None:
         return None
-    return PipelineExecutor(network, cut, pipeline.settings, axes, dtypes, mesh.device)
+    settings = Settings(pipeline.schedule, pipeline.recompute, pipeline.times)
+    return PipelineExecutor(network, cut, settings, axes, dtypes, mesh.device)

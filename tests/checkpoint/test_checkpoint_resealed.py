@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.resealed import ALL, IRREGULAR, MANIFESTS, STATES, TENSORS, Change, in_manifest, reseal
 from tests.crash.runs import Material
-from tests.training.resealed import ALL, IRREGULAR, MANIFESTS, STATES, TENSORS, Change, in_manifest, reseal
+from tiledseg.checkpoint.folder import find_checkpoint, newest_checkpoint
 from tiledseg.errors import CheckpointError
 from tiledseg.train import main
-from tiledseg.training.checkpoint import find_checkpoint, newest_checkpoint
 
 
 @pytest.fixture(scope="module")

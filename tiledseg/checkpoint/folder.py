@@ -23,9 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tiledseg.errors import CheckpointError
-from tiledseg.outputs import files_below
-from tiledseg.training.checkpoint_check import (
+from tiledseg.checkpoint.check import (
     FORMAT,
     MANIFEST,
     MODEL,
@@ -36,6 +34,8 @@ from tiledseg.training.checkpoint_check import (
     sha256,
     verified,
 )
+from tiledseg.errors import CheckpointError
+from tiledseg.outputs import files_below
 from tiledseg.writing import writing
 
 _LATEST = "latest"

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiledseg
-from tests.training.saved import FILES, save
-from tiledseg.errors import CheckpointError
-from tiledseg.training import checkpoint as module
-from tiledseg.training.checkpoint import (
+from tests.checkpoint.saved import FILES, save
+from tiledseg.checkpoint import folder as module
+from tiledseg.checkpoint.folder import (
     find_checkpoint,
     newest_checkpoint,
 )
+from tiledseg.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")

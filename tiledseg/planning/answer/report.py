@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
-from tiledseg.planning.cluster import Epoch, nodes_per_image, ranks_per_image
+from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
+from tiledseg.planning.answer.modes import modes_part
+from tiledseg.planning.answer.question import Question
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.modes_report import modes_part
-from tiledseg.planning.question import Question
-from tiledseg.planning.search import check_tiles, choose_grid
+from tiledseg.planning.run.grid import check_tiles
+from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.plan import Extent, RunQuestion, run_grid
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.stages import StagesQuestion, stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory
@@ -69,19 +72,7 @@ def plan_tiling(question: Question) -> Tiling:
     """The tiling of the given grid, or of the one that fits the memory."""
     layers = question.network.layers()
     footprint = network_footprint(layers)
-    grid = question.grid
-    if grid is None:
-        assert question.gpu_memory is not None, "the command asks for --gpu-memory with grid auto"
-        ranks = ranks_per_image(question.gpus or 1, question.images)
-        grid = choose_grid(
-            question.size,
-            layers,
-            footprint,
-            question.gpu_memory,
-            question.bytes_per_value,
-            ranks,
-            question.network.bands,
-        )
+    grid = question.grid or run_grid(run_question(question), footprint, Extent(question.size))
     finest = finest_grid(question.size, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
@@ -91,6 +82,20 @@ def plan_tiling(question: Question) -> Tiling:
     tiling = make_tiling(question.size, grid, footprint)
     check_tiles(tiling, layers, question.network.bands)
     return tiling
+
+
+def run_question(question: Question) -> RunQuestion:
+    """The run that is planned with grid auto: in the first of the halo modes that can be exact on several tiles."""
+    assert question.gpu_memory is not None, "the command asks for --gpu-memory with grid auto"
+    mode = exact_modes(question.network.layers(), tiles=2)[0]
+    return RunQuestion(
+        question.network,
+        (Extent(question.size),),
+        ranks_per_image(question.gpus or 1, question.images),
+        question.gpu_memory,
+        ParallelConfig(halo=mode),
+        question.precision,
+    )
 
 
 def paper_part(question: Question, grid: tuple[int, int]) -> Answer:

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.saved import make_network, save, state_of, train
-from tiledseg.config import OptimizerConfig
-from tiledseg.errors import CheckpointError
-from tiledseg.training.checkpoint import (
+from tests.checkpoint.saved import make_network, save, state_of, train
+from tiledseg.checkpoint.folder import (
     clean_leftovers,
     contents_of,
     drop_later,
@@ -24,6 +22,8 @@ from tiledseg.training.checkpoint import (
     newest_step,
     save_checkpoint,
 )
+from tiledseg.config import OptimizerConfig
+from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer
 
 

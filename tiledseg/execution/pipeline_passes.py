@@ -13,12 +13,12 @@ from torch import nn
 
 from tiledseg.comm.point_to_point import Traffic
 from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.execution.halo_modes import HaloMode, Part, Piece, Unit
+from tiledseg.execution.passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.halo_modes import HaloMode, Part, Piece, Unit
-from tiledseg.training.passes import Key, Loss, StageFigures, Timed
 
 _FORWARD_ROUND = 256  # units of a run without gradients between two flushes: bounds the plan of a large map
 

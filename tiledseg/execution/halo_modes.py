@@ -20,6 +20,7 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.precision import autocast, to_network_input
 from tiledseg.geometry.blocks import LayerBlocks, exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, decompose, plan_exchange
@@ -30,7 +31,6 @@ from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.precision import autocast, to_network_input
 
 
 class Part(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tiledseg.training.checkpoint_check import own_checksum, sha256
+from tiledseg.checkpoint.check import own_checksum, sha256
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 Change = Callable[[Path], None]

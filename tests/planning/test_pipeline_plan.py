@@ -11,12 +11,9 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.pipeline.layer_times import LayerTime
 from tiledseg.pipeline.link_time import Link
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.stages_cost import StagePrices
-from tiledseg.training.halo_plan import plan_halos
-from tiledseg.training.pipeline_plan import (
+from tiledseg.planning.run.pipeline import (
     Measured,
     MicroBatchSize,
     PipelinePlan,
@@ -24,6 +21,8 @@ from tiledseg.training.pipeline_plan import (
     plan_pipeline,
     spread_note,
 )
+from tiledseg.planning.run.spread import choose_spread
+from tiledseg.planning.stages_cost import StagePrices
 
 UNET = UNet(3, base_channels=8, classes=3)
 LAYERS = UNET.layers()
@@ -43,23 +42,22 @@ def test_one_stage_is_no_pipeline() -> None:
 def test_measured_times_decide_an_automatic_balance() -> None:
     """All time in the last layers: the first stage gets all others."""
     layers = len(LAYERS)
-    seconds = [LayerTime(0.0, 0.0)] * (layers - 2) + [LayerTime(1.0, 2.0)] * 2
-    assert plan(measured=Measured(seconds, Link(0.0, 0.0)), stages=2).balance == (layers - 1, 1)
+    forward, backward = ([0.0] * (layers - 2) + [last] * 2 for last in (1.0, 2.0))
+    assert plan(measured=Measured(forward, backward, lambda size: 0.0), stages=2).balance == (layers - 1, 1)
     assert plan(stages=2).balance != (layers - 1, 1), "by multiply-adds it is another"
 
 
 def test_measured_messages_decide_too() -> None:
     """Each layer as long as the others, so that a quick link leaves the cut in the middle; a slow one moves it to where
     fewer bytes go through."""
-    seconds = [LayerTime(1e-3, 2e-3)] * len(LAYERS)
-    quick, slow = (plan(measured=Measured(seconds, Link(0.0, p)), stages=2) for p in (1e-12, 1e-6))
+    forward, backward = [1e-3] * len(LAYERS), [2e-3] * len(LAYERS)
+    links = (Link(0.0, per_byte) for per_byte in (1e-12, 1e-6))
+    quick, slow = (plan(measured=Measured(forward, backward, link.seconds), stages=2) for link in links)
     assert abs(quick.balance[0] - quick.balance[1]) <= 1
     costs = layer_costs(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
     prices = StagePrices(LAYERS, costs, TILES.value_bytes)
     assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))
-    times = quick.settings.times
-    assert times is not None
-    assert times.sending == pytest.approx([1e-12 * prices.activation_bytes(quick.balance[0])])
+    assert quick.times.sending == pytest.approx([1e-12 * prices.activation_bytes(quick.balance[0])])
 
 
 @pytest.mark.parametrize("brackets", [None, "{}", "[]"], ids=["list", "braces", "brackets"])
@@ -123,7 +121,7 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     unet = UNet(3, base_channels=4, padding=padding)
     tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.layers()))
     parallel = ParallelConfig(halo=halo, stages=2, mesh="auto" if halo == "read" else [2, 1])
-    plans = plan_halos(parallel, unet.layers(), [tiling], 4, 1, 4, 4)
+    plans = choose_spread(parallel, unet.layers(), [tiling], 4, 1, 4, 4)
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
     largest = micro_batch_size(plans, unet.layers(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]

@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from tiledseg.checkpoint.saved_state import SavedState, parse_state
+from tiledseg.checkpoint.tensors import check_tensors
+from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.files import irregular_kind
-from tiledseg.training.checkpoint_tensors import check_tensors
-from tiledseg.training.saved_state import SavedState, parse_state
-from tiledseg.training.typed_json import MalformedError, parse, quoted
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"

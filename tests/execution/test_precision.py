@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.law.test_devices import tiled_step
-from tiledseg.training.precision import make_deterministic, use_one_kernel
+from tiledseg.execution.precision import make_deterministic, use_one_kernel
 
 CPU = torch.device("cpu")
 FLAGS = (

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.saved_state import SavedState
+from tiledseg.checkpoint.typed_json import MalformedError, quoted
 from tiledseg.models.unet import FlatNetwork
-from tiledseg.training.saved_state import SavedState
-from tiledseg.training.typed_json import MalformedError, quoted
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -1,4 +1,4 @@
-"""The halo mode of a run, decided and checked before any rank starts: mode, mesh, fusion."""
+"""How the pixels and layers of a run spread over its ranks, decided and checked before any of them starts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.halo_modes import choose_fusion
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.mesh_choice import choose_mesh
-from tiledseg.planning.mode_cost import Task, check_blocks, layer_cost
-from tiledseg.planning.search import check_tiles
+from tiledseg.planning.mode_choice import choose_fusion
+from tiledseg.planning.mode_cost import check_blocks
+from tiledseg.planning.run.grid import check_tiles
+from tiledseg.planning.run.mesh import choose_mesh
 
 
 @dataclass(frozen=True)
-class HaloPlan:
-    """The mode, the axes of the ranks (in mode `read` without stages each rank is on its own), the layers that an
+class Spread:
+    """The halo mode, the axes of the ranks (in mode `read` without stages each rank is on its own), the layers that an
     exchange serves, and whether convolutions compute while halos travel."""
 
-    halo: str = "read"
+    mode: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
     fusion: int = 1
     overlap: bool = False
@@ -34,11 +34,11 @@ class HaloPlan:
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""
         depth = "whole network" if self.fusion >= WHOLE else self.fusion
-        fused = f", fusion {depth}{', overlap' if self.overlap else ''}" if self.halo == "layer" else ""
-        return f"{self.halo}, ranks {self.mesh}{fused}"
+        fused = f", fusion {depth}{', overlap' if self.overlap else ''}" if self.mode == "layer" else ""
+        return f"{self.mode}, ranks {self.mesh}{fused}"
 
 
-def plan_halos(
+def choose_spread(
     parallel: ParallelConfig,
     layers: tuple[Layer, ...],
     tilings: Sequence[Tiling],
@@ -46,7 +46,7 @@ def plan_halos(
     images_per_step: int,
     bands: int,
     value_bytes: int,
-) -> HaloPlan:
+) -> Spread:
     """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`.
 
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
@@ -62,14 +62,14 @@ def plan_halos(
         for tiling in tilings:
             check_tiles(tiling, layers, bands)
     if parallel.halo == "read":
-        return HaloPlan(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else HaloPlan()
+        return Spread(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else Spread()
     mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step, parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
         if parallel.halo == "exchange":
             for tiling in tilings:
                 decompose(tiling, shape)
-            return HaloPlan("exchange", mesh)
+            return Spread("exchange", mesh)
         first = layer_blocks(tilings[0], layers, shape)
         fusion = parallel.fusion_depth()
         if fusion is None:
@@ -79,37 +79,14 @@ def plan_halos(
             check_blocks(layers, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    return HaloPlan("layer", mesh, fusion, parallel.overlap)
+    return Spread("layer", mesh, fusion, parallel.overlap)
 
 
-def layer_memory(
-    plan: HaloPlan, layers: tuple[Layer, ...], tilings: Sequence[Tiling], bands: int, value_bytes: int
-) -> int:
-    """Predicted bytes of a training step in mode `layer` on the rank and image that need most; 0 in other modes, whose
-    tiles can be made as small as the memory asks for."""
-    if plan.halo != "layer":
-        return 0
-    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    task = Task(layers, bands, decompose(largest, (plan.mesh.rows, plan.mesh.cols)), value_bytes)
-    return layer_cost(task, Machine(), plan.fusion).memory
-
-
-def plan_notes(plan: HaloPlan, ranks: int, images_per_step: int, needed: int, memory: int) -> list[str]:
-    """What the user should know: too little memory (`needed` and `memory` in bytes a rank), ranks without work."""
-    notes = []
-    if needed > memory:
-        notes.append(
-            f"parallel.halo layer computes the whole block of a rank at once, which needs about {needed / 2**30:.1f} "
-            f"GiB, but {memory / 2**30:.1f} GiB are to be had; use more ranks an image, or mode exchange or read with "
-            "a finer tiling.grid"
-        )
-    if (plan.halo != "read" or plan.mesh.stages > 1) and plan.mesh.ranks < ranks:
-        notes.append(_idle(plan, ranks, images_per_step))
-    return notes
-
-
-def _idle(plan: HaloPlan, ranks: int, images_per_step: int) -> str:
+def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:
+    """What the user should know where ranks have no work."""
+    if spread.mesh.ranks >= ranks or (spread.mode == "read" and spread.mesh.stages == 1):
+        return None
     return (
-        f"{ranks - plan.mesh.ranks} of {ranks} ranks own nothing: the mesh is {plan.mesh} with steps of "
+        f"{ranks - spread.mesh.ranks} of {ranks} ranks own nothing: the mesh is {spread.mesh} with steps of "
         f"{images_per_step} images; use fewer ranks, a finer tiling.grid, or more train.images_per_step"
     )

@@ -1,0 +1,89 @@
+"""One plan of a run: train, validation, prediction and `plan` ask one function, which needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.planning.run.pipeline import Measured
+from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
+
+MEMORY = 5 << 20
+
+
+def question(norm: str = "none", **given: Any) -> RunQuestion:
+    parallel = {key: given.pop(key) for key in ("halo", "stages", "balance", "exact") if key in given}
+    network = UNet(3, 1, base_channels=8, norm=norm)
+    asked = RunQuestion(network, (Extent((150, 230)),), 2, MEMORY, ParallelConfig(**parallel))
+    return replace(asked, **given)
+
+
+@pytest.mark.parametrize("norm", ["none", "pixel", "batch"])
+def test_a_map_is_cut_as_its_training_was(norm: str) -> None:
+    """But for a batch norm, which is a constant by then."""
+    trained, mapped = (plan_run(question(norm, trains=trains)) for trains in (True, False))
+    assert len(mapped.tilings[0]) > 1
+    assert (trained.tilings == mapped.tilings) == (norm != "batch")
+    assert trained.spread == mapped.spread
+
+
+def test_auto_leaves_an_image_whole_only_where_a_norm_must_see_it() -> None:
+    assert plan_run(question("instance")).tilings[0].grid == (1, 1)
+    cut = plan_run(question("instance", halo="layer"))
+    assert len(cut.tilings[0]) > 1
+    assert cut.spread.mesh.ranks == 2
+    accepted = plan_run(question("instance", exact=False))
+    assert len(accepted.tilings[0]) > 1
+    assert any(note.startswith("not exact: model.norm is instance") for note in accepted.warnings)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_cut_image_is_refused_for_a_norm_that_must_see_it(trains: bool) -> None:
+    with pytest.raises(ConfigError, match=r"model.norm is group.*parallel.halo layer.*accept it with parallel.exact"):
+        plan_run(question("group", grid=(2, 2), trains=trains))
+
+
+def test_a_store_has_its_own_grid() -> None:
+    asked = question(rasters=(Extent((150, 230), (3, 2)),), held_out=(Extent((90, 60), (1, 2)),))
+    plan = plan_run(asked)
+    assert [tiling.grid for tiling in (*plan.tilings, *plan.held_out)] == [(3, 2), (1, 2)]
+
+
+def test_a_step_that_needs_more_than_there_is_is_told() -> None:
+    """Of a training run; a map keeps nothing for a backward pass."""
+    plan = plan_run(question(grid=(1, 1)))
+    assert plan.memory > MEMORY
+    assert any("a training step on the largest tile needs about" in note for note in plan.warnings)
+    assert plan_run(question(grid=(1, 1), trains=False)).warnings == ()
+    assert plan_run(question(grid=(1, 1), memory=plan.memory)).warnings == ()
+
+
+def test_the_balance_waits_for_times_only_where_they_are_measured() -> None:
+    asked = question(stages=2, memory=1 << 30, grid=(2, 2))
+    plan = plan_run(asked)
+    assert plan.pipeline is None
+    layers = len(asked.network.layers())
+    last = [0.0] * (layers - 1) + [1.0]
+    found = balanced(asked, plan, Measured(last, last, lambda size: 0.0))
+    assert found.pipeline is not None
+    assert sum(found.pipeline.balance) == layers
+    for other in (replace(asked, trains=False), question(stages=2, balance="modelled", memory=1 << 30, grid=(2, 2))):
+        assert plan_run(other).pipeline is not None
+
+
+def test_it_is_made_without_torch() -> None:
+    program = (
+        "import sys; from tiledseg.architecture.unet import UNet\n"
+        "from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run\n"
+        "print(plan_run(RunQuestion(UNet(3), (Extent((64, 64)),), 2, 1 << 30)).tilings[0].grid)\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "(1, 2)\n"

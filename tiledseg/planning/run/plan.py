@@ -1,0 +1,141 @@
+"""The plan of a run: all that is decided before a rank starts, by one function, for every command.
+
+Training with its validation, prediction and `plan` ask it. It needs no torch: what only a device can tell, the memory
+that is free and the times of layers and messages, it is given. Who runs a plan decides nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.planning.run.grid import choose_grid
+from tiledseg.planning.run.memory import memory_note, run_memory
+from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
+from tiledseg.planning.run.spread import Spread, choose_spread, idle_note
+from tiledseg.widths import ACTIVATION_BYTES
+
+
+class Extent(NamedTuple):
+    """A raster to cut: its (height, width) in pixels, and, of a tile store, the grid that it was cut by."""
+
+    shape: tuple[int, int]
+    grid: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class RunQuestion:
+    """What a run is to do, and on what.
+
+    `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
+    `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
+    `images_per_step` images; a map is one step on one image.
+    """
+
+    network: UNet
+    rasters: tuple[Extent, ...]
+    ranks: int
+    memory: int
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: str = "fp32"
+    held_out: tuple[Extent, ...] = ()
+    grid: tuple[int, int] | None = None
+    halo: int | None = None
+    trains: bool = True
+    tiles_per_step: int | None = None
+    images_per_step: int = 1
+
+    @property
+    def value_bytes(self) -> int:
+        return ACTIVATION_BYTES[self.precision]
+
+    @property
+    def waits_for_times(self) -> bool:
+        """Whether the balance is to follow from times that are measured: see `balanced`."""
+        return self.trains and self.parallel.stages > 1 and self.parallel.balance == "auto"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run does, the same on all ranks: a value that one of them computes.
+
+    `tilings` of the question's rasters, `held_out` of those validated on. `memory`: predicted bytes of a training step
+    without stages, on the rank that needs most. `pipeline`: None without stages, and until the times are known that it
+    waits for.
+    """
+
+    network: UNet
+    footprint: Footprint
+    tilings: tuple[Tiling, ...]
+    held_out: tuple[Tiling, ...]
+    spread: Spread
+    micro_batch: MicroBatchSize
+    memory: int
+    pipeline: PipelinePlan | None
+    warnings: tuple[str, ...]
+
+
+def plan_run(question: RunQuestion) -> RunPlan:
+    """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
+    network, parallel, value = question.network, question.parallel, question.value_bytes
+    layers = network.layers()
+    footprint = network_footprint(layers, question.halo, parallel.exact)
+    cut, held_out = (
+        tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
+        for extents in (question.rasters, question.held_out)
+    )
+    tilings = (*cut, *held_out)
+    spread = choose_spread(parallel, layers, tilings, question.ranks, question.images_per_step, network.bands, value)
+    check_statistics(layers, network.bands, tilings, spread.mode, question.trains)
+    memory = run_memory(spread, layers, tilings, network.bands, value)
+    notes = (
+        memory_note(spread, memory, question.memory) if question.trains and parallel.stages == 1 else None,
+        idle_note(spread, question.ranks, question.images_per_step),
+        _inexact(question, layers, tilings, spread),
+    )
+    in_step = question.tiles_per_step or max(map(len, cut)) * question.images_per_step
+    largest = micro_batch_size(spread, layers, tilings, in_step, question.images_per_step, value)
+    warnings = tuple(filter(None, notes))
+    plan = RunPlan(network, footprint, cut, held_out, spread, largest, memory, None, warnings)
+    return plan if question.waits_for_times else balanced(question, plan)
+
+
+def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:
+    """The plan with the balance of its pipeline, by times that were `measured`, else by multiply-adds."""
+    network, limit = plan.network, question.memory if question.trains else None
+    pipeline = plan_pipeline(question.parallel, network.layers(), network.bands, plan.micro_batch, limit, measured)
+    return replace(plan, pipeline=pipeline)
+
+
+def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
+    """Rows and columns of tiles of a raster: as asked for, as the raster has been cut, or auto.
+
+    Auto leaves the image whole where a norm would see less of it than it must.
+    """
+    given, parallel, layers = question.grid or extent.grid, question.parallel, question.network.layers()
+    if given is not None:
+        return given
+    if parallel.exact and parallel.halo not in exact_modes(layers, tiles=2, trains=question.trains):
+        return 1, 1
+    pipelines = max(1, question.ranks // parallel.stages)
+    bands = question.network.bands
+    return choose_grid(extent.shape, layers, footprint, question.memory, question.value_bytes, pipelines, bands)
+
+
+def _inexact(question: RunQuestion, layers: Sequence[Layer], tilings: Sequence[Tiling], spread: Spread) -> str | None:
+    """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
+    at_once = max(question.images_per_step, question.tiles_per_step or 1)
+    if spread.mode == "layer":
+        at_once = spread.mesh.replicas
+    fault = norm_fault(layers, spread.mode, max(map(len, tilings)), at_once, question.trains)
+    if fault and question.parallel.exact:
+        raise ConfigError(f"{fault}, or accept it with parallel.exact false")
+    return f"not exact: {fault}" if fault else None
