@@ -103,7 +103,7 @@ def test_layers_are_timed_with_the_kernels_of_the_steps(
         raise InputError("seen")
 
     torch.use_deterministic_algorithms(not deterministic)
-    monkeypatch.setattr(module, "_plan_pipeline", fail)
+    monkeypatch.setattr(module, "with_times", fail)
     with pytest.raises(InputError, match="seen"):
         run(config_of(material, tmp_path / "run", deterministic=deterministic))
     torch.use_deterministic_algorithms(False)
