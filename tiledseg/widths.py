@@ -9,6 +9,7 @@
 | output of a pixel or group norm, its halos | 4 | 4 | 8 |
 | loss, statistics of a pixel norm | 4 | 4 | 8 |
 | statistics of other norms | 8 | 8 | 8 |
+| sums of gradients over tiles and ranks | 8 | 8 | 8 |
 
 The first row names a precision for all that counts: the others follow from it. bf16 is autocast of PyTorch, whose list
 for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in bfloat16).
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
 SINGLE_BYTES = 4  # float32
-DOUBLE_BYTES = 8  # float64: statistics of norms, on any device
+DOUBLE_BYTES = 8  # float64: statistics of norms, sums of gradients; on any device
 SINGLE_NORMS = ("pixel", "group")  # autocast computes them in float32
 PIECE_VALUES = 1 << 16
 _SUMS = 3  # twice as many values a channel, while rows are summed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +11,21 @@ from torch.nn.functional import cross_entropy
 
 from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import INPUT_DTYPES
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.receptive_field import is_legal_size
+from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.unet import build_unet
+from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.raster.dataset import Sample
+from tiledseg.training.step import Stepper
+from tiledseg.widths import ACTIVATION_BYTES
 
 
 def measured_peak(unet: UNet, context: tuple[int, int]) -> int:
@@ -72,15 +85,35 @@ def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_col
     assert memory.activations + memory.backward == pytest.approx(measured_peak(unet, context), rel=0.01, abs=2048)
 
 
+@pytest.mark.parametrize(("precision", "most"), [("fp32", 0.001), ("fp64", 0.005), ("bf16", 0.02)])
+def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float) -> None:
+    """With weights, the optimizer's values and the sums of gradients in float64, which were not counted."""
+    unet, side = UNet(3, base_channels=16), 96
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.layers()))
+    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
+    sample = Sample(0, tile, np.ones((unet.bands, side, side), INPUT_DTYPES[precision]), labels_HW, valid_HW)
+    with AllocationMeter([]) as meter:
+        network = build_unet(unet, seed=0).train()
+        run = ParallelRun.open(Spread(), network, mesh, precision)
+        optimizer = torch.optim.AdamW(network.parameters())
+        stepper = Stepper(network, optimizer, mesh, run.over([tiling]), run.axes, 255, 0, 0.0)
+        for step in range(2):  # the optimizer makes its values in the first
+            meter.peak = 0
+            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
+    memory = training_memory(unet.layers(), unet.bands, (side, side), ACTIVATION_BYTES[precision])
+    assert memory.total == pytest.approx(meter.peak, rel=most)
+
+
 def test_totals_and_states() -> None:
     unet = UNet(3, base_channels=8)
     parameters = sum(p.numel() for p in build_unet(unet).parameters())
     single = training_memory(unet.layers(), 4, (64, 64), 4)
-    assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 4 * parameters, 8 * parameters)
-    assert single.total == 16 * parameters + single.activations + single.backward
+    assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 8 * parameters, 8 * parameters)
+    assert single.total == 20 * parameters + single.activations + single.backward
     assert training_memory(unet.layers(), 4, (64, 64), 4, optimizer_values=1).optimizer == 4 * parameters
     double = training_memory(unet.layers(), 4, (64, 64), 8)
     assert double.gradients == 8 * parameters
     half = training_memory(unet.layers(), 4, (64, 64), 2)
-    assert (half.weights, half.gradients) == (6 * parameters, 4 * parameters)
+    assert (half.weights, half.gradients) == (6 * parameters, 8 * parameters)
     assert half.activations < single.activations < double.activations

@@ -17,7 +17,7 @@ from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, Tensor, keep_for_backward, loss_bytes
 from tiledseg.planning.step_memory import ADAM_VALUES
-from tiledseg.widths import copy_bytes, wide_bytes
+from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StagePrices:
         received = self.received(first, stop)
         return StageMemory(
             weights=parameters * (width + copy_bytes(self.bytes_per_value)),
-            gradients=parameters * width,
+            gradients=parameters * DOUBLE_BYTES,
             optimizer=ADAM_VALUES * parameters * width,
             activations=up_to[-1] + self._loss(stop),
             inputs=received if first else self.costs[0].input_bytes,

@@ -1,8 +1,8 @@
 """The memory of one training step on one tile, walked through the forward and the backward pass.
 
-Weights, their gradients and the optimizer's values, all that autograd keeps (see `cost`), and on top of it the worst
-moment of the backward pass. Against PyTorch's own allocations the tests find it within 0.1 %. Not counted: the
-device's context, workspaces of its libraries, fragmentation, communication buffers.
+Weights, the float64 sums of their gradients (`tiledseg.gradients`), the optimizer's values, all that autograd keeps
+(see `cost`), and on top of it the worst moment of the backward pass. Against PyTorch's own allocations the tests find
+it within 0.1 %. Not counted: the device's context, workspaces of its libraries, fragmentation, communication buffers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tiledseg.geometry.layer import Layer
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, layer_costs, loss_bytes
-from tiledseg.widths import copy_bytes, wide_bytes
+from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
 
@@ -63,7 +63,7 @@ def walked_memory(
     kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs, bytes_per_value)
     return StepMemory(
         weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
-        gradients=parameters * weight_bytes,
+        gradients=parameters * DOUBLE_BYTES,
         optimizer=parameters * weight_bytes * optimizer_values,
         activations=kept,
         backward=backward_peak(layers, costs, [c.kept_bytes for c in costs], bytes_per_value),

@@ -105,7 +105,7 @@ def _stages(part: Answer) -> str:
 def _memory(part: Answer) -> list[Row]:
     rows = [
         ("weights", *_size(part["weights"]), _WEIGHTS[part["precision"]]),
-        ("gradients", *_size(part["gradients"]), ""),
+        ("gradients", *_size(part["gradients"]), "summed in float64"),
         ("optimizer", *_size(part["optimizer"]), "AdamW"),
         ("activations kept", *_size(part["activations"]), "with the loss"),
         ("backward pass on top", *_size(part["backward"]), "at its worst moment"),
