@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from tiledseg.config import Config
 from tiledseg.config_checks import shown
-from tiledseg.config_yaml import check_words, read_yaml
+from tiledseg.config_yaml import check_keys, check_words, read_yaml
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, WriteError
 
@@ -109,29 +109,10 @@ def _check_files(arguments: Sequence[str]) -> None:
     The parser would read the file of `--data FILE` by itself, unchecked: a group has to be written out.
     """
     for path in config_files(arguments):
-        _check_groups(path, read_yaml(path))
+        check_keys(path, read_yaml(path), _KNOWN)
     for word, given in _given(arguments):
         if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")
-
-
-def _check_groups(path: str, values: object) -> None:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} holds {_kind(values)} instead of groups of keys; give some of {', '.join(_KNOWN)}")
-    for name, group in values.items():
-        if name not in _KNOWN:
-            raise ConfigError(f"{path} has the unknown group '{shown(name)}'; give some of {', '.join(_KNOWN)}")
-        if not isinstance(group, Mapping):
-            raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
-        unknown = [key for key in group if key not in _KNOWN[name]]
-        if unknown:
-            raise ConfigError(
-                f"{path} has the unknown key {name}.{shown(unknown[0])}; give some of {', '.join(sorted(_KNOWN[name]))}"
-            )
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"the {type(value).__name__} {shown(value)}"
 
 
 def _type_of(group: str) -> Callable[..., Any]:

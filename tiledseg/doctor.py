@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="python -m tiledseg.doctor", description="Shows the ranks of a job and measures all-reduces.")
+    parser = Parser(prog="tiledseg doctor", description="Shows the ranks of a job and measures all-reduces.")
     add_format_option(parser)
     parser.add_argument("--transport", default="auto", help="auto, nccl, gloo or mpi (default auto)")
     arguments = parser.parse_args(argv)

@@ -10,7 +10,8 @@ if __name__ == "__main__":
 import importlib.util
 import json
 import math
-from argparse import Namespace
+import sys
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
+from tiledseg.config_flags import parse
 from tiledseg.console import answer, end, say
 from tiledseg.errors import ConfigError
 from tiledseg.execution.metrics import Scores, scores
@@ -31,18 +33,27 @@ from tiledseg.raster.reader import open_raster
 
 def build_parser() -> Parser:
     """The command's options."""
-    parser = Parser(prog="python -m tiledseg.evaluate", description="Score a class map against its labels.")
-    parser.add_argument("--prediction", required=True, help="raster of class numbers; its nodata does not count")
-    parser.add_argument("--labels", required=True, help="raster of labels on the same grid; its nodata does not count")
+    parser = Parser(prog="tiledseg evaluate", description="Score a class map against its labels.")
+    parser.add_argument(
+        "--prediction", type=str, required=True, help="raster of class numbers; its nodata does not count"
+    )
+    parser.add_argument(
+        "--labels", type=str, required=True, help="raster of labels on the same grid; its nodata does not count"
+    )
     parser.add_argument(
         "--classes",
         help="number of classes, or a JSON map of the labels' raw values or colours to classes "
         "(default: the labels are class numbers, counted in the data)",
     )
     parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
-    parser.add_argument("--image", help="raster to show beside the map with --plot")
-    parser.add_argument("--plot", help="PNG to write: image, labels and prediction side by side")
-    parser.add_argument("--references", action="store_true", help="open formats that read further files and URLs (VRT)")
+    parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")
+    parser.add_argument("--plot", type=str, help="PNG to write: image, labels and prediction side by side")
+    parser.add_argument(
+        "--references",
+        action=BooleanOptionalAction,
+        default=False,
+        help="open formats that read further files and URLs (VRT)",
+    )
     add_format_option(parser)
     return parser
 
@@ -70,7 +81,7 @@ def parse_classes(text: str) -> int | Mapping[Hashable, int | None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the scores; the exit code (0; 2 for bad input)."""
-    return run(lambda: _evaluate(build_parser().parse_args(argv)))
+    return run(lambda: _evaluate(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
 
 
 def _evaluate(options: Namespace) -> None:
@@ -87,7 +98,9 @@ def _evaluate(options: Namespace) -> None:
         warn(reference_notes(reader.info for reader in readers))
         prediction, labels, image = *readers[:2], (readers[2] if options.image is not None else None)
         if options.plot is not None:
-            check_outputs([whole("--plot", options.plot)], [file for r in readers for file in r.info.files])
+            check_outputs(
+                [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
+            )
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
         if options.plot is not None:

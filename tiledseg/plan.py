@@ -64,9 +64,7 @@ def _plot(path: str, question: Question, planned: Planned) -> None:
 
 def _parser() -> Parser:
     default = ModelConfig()
-    parser = Parser(
-        prog="python -m tiledseg.plan", description="Calculates halos, efficiency, memory and cluster of a tiling."
-    )
+    parser = Parser(prog="tiledseg plan", description="Calculates halos, efficiency, memory and cluster of a tiling.")
     raster = parser.add_argument_group("raster and grid")
     raster.add_argument(
         "--size", nargs="+", type=int, required=True, metavar="N", help="side, or height and width (px)"

@@ -9,6 +9,8 @@ if __name__ == "__main__":
 
 import os
 import re
+import sys
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,22 +19,21 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
+from tiledseg.config_flags import parse
 from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
-    import argparse
-
     from tiledseg.comm.mesh import Mesh
 
 
 def build_parser() -> Parser:
     """The command's options."""
-    parser = Parser(prog="python -m tiledseg.predict", description="Map a raster with a trained network.")
-    parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
-    parser.add_argument("--image", required=True, help="raster to map: a path or URL")
-    parser.add_argument("--output", required=True, help="GeoTIFF of class numbers to write")
-    parser.add_argument("--probabilities", help="GeoTIFF of class probabilities to write, one band a class")
+    parser = Parser(prog="tiledseg predict", description="Map a raster with a trained network.")
+    parser.add_argument("--checkpoint", type=str, required=True, help="a run's folder, or one checkpoint of it")
+    parser.add_argument("--image", type=str, required=True, help="raster to map: a path or URL")
+    parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write")
+    parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
     parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
     parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
@@ -61,7 +62,12 @@ def build_parser() -> Parser:
         "--parallel.schedule", dest="schedule", default="1f1b", help="1f1b (default), gpipe or folded: see train --help"
     )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
-    parser.add_argument("--references", action="store_true", help="open formats that read further files and URLs (VRT)")
+    parser.add_argument(
+        "--references",
+        action=BooleanOptionalAction,
+        default=False,
+        help="open formats that read further files and URLs (VRT)",
+    )
     parser.add_argument(
         "--parallel.deadline", dest="deadline", type=float, default=600.0, help="see train --help (default 600 seconds)"
     )
@@ -74,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the map; the exit code (0; 2 for bad input)."""
 
     def body() -> int:
-        options = build_parser().parse_args(argv)
+        options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
         grid = parse_grid(options.grid)
         Range(1, 256).check("--workers", options.workers)
         parallel = parse_parallel(options)
@@ -100,7 +106,7 @@ def parse_grid(text: str) -> tuple[int, int] | None:
     return tiling.grid_shape()
 
 
-def parse_parallel(options: argparse.Namespace) -> ParallelConfig:
+def parse_parallel(options: Namespace) -> ParallelConfig:
     """The flags --parallel.*, checked as train checks its keys."""
     pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.mesh)
     parallel = ParallelConfig(
@@ -125,7 +131,7 @@ def _parse_balance(text: str) -> list[int] | str:
     return [int(count) for count in inner[1].split(",")] if inner else text
 
 
-def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
+def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
     from tiledseg.checkpoint.folder import find_checkpoint
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
@@ -139,6 +145,7 @@ def _work(options: argparse.Namespace, grid: tuple[int, int] | None, parallel: P
         precision=options.precision,
         parallel=parallel,
         references=options.references,
+        inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,
         verbosity=options.verbosity,

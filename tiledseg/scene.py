@@ -24,7 +24,7 @@ _LONG = 4_000_000
 def _parser() -> Parser:
     names = ", ".join(f"{number} {name}" for number, name in enumerate(CLASSES))
     parser = Parser(
-        prog="python -m tiledseg.scene",
+        prog="tiledseg scene",
         description="Write a synthetic satellite scene (uint8, 0.5 m, nodata 0) and its labels as tiled GeoTIFFs. "
         f"Classes: {names}, {IGNORED} nodata. The same seed gives the same bytes, whatever the number of workers.",
     )

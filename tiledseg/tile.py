@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def build_parser() -> Parser:
     """The command's options. One that is not given is that of --config, or of the default configuration."""
     parser = Parser(
-        prog="python -m tiledseg.tile",
+        prog="tiledseg tile",
         description="Cut rasters into an HDF5 tile store: each context, halo included, in one piece.",
     )
     parser.add_argument("--images", nargs="+", help="images: paths, globs or URLs")
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def resolve(options: argparse.Namespace) -> Config:
     """The configuration that flags and --config together give. Raises ConfigError."""
-    config = parse_config(["--config", options.config], "python -m tiledseg.tile", "") if options.config else Config()
+    config = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
     for key in ("images", "labels", "nodata", "references"):
         if getattr(options, key) is not None:
             setattr(config.data, key, getattr(options, key))

@@ -21,7 +21,7 @@ from tiledseg.freed_memory import keep_freed_memory
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
-COMMAND = "python -m tiledseg.train"
+COMMAND = "tiledseg train"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

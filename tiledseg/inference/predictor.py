@@ -41,7 +41,8 @@ _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any num
 
 @dataclass(frozen=True)
 class Request:
-    """What to map and where to. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics."""
+    """What to map and where to. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics.
+    No output may be one of `inputs`, the files that the request was read from."""
 
     image: str
     output: str
@@ -50,6 +51,7 @@ class Request:
     precision: str = "fp32"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     references: bool = False
+    inputs: tuple[str, ...] = ()
     threads: int = 2
     prefetch: int = 2
     verbosity: int = 1
@@ -147,7 +149,7 @@ def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint:
     outputs = [raster_output("--output", request.output, info, 1, "uint8")]
     if request.probabilities is not None:
         outputs.append(raster_output("--probabilities", request.probabilities, info, classes, "float32"))
-    check_outputs(outputs, [info.path, *info.files, *checkpoint_files(checkpoint)])
+    check_outputs(outputs, [info.path, *info.files, *checkpoint_files(checkpoint), *request.inputs])
 
 
 def _lay_out_files(

@@ -1,0 +1,72 @@
+"""`tiledseg COMMAND ...`, which is `python -m tiledseg COMMAND ...`: one door to all commands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from tiledseg.signals import listen
+
+COMMANDS = {
+    "plan": "halo, efficiency, memory, halo modes, pipeline and cluster, before any job",
+    "scene": "write a synthetic satellite scene and its labels",
+    "tile": "cut rasters into an HDF5 tile store",
+    "train": "train a network; alone, or under mpirun, srun, jsrun, torchrun",
+    "predict": "map a raster with a trained network",
+    "evaluate": "score a class map against its labels",
+    "doctor": "show the ranks of a job, and measure all-reduces",
+}
+
+
+def enter() -> NoReturn:
+    """Run the command that the process was started with, and end the process with its exit code."""
+    listen()  # before the imports below, which take a while
+    code = main()
+    from tiledseg.comm.session import leave
+
+    leave(code)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of the command that `argv` begins with; 2 where there is none of that name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        return importlib.import_module(f"tiledseg.{words[0]}").main(words[1:])
+    from tiledseg.command import run
+
+    return run(lambda: _without_command(words))
+
+
+def _without_command(words: Sequence[str]) -> None:
+    """Answers --help and --version. Raises ConfigError for all else."""
+    import argparse
+
+    from tiledseg.command import Parser
+    from tiledseg.version import VERSION
+
+    width = max(map(len, COMMANDS))
+    parser = Parser(
+        prog="tiledseg",
+        usage="tiledseg COMMAND [OPTION ...]",
+        description="Train segmentation networks on images too large for one GPU, and map rasters with them.",
+        epilog="\n".join(
+            ["commands (each takes --help):", *(f"  {name:{width}}  {what}" for name, what in COMMANDS.items())]
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tiledseg {VERSION}")
+    if words and not words[0].startswith("-"):
+        parser.error(_unknown(words[0]))
+    parser.parse_args(words)
+    parser.error(f"give a command: {', '.join(COMMANDS)}")
+
+
+def _unknown(command: str) -> str:
+    import difflib
+
+    from tiledseg.config_checks import shown
+
+    near = difflib.get_close_matches(command, COMMANDS, n=2, cutoff=0.5)
+    return f"there is no command '{shown(command)}'; give {' or '.join(near) or 'one of ' + ', '.join(COMMANDS)}"
