@@ -63,6 +63,36 @@ def test_the_optimizer_has_what_the_configuration_says(name: str, kind: type) ->
     assert group["lr"] == 0.0625
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.9), ("sgd", 0.9), ("sgd", 0.0)])
+def test_steps_are_those_of_torch(name: str, momentum: float, dtype: torch.dtype) -> None:
+    """To the last bit, also after the state has been saved and loaded."""
+    config = OptimizerConfig(name=name, lr=0.1, momentum=momentum, weight_decay=0.1)
+    options = {"lr": 0.1, "weight_decay": 0.1, "foreach": True, **({"momentum": momentum} if name == "sgd" else {})}
+    generator = torch.Generator().manual_seed(1)
+    values = [torch.randn(shape, generator=generator, dtype=dtype) for shape in ((7, 3, 3), (5,), (1,))]
+    ours, theirs = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
+    optimizer = build_optimizer(ours, config)
+    expected = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](theirs, **options)
+    for step in range(6):
+        for our, their in zip(ours, theirs, strict=True):
+            our.grad = torch.randn(our.shape, generator=generator, dtype=dtype)
+            their.grad = our.grad.clone()
+        optimizer.step()
+        expected.step()
+        if step == 2:
+            state = optimizer.state_dict()
+            assert state.keys() == expected.state_dict().keys()
+            optimizer = build_optimizer(ours, config)
+            optimizer.load_state_dict(state)
+    assert all(torch.equal(our, their) for our, their in zip(ours, theirs, strict=True))
+    for our, their in zip(optimizer.state.values(), expected.state.values(), strict=True):
+        assert our.keys() == their.keys()
+        assert all(
+            torch.equal(torch.as_tensor(our[key]), torch.as_tensor(their[key])) for key in our if our[key] is not None
+        )
+
+
 def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
     """Without a gradient, AdamW shrinks a weight by lr * decay; SGD does so through the gradient, momentum included."""
     for name, after in (("adamw", 0.99**2), ("sgd", 0.99 - 0.1 * (0.1 * 0.99 + 0.5 * 0.1))):

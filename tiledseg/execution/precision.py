@@ -36,7 +36,8 @@ def make_deterministic(on: bool) -> None:
     if on:
         # cuBLAS reads this when it starts; without it two streams could share a workspace and change sums.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on)
+    # As `use_deterministic_algorithms`, which would also load and set the compiler: nothing is compiled here.
+    torch.set_deterministic_debug_mode("error" if on else "default")
     # torch would write NaN over every new buffer first; nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.console import say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _QUIET_SECONDS = 10.0  # between lines where the output is a file, not a terminal
 
@@ -22,10 +22,8 @@ class StepProgress:
         self._verbosity = verbosity
         self._said = time.monotonic()
         self._bar: Progress | None = None
-        console = Console(file=sys.stderr)
-        if verbosity == 1 and console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=console)
+        if verbosity == 1 and sys.stderr is not None and sys.stderr.isatty():
+            self._bar = _bar()
             self._task = self._bar.add_task("starting", total=total, completed=done)
             self._bar.start()
 
@@ -54,3 +52,11 @@ class StepProgress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _bar() -> Progress:
+    from rich.console import Console  # slow to import
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    return Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable
 
@@ -12,13 +13,33 @@ from tiledseg.config import OptimizerConfig
 from tiledseg.training.course import Course
 
 
+class _Eager:
+    """torch.optim's methods without what wraps them for `torch.compile`: each wrapper loads `torch._dynamo` at its
+    first call, which takes as long as importing torch, and does nothing where nothing is compiled."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(_Eager, torch.optim.AdamW):
+    """torch's AdamW, to the last bit."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_Eager, torch.optim.SGD):
+    """torch's SGD, to the last bit."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimizer that the configuration names."""
     if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, foreach=True
-        )
-    return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
+        return SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, foreach=True)
+    return AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
 
 
 def learning_rate(config: OptimizerConfig, step: int, course: Course) -> float:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -34,8 +35,8 @@ class MetricsLog:
         _truncate(self.path, keep_to_step)
         with writing(self.path):
             self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
-        with writing(folder / EVENTS):
-            self._events = _open_events(folder / EVENTS, keep_to_step)
+        self._events: Any = None
+        self._opens_events: Callable[[], Any] | None = partial(_open_events, folder / EVENTS, keep_to_step)
 
     def write(self, line: dict[str, Any]) -> None:
         """Raises WriteError where the disk does not take the line: what was written before stays."""
@@ -43,9 +44,11 @@ class MetricsLog:
             text = memoryview((json.dumps(line) + "\n").encode())
             while text:
                 text = text[self._file.write(text) :]
-        if self._events is None:
-            return
         with writing(self.path.with_name(EVENTS)):
+            if self._opens_events is not None:  # with the first line: no step waits for TensorBoard's import
+                self._events, self._opens_events = self._opens_events(), None
+            if self._events is None:
+                return
             for tag, value in _scalars(line).items():
                 self._events.add_scalar(tag, value, line["step"])
 

@@ -1,0 +1,80 @@
+"""How little a start loads: each library named here once took a rank, or a login node, a part of a second or more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.comm.launching import ROOT, clean_environment
+from tests.crash.runs import Material
+
+FIRST_STEP = str(ROOT / "benchmarks" / "startup" / "first_step.py")
+HEAVY = {"torch", "numpy", "yaml", "jsonargparse", "rasterio", "h5py", "rich", "matplotlib", "mpi4py"}
+NOT_FOR_A_STEP = {
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.utils.tensorboard",
+    "sympy",
+    "matplotlib",
+    "tensorboard",
+}
+
+
+def loaded_by(*words: str) -> set[str]:
+    """The modules that a Python process has loaded in the end."""
+    told = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    done = subprocess.run(
+        [sys.executable, "-c", told + words[0], *words[1:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=clean_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    assert {name for name in loaded_by("import tiledseg") if name.startswith("tiledseg.")} == set()
+
+
+@pytest.mark.parametrize("command", ["plan"])
+def test_help_loads_no_library(command: str) -> None:
+    found = loaded_by(f"import sys; from tiledseg.cli import main; sys.exit(main(['{command}', '--help']))")
+    assert f"tiledseg.{command}" in found
+    assert not HEAVY & found
+
+
+def test_help_is_quick() -> None:
+    """Twenty times what it takes, for a busy machine: importing torch alone would be more."""
+    used = (
+        "import sys, time; from tiledseg.cli import main; main(['plan', '--help']); sys.exit(time.process_time() > 1.5)"
+    )
+    done = subprocess.run([sys.executable, "-c", used], capture_output=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path, optimizer: str) -> None:
+    """`torch._dynamo` with `sympy`, the half of a rank's start, came with any optimizer of torch's; drawing and events
+    belong to rank 0, after the step."""
+    material = Material.make(tmp_path)
+    words = [*material.train_command(tmp_path / "run")[1:], "--optimizer.name", optimizer]
+    done = subprocess.run(
+        [sys.executable, FIRST_STEP, *words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=clean_environment({"FIRST_STEP_OUTPUT": str(tmp_path / "rank")}),
+    )
+    assert done.returncode == 0, done.stderr
+    found = set(json.loads((tmp_path / "rank.0").read_text())["modules"])
+    assert {"torch.optim", "tiledseg.training.step"} <= found
+    assert not NOT_FOR_A_STEP & found
