@@ -16,10 +16,10 @@ from shared_cases import references
 from tiledseg.scene import main as scene
 
 HERE = Path(__file__).resolve().parent
-# Ranks and transports of each job. In the small form one start-up of the ranks serves both transports.
-JOBS = ((4, ("gloo",)), (2, ("mpi",)), (4, ("mpi",)), (2, ("gloo",)))
+# Ranks and transport of each job.
+JOBS = ((4, "gloo"), (2, "mpi"), (4, "mpi"), (2, "gloo"))
 JOB_SECONDS = 45.0
-SMALL_JOBS = ((4, ("gloo", "mpi")),)
+SMALL_JOBS = ((4, "mpi"),)
 
 
 def main() -> int:
@@ -29,9 +29,9 @@ def main() -> int:
     work.mkdir()
     part.measure("scenes", "s", lambda: make_scenes(work, 64 if part.small else 512))
     part.measure("one rank", "s a step", lambda: references(work, part.small, part.device))
-    for ranks, transports in SMALL_JOBS if part.small else JOBS:
-        name = f"job of {ranks} ranks, {' and '.join(transports)}"
-        part.measure(name, "s", lambda r=ranks, t=transports: run_cases(part, r, t), needs=15)
+    for ranks, transport in SMALL_JOBS if part.small else JOBS:
+        name = f"job of {ranks} ranks, {transport}"
+        part.measure(name, "s", lambda r=ranks, t=transport: run_cases(part, r, t), needs=15)
     for transport in ("gloo",) if part.small else ("gloo", "mpi"):
         part.measure(
             f"killed rank, {transport}", "s until the job ended", lambda t=transport: killed(part, t), needs=15
@@ -48,12 +48,12 @@ def make_scenes(work: Path, side: int) -> int:
     return side
 
 
-def run_cases(part: Part, ranks: int, transports: tuple[str, ...]) -> float:
+def run_cases(part: Part, ranks: int, transport: str) -> float:
     """Seconds of a job, whose rank 0 writes a line a case. RuntimeError where the job ends otherwise than with 0."""
     limit = part.left if part.small else min(JOB_SECONDS, part.left)
     words = ["--out", str(part.folder), "--work", str(part.work), "--seconds", f"{limit:.0f}"]
     words += ["--small"] if part.small else []
-    command = [*python_ranks(ranks), str(HERE / "shared_gpu_job.py"), *words, "--transports", *transports]
+    command = [*python_ranks(ranks), str(HERE / "shared_gpu_job.py"), *words, "--transport", transport]
     begun = time.perf_counter()
     done = run_process(command, limit)
     print(done.out, done.err, flush=True)

@@ -1,6 +1,6 @@
-"""The cases of as many ranks as this job has, over each transport in turn. `shared_gpu.py` starts it under mpirun.
+"""The cases of as many ranks as this job has, over one transport. `shared_gpu.py` starts it under mpirun.
 
-mpirun -n 4 python shared_gpu_job.py --out FOLDER --work FOLDER --transports gloo mpi
+mpirun -n 4 python shared_gpu_job.py --out FOLDER --work FOLDER --transport gloo
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ def main() -> int:
     launch = detect(os.environ)
     part = begin_part("shared_gpu", speaks=launch.is_root)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--transports", nargs="+", required=True)
+    parser.add_argument("--transport", required=True)
     options, _ = parser.parse_known_args()
-    meshes = [open_mesh(launch, os.environ, transport) for transport in options.transports]
-    from shared_cases import CASES  # torch comes after MPI, which the meshes have started
+    mesh = open_mesh(launch, os.environ, options.transport)
+    from shared_cases import CASES  # torch comes after MPI, which the mesh has started
 
-    for mesh in meshes:
-        for case in [case for case in CASES if case.ranks == launch.size]:
-            name = f"{case.name}, {mesh.transport}"
-            part.measure(name, "s", lambda c=case, m=mesh: _run(part, c, m))
-    for mesh in meshes:
-        mesh.communicator.close()
+    for case in [case for case in CASES if case.ranks == launch.size]:
+        name = f"{case.name}, {mesh.transport}"
+        part.measure(name, "s", lambda c=case: _run(part, c, mesh))
+    mesh.communicator.close()
     return int(part.failed)
 
 

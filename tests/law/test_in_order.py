@@ -60,6 +60,16 @@ class Split:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def orders(self, ranks: int) -> tuple[Order, ...]:
+        """What is tried on so many ranks.
+
+        What passes one queue a rank cannot hang in a queue a communicator, where each operation waits for fewer others.
+        `QUEUES` shows that several under way at once carry the right sums: one number of ranks shows it.
+        """
+        if ranks not in self.ranks:
+            return ()
+        return tuple(Order) if ranks == (3 if 3 in self.ranks else min(self.ranks)) else (Order.QUEUE, Order.ANY)
+
     @property
     def name(self) -> str:
         p = self.parallel
@@ -184,7 +194,7 @@ SPLITS = [
 @pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
 def test_whole_steps_are_those_of_one_rank(split: Split, order: Order, meshes: dict[str, Mesh]) -> None:
     real = meshes["gloo"]
-    if real.size not in split.ranks:
+    if order not in split.orders(real.size):
         pytest.skip(f"not for {real.size} ranks")
     with in_order(real, order, turns=order is Order.ANY, limit=LIMIT) as mesh:
         found = train(split, mesh)
