@@ -66,7 +66,7 @@ test-ranks: setup
 
 # What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
 gpu-wheels: setup
-	$(BIN)/python benchmarks/gpu/wheels.py
+	$(BIN)/python -m benchmarks.gpu.wheels
 
 # All serial tests, and the communicating ones on two ranks, with the oldest and the newest torch that is promised, each
 # in an environment of its own (7 GB on the disk: PyPI's build carries CUDA, and runs on a CPU); not part of `make test`.

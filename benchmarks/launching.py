@@ -17,6 +17,7 @@ from typing import Any
 from tiledseg.errors import CommunicationError, ConfigError
 
 NOT_RUNNABLE = 3
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 class NotRunnableError(Exception):
@@ -46,22 +47,30 @@ def python_ranks(ranks: int) -> list[str]:
     return [tool, *_placement(tool), "-n", str(ranks), sys.executable]
 
 
-def mpirun(ranks: int, script: Path, *arguments: str) -> list[str]:
-    """The command `mpirun -n ranks python script arguments`."""
-    return [*python_ranks(ranks), str(script), *arguments]
+def python(module: str, *arguments: str) -> list[str]:
+    """The command `python -m module arguments`."""
+    return [sys.executable, "-m", module, *arguments]
 
 
-def torchrun(ranks: int, script: Path, *arguments: str) -> list[str]:
+def mpirun(ranks: int, module: str, *arguments: str) -> list[str]:
+    """The command `mpirun -n ranks python -m module arguments`."""
+    return [*python_ranks(ranks), "-m", module, *arguments]
+
+
+def torchrun(ranks: int, module: str, *arguments: str) -> list[str]:
     """The same under torchrun, with a free port."""
-    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
+    return [_find("torchrun"), "--standalone", "--nproc-per-node", str(ranks), "-m", module, *arguments]
 
 
 def run_process(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Done:
     """Runs a command to its end, one thread a process. `limit`: seconds; `extra`: variables of its environment.
 
+    The process finds `tiledseg` and `benchmarks` wherever it is started.
+
     Raises CommunicationError where it runs past the limit: it is then ended, with the processes that it started.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **(extra or {})}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ class ParallelConfig:
         mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
-            on the machine (python -m benchmarks.spatial.main measures it)
+            on the machine (python -m benchmarks.spatial measures it)
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
         balance: layers a stage as a list (folded: a chunk), auto (by times measured at the start) or modelled
             (by multiply-adds)

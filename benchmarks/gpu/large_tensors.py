@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable
 
 import torch
-from launching import run_process
-from lines import read_lines
-from part import Part, begin_part
-from production import finish
 from torch import nn
 
+from benchmarks.gpu.lines import read_lines
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.production import finish
+from benchmarks.launching import python, run_process
 from tiledseg.errors import CommunicationError
 from tiledseg.geometry.layer import Upsample
 from tiledseg.models.blocks import build_layer
@@ -72,7 +72,7 @@ def in_process(part: Part, first: str, small: bool) -> str | None:
     words = ["--out", str(part.folder), "--work", str(part.work), "--seconds", str(part.left)]
     words += ["--small"] if small else []
     try:
-        done = run_process([sys.executable, __file__, *words, "--from", first], part.left)
+        done = run_process(python("benchmarks.gpu.large_tensors", *words, "--from", first), part.left)
     except CommunicationError as error:
         return str(error)
     return f"ended with code {done.code}: {done.reason}" if done.code else None

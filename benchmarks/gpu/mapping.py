@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from part import Part, begin_part
-from shared_cases import alone_on
 
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.shared_cases import alone_on
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
 from tiledseg.config_file import to_yaml

@@ -7,8 +7,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from launching import python_ranks
-from part import Part, SkippedError, begin_part
+from benchmarks.gpu.part import Part, SkippedError, begin_part
+from benchmarks.launching import python_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 

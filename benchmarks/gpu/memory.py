@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 import torch
-from lines import one_line
-from part import Part, SkippedError, begin_part
-from production import ProductionStep, forget_peak, peak_bytes
 
+from benchmarks.gpu.lines import one_line
+from benchmarks.gpu.part import Part, SkippedError, begin_part
+from benchmarks.gpu.production import ProductionStep, forget_peak, peak_bytes
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.precision import make_deterministic

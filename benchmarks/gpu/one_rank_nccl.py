@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from launching import python_ranks, run_process
-from part import Part, begin_part
-from production import finish
 
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.production import finish
+from benchmarks.launching import python_ranks, run_process
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.process_groups import nccl_beside_gloo, new_groups
 from tiledseg.comm.rendezvous import gloo_interface

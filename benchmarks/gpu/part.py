@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lines import one_line, write_line
+from benchmarks.gpu.lines import one_line, write_line
 
 
 class SkippedError(Exception):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lines import read_lines, write_line
+from benchmarks.gpu.lines import read_lines, write_line
 
-HERE = Path(__file__).resolve().parent
+PARTS = "benchmarks.gpu"
 _LAST_WORDS = 5.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -24,7 +24,7 @@ LOG = "battery.log"
 
 @dataclass(frozen=True)
 class Program:
-    """A part: the name of its file and the seconds that it may take."""
+    """A part: the name of its module and the seconds that it may take."""
 
     name: str
     seconds: float
@@ -58,7 +58,7 @@ def _run(program: Program, place: Place, limit: float, environ: Mapping[str, str
     """True where the part ended by itself with code 0. What it prints goes to the log."""
     folder, log = place.folder, place.folder / LOG
     words = ["--out", str(folder), "--work", str(place.work), "--seconds", f"{limit:.1f}"]
-    command = [sys.executable, str(HERE / f"{program.name}.py"), *words, *(["--small"] if place.small else [])]
+    command = [sys.executable, "-m", f"{PARTS}.{program.name}", *words, *(["--small"] if place.small else [])]
     begun, before = time.monotonic(), len(read_lines(folder))
     with log.open("a") as output:
         print(f"== {program.name}", file=output, flush=True)

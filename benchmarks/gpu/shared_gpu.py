@@ -9,13 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from launching import python_ranks, run_process
-from part import Part, begin_part
-from shared_cases import references
-
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.shared_cases import references
+from benchmarks.launching import mpirun, run_process
 from tiledseg.scene import main as scene
 
-HERE = Path(__file__).resolve().parent
 # Ranks and transport of each job.
 JOBS = ((4, "gloo"), (2, "mpi"), (4, "mpi"), (2, "gloo"))
 JOB_SECONDS = 45.0
@@ -53,7 +51,7 @@ def run_cases(part: Part, ranks: int, transport: str) -> float:
     limit = part.left if part.small else min(JOB_SECONDS, part.left)
     words = ["--out", str(part.folder), "--work", str(part.work), "--seconds", f"{limit:.0f}"]
     words += ["--small"] if part.small else []
-    command = [*python_ranks(ranks), str(HERE / "shared_gpu_job.py"), *words, "--transport", transport]
+    command = mpirun(ranks, "benchmarks.gpu.shared_gpu_job", *words, "--transport", transport)
     begun = time.perf_counter()
     done = run_process(command, limit)
     print(done.out, done.err, flush=True)
@@ -65,7 +63,7 @@ def run_cases(part: Part, ranks: int, transport: str) -> float:
 def killed(part: Part, transport: str) -> dict[str, object]:
     """A rank that is killed ends the job, which says so by its code."""
     begun = time.perf_counter()
-    done = run_process([*python_ranks(2), str(HERE / "killed_rank_job.py"), transport], part.left)
+    done = run_process(mpirun(2, "benchmarks.gpu.killed_rank_job", transport), part.left)
     seconds = time.perf_counter() - begun
     last = [line for line in done.out.splitlines() if line.startswith("rank 0: sum")]
     if done.code == 0 or not last:

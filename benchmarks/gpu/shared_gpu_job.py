@@ -9,15 +9,13 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from lines import one_line
-from part import Part, begin_part
-
+from benchmarks.gpu.lines import one_line
+from benchmarks.gpu.part import Part, begin_part
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import leave, open_mesh
 
 if TYPE_CHECKING:
-    from shared_cases import Case
-
+    from benchmarks.gpu.shared_cases import Case
     from tiledseg.comm.mesh import Mesh
 
 
@@ -28,7 +26,7 @@ def main() -> int:
     parser.add_argument("--transport", required=True)
     options, _ = parser.parse_known_args()
     mesh = open_mesh(launch, os.environ, options.transport)
-    from shared_cases import CASES  # torch comes after MPI, which the mesh has started
+    from benchmarks.gpu.shared_cases import CASES  # torch comes after MPI, which the mesh has started
 
     for case in [case for case in CASES if case.ranks == launch.size]:
         name = f"{case.name}, {mesh.transport}"
@@ -39,7 +37,7 @@ def main() -> int:
 
 def _run(part: Part, case: Case, mesh: Mesh) -> dict[str, Any] | None:
     """One case. Collective; where a rank fails, all raise. Without that a later case would wait for it forever."""
-    from shared_cases import compared, config_of, train
+    from benchmarks.gpu.shared_cases import compared, config_of, train
 
     folder = part.work / "shared_gpu"
     output = f"{mesh.transport}-{mesh.size}-{case.name.replace(' ', '-').replace(',', '')}"

@@ -9,13 +9,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from part import begin_part
-from production import finish
 
+from benchmarks.gpu.part import begin_part
+from benchmarks.gpu.production import finish
+from benchmarks.spatial.conversion_job import measure_conversion
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
@@ -25,7 +25,6 @@ from tiledseg.pipeline.executor import PipelineExecutor, Settings
 from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
 from tiledseg.training.objective import cross_entropy_sums
 
-SPATIAL = Path(__file__).resolve().parents[1] / "spatial"
 MICRO_BATCHES = 8
 
 
@@ -42,9 +41,6 @@ def main() -> int:
 
 def conversion(size: int, small: bool, device: torch.device) -> dict[str, Any]:
     """The converted network over the one that it was converted from, forward and backward."""
-    sys.path.insert(0, str(SPATIAL))
-    from conversion_job import measure_conversion
-
     levels, channels, pairs = (3, 4, 2) if small else (5, 16, 30)
     found = measure_conversion(size, levels, channels, pairs, device.type)
     seconds = found["wall_seconds"]

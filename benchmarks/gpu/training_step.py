@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from part import Part, begin_part
-from production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models.unet import build_unet

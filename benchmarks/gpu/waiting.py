@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from part import Part, begin_part
-from production import ProductionStep, finish, median_seconds
 
+from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.production import ProductionStep, finish, median_seconds
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import make_deterministic, to_network_input
 

@@ -1,6 +1,6 @@
 """The wheels that a bare machine lacks: collected here, installed there without network.
 
-    python benchmarks/gpu/wheels.py [FOLDER]      (`make gpu-wheels`)
+    python -m benchmarks.gpu.wheels [FOLDER]      (`make gpu-wheels`)
 
 Such a machine has Python 3.12 and the packages of THERE. What is collected is checked by its metadata: every need of a
 wheel is met by another wheel or by THERE, and all together stay below MOST_BYTES.

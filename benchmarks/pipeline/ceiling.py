@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from launching import mpirun, run_job
-from spread import Spread, markdown, ratios
+from benchmarks.launching import mpirun, run_job
+from benchmarks.spread import Spread, markdown, ratios
 
-JOB = Path(__file__).resolve().with_name("ceiling_job.py")
+JOB = "benchmarks.pipeline.ceiling_job"
 HEAD = ("processes at once", "seconds of a step alone", "seconds side by side", "speed-up at most")
 
 

@@ -1,6 +1,6 @@
 r"""The serial step on one rank alone, then on all ranks at once: what cores take from each other.
 
-    mpirun -n 2 python benchmarks/pipeline/ceiling_job.py --layout channels_last
+    mpirun -n 2 python -m benchmarks.pipeline.ceiling_job --layout channels_last
 
 Each rank computes by itself, and nothing is sent. n times the seconds alone over those together is the speed-up that n
 ranks could have without any bubble, message or imbalance.
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
@@ -20,13 +18,12 @@ from tiledseg.comm.session import leave, run_on_mesh
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 
 def run(mesh: Mesh) -> None:
     import torch
-    from measurement import parser_of, request_of
-    from workload import make_input, make_network, serial_step
+
+    from benchmarks.pipeline.request import parser_of, request_of
+    from benchmarks.pipeline.workload import make_input, make_network, serial_step
 
     request = request_of(parser_of(__doc__ or "").parse_args())
     workload = request.workload

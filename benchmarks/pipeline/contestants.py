@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launching import mpirun
+from benchmarks.launching import mpirun, python
 
-HERE = Path(__file__).resolve().parent
 # The C library hands freed memory back to the system, which then has to fill pages with zeros again: it is told not to.
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 CHANNELS_LAST, CONTIGUOUS = "channels_last", "contiguous"
-SERIAL = "serial.py"
+SERIAL = "serial"
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Contestant:
     """
 
     name: str
-    script: str
+    program: str
     arguments: tuple[str, ...] = ()
     ranks: int = 0
     shares: bool = False
@@ -36,8 +34,8 @@ class Contestant:
 
     def command(self, flags: Sequence[str], balance: Sequence[int] | None, reference: Path) -> list[str]:
         """`reference`: the folder in which serial gradients are kept, a file for each layout."""
-        script = HERE / self.script
-        start = mpirun(self.ranks, script) if self.ranks else [sys.executable, str(script)]
+        module = f"benchmarks.pipeline.{self.program}"
+        start = mpirun(self.ranks, module) if self.ranks else python(module)
         kept = ["--layout", self.layout, "--reference", str(reference / f"{self.layout}.safetensors")]
         shared = ["--balance", *map(str, balance)] if self.shares and balance else []
         return [*start, *flags, *kept, *shared, *self.arguments]
@@ -55,7 +53,7 @@ def one_process(layout: str) -> Contestant:
 
 def ours(name: str, stages: int, *arguments: str, shares: bool = False) -> Contestant:
     flags = ("--stages", str(stages), *arguments)
-    return Contestant(f"tiledseg, {name}", "ours.py", flags, stages, shares, CHANNELS_LAST, is_ours=True)
+    return Contestant(f"tiledseg, {name}", "ours", flags, stages, shares, CHANNELS_LAST, is_ours=True)
 
 
 def finder(stages: int) -> Contestant:
@@ -82,8 +80,8 @@ def contestants(stages: int, torchgpipe: str | None) -> list[Contestant]:
 
 def _torch(schedule: str, stages: int) -> Contestant:
     flags = ("--stages", str(stages), "--schedule", schedule)
-    return Contestant(f"torch.distributed.pipelining, {schedule}", "peers/torch_pipelining.py", flags, stages, True)
+    return Contestant(f"torch.distributed.pipelining, {schedule}", "peers.torch_pipelining", flags, stages, True)
 
 
 def _torchgpipe(name: str, path: str | None, *arguments: str) -> Contestant:
-    return Contestant(f"torchgpipe, {name}", "peers/torchgpipe_pipeline.py", arguments, shares=True, path=path)
+    return Contestant(f"torchgpipe, {name}", "peers.torchgpipe_pipeline", arguments, shares=True, path=path)

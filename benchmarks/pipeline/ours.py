@@ -1,6 +1,6 @@
 r"""This project's pipeline on the workload: equality, time and bytes, one rank a stage.
 
-    mpirun -n 2 python benchmarks/pipeline/ours.py --stages 2 --schedule 1f1b --layout channels_last
+    mpirun -n 2 python -m benchmarks.pipeline.ours --stages 2 --schedule 1f1b --layout channels_last
 
 `--measured` balances by the times of the layers on this machine, as `parallel.balance: auto` does, where no balance is
 given. Gradients are those of the weights, as the peers' are: nothing is summed over replicas.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
@@ -18,13 +17,10 @@ from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from measurement import Request
-    from workload import Workload
-
+    from benchmarks.pipeline.request import Request
+    from benchmarks.pipeline.workload import Workload
     from tiledseg.comm.mesh import Mesh
     from tiledseg.planning.run.pipeline import PipelinePlan
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh: Mesh) -> PipelinePlan:
@@ -42,7 +38,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
     link = slowest_link(mesh.communicator, MeshShape(1, 1, 1, workload.stages), mesh.device) if measured else None
 
     def decide() -> PipelinePlan:
-        from workload import make_network
+        from benchmarks.pipeline.workload import make_network
 
         network, times = make_network(workload), None
         if link is not None:
@@ -59,8 +55,7 @@ class Images:
     """The workload's micro-batches as the executor takes them."""
 
     def __init__(self, workload: Workload, network: object, number: int, valid: int, losses: list[float]) -> None:
-        from workload import make_input, make_target
-
+        from benchmarks.pipeline.workload import make_input, make_target
         from tiledseg.geometry.shapes import layer_shapes
 
         self.network, self.valid, self.losses = network, valid, losses
@@ -75,7 +70,7 @@ class Images:
         return self.network.run_layers(x_BCHW, skips, first, stop)
 
     def loss(self, output_BKHW):
-        from workload import loss_of
+        from benchmarks.pipeline.workload import loss_of
 
         loss = loss_of(output_BKHW, self.target_BHW, self.valid)
         self.losses.append(loss.item())
@@ -84,9 +79,10 @@ class Images:
 
 def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: bool) -> None:
     import torch
-    from measurement import Spent, compare, measure, report, serial_gradients
-    from workload import Gradients, count_valid, gradients_of, make_network
 
+    from benchmarks.measurement import Spent, measure
+    from benchmarks.pipeline.request import compare, report, serial_gradients
+    from benchmarks.pipeline.workload import Gradients, count_valid, gradients_of, make_network
     from tiledseg.comm.axes import open_axes
     from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.executor import PipelineExecutor, Settings
@@ -127,7 +123,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
         loss = sum(part for _, part in parts)
         equal = {"loss": loss, **compare(Gradients(loss, whole), serial_gradients(replace(request, workload=workload)))}
     busy.clear()
-    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request))
+    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request.repeat, request.warm_up))
     by_stage = mesh.communicator.gather_objects(busy[request.warm_up :])
     if mesh.is_root:
         figures = {"bytes_sent": sum(b for b, _ in sent), "messages": sum(m for _, m in sent)}
@@ -141,7 +137,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
 def main() -> int:
     def body(mesh: Mesh) -> None:
         given = parse()
-        from measurement import request_of
+        from benchmarks.pipeline.request import request_of
 
         request = request_of(given)
         if request.workload.stages != mesh.size:
@@ -154,7 +150,7 @@ def main() -> int:
 
 
 def parse():
-    from measurement import parser_of
+    from benchmarks.pipeline.request import parser_of
 
     parser = parser_of(__doc__ or "")
     parser.add_argument("--schedule", choices=("1f1b", "gpipe", "folded"), default="1f1b")

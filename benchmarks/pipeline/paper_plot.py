@@ -9,7 +9,8 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from paper_simulation import BY_HAND_STAGES, Row
+
+from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Row
 
 matplotlib.use("Agg")
 COLOURS = {"by hand": "#d95f02", "1f1b": "#1b9e77", "gpipe": "#7570b3", "folded": "#e7298a"}

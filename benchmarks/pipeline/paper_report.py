@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paper_simulation import BY_HAND_STAGES, Row, Simulated
-from spread import markdown
-
+from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Row, Simulated
+from benchmarks.spread import markdown
 from tiledseg.pipeline.balance import choose_balance
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from paper_network import BANDS, network_layers
-from paper_times import Case, Measurement
-
+from benchmarks.pipeline.paper_network import BANDS, network_layers
+from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.pipeline.schedule import SCHEDULES, chunk_ranks

@@ -1,8 +1,8 @@
 r"""The paper's table of pipelines, by SIMULATION from measured layer times: their balance against ours, 1 to 6 stages.
 
-    python benchmarks/pipeline/paper_table.py --times benchmarks/pipeline/paper_times.json   simulates again
-    python benchmarks/pipeline/paper_table.py --save times.json                              measures first
-    python benchmarks/pipeline/paper_table.py --check --models small --sizes 192 512         sums against wholes
+    python -m benchmarks.pipeline.paper_table --times benchmarks/pipeline/paper_times.json   simulates again
+    python -m benchmarks.pipeline.paper_table --save times.json                              measures first
+    python -m benchmarks.pipeline.paper_table --check --models small --sizes 192 512         sums against wholes
 
 Each layer's time is measured by itself on this machine. All times of a case are then divided by one number, so that
 the whole network runs at --flops: messages, at --bandwidth and --latency, stand to computing as they do on such a
@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how tables are written
 import torch
-from paper_network import NETWORKS
-from paper_report import caps_table, shares_table, speed_table, sums_table
-from paper_simulation import BY_HAND_STAGES, Simulated, all_rows
-from paper_times import Case, Measurement, legal_size, measure, sums_and_wholes
 
+from benchmarks.pipeline.paper_network import NETWORKS
+from benchmarks.pipeline.paper_report import caps_table, shares_table, speed_table, sums_table
+from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Simulated, all_rows
+from benchmarks.pipeline.paper_times import Case, Measurement, legal_size, measure, sums_and_wholes
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
@@ -75,7 +74,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows]))
     if options.plot is not None:
-        from paper_plot import write_plot
+        from benchmarks.pipeline.paper_plot import write_plot
 
         write_plot(options.plot, rows, _heading(measurement, options))
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from paper_network import BANDS, network_layers
 
+from benchmarks.pipeline.paper_network import BANDS, network_layers
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times

@@ -1,6 +1,6 @@
 r"""The same step in one process, without any pipeline: the time that every pipeline is divided into.
 
-python benchmarks/pipeline/serial.py --micro-batches 16 [--layout channels_last] [--threads 1]
+python -m benchmarks.pipeline.serial --micro-batches 16 [--layout channels_last] [--threads 1]
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from measurement import Request, Traffic, compare, measure, parser_of, report, request_of, serial_gradients
-from workload import Gradients, gradients_of, make_input, make_network, serial_step
 
+from benchmarks.measurement import measure
+from benchmarks.pipeline.request import Request, Traffic, compare, parser_of, report, request_of, serial_gradients
+from benchmarks.pipeline.workload import Gradients, gradients_of, make_input, make_network, serial_step
 from tiledseg.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def run(request: Request, threads: int) -> None:
 
     found = Gradients(step(), gradients_of(network))
     equal = compare(found, serial_gradients(request))
-    spent = measure(step, lambda: None, request)
+    spent = measure(step, lambda: None, request.repeat, request.warm_up)
     figures = {**spent.to_dict(), **Traffic().to_dict(), "loss": found.loss, **equal, "threads": threads}
     report("one process", "serial", request, figures)
 

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from spread import Spread, markdown, ratios
-from turns import Entry, Line, bound_of
+from benchmarks.pipeline.contestants import SERIAL
+from benchmarks.pipeline.turns import Entry, Line, bound_of
+from benchmarks.spread import Spread, markdown, ratios
 
 HEAD = (
     "who",
@@ -62,7 +63,7 @@ def _row(entry: Entry, found: dict[str, Entry], base: Entry, ours: Entry) -> dic
 
 def _serial_of(entry: Entry, found: dict[str, Entry]) -> Entry | None:
     """One process in the layout of an entry, where it takes part."""
-    every = (other for other in found.values() if other.contestant.script == "serial.py")
+    every = (other for other in found.values() if other.contestant.program == SERIAL)
     return next((other for other in every if other.contestant.layout == entry.contestant.layout), None)
 
 

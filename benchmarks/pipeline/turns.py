@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contestants import SERIAL, Contestant
-from launching import NotRunnableError, run_job
-
+from benchmarks.launching import NotRunnableError, run_job
+from benchmarks.pipeline.contestants import SERIAL, Contestant
 from tiledseg.errors import CommunicationError, TiledsegError
 
 ROUNDING = {"float32": 1e-6, "float64": 1e-12}
@@ -82,7 +81,7 @@ def bound_of(entry: Entry, found: dict[str, Entry]) -> float:
     serial = [
         line["gradients_differ_by"]
         for other in found.values()
-        if other.contestant.script == SERIAL and other.contestant.layout == entry.contestant.layout
+        if other.contestant.program == SERIAL and other.contestant.layout == entry.contestant.layout
         for line in other.lines
     ]
     return max(ROUNDING[entry.lines[0]["dtype"]], SLACK * max(serial, default=0.0))

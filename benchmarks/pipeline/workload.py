@@ -4,7 +4,7 @@ The network is this project's padded U-Net without norm and dropout; a micro-bat
 cross-entropies over the valid pixels of all micro-batches, divided by the number of those pixels, so a pipeline that
 averages over micro-batches, or forgets that some pixels are ignored, gives other gradients.
 
-Numbers are drawn in float64 (weights in float32) and rounded, so runs of both precisions compute the same thing.
+Weights are drawn in float32 and pixels in float64, and both are rounded, so runs of both precisions compute the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.precision import DTYPES, normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.models.blocks import StashSkip
@@ -26,7 +27,6 @@ from tiledseg.pipeline.balance import choose_balance, cuts, parse_balance
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 IGNORED = 255
 _IGNORED_SHARE = 0.1
@@ -109,9 +109,8 @@ def make_network(workload: Workload) -> FlatNetwork:
 
 def make_input(workload: Workload, micro_batch: int) -> torch.Tensor:
     """x_BCHW of shape (1, bands, size, size), normally distributed."""
-    generator = torch.Generator().manual_seed(1000 + micro_batch)
     shape = (1, workload.bands, workload.size, workload.size)
-    x_BCHW = torch.randn(shape, generator=generator, dtype=torch.float64).to(workload.torch_dtype)
+    x_BCHW = normal(shape, 1000 + micro_batch, workload.torch_dtype)
     return x_BCHW.contiguous(memory_format=workload.memory_format)
 
 

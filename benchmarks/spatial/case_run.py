@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from step_case import BANDS, CLASSES, StepCase, StepJob
 
+from benchmarks.spatial.step_case import BANDS, CLASSES, StepCase, StepJob
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory

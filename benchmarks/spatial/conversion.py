@@ -7,15 +7,12 @@ by pair; single pairs are disturbed by whatever else the machine does, so the sp
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from launching import run_job
-from spread import Spread, markdown
+from benchmarks.launching import python, run_job
+from benchmarks.spread import Spread, markdown
 
-HERE = Path(__file__).resolve().parent
 BOUND = 1.02  # the law to show: below 2 %
 
 
@@ -25,8 +22,8 @@ def measure_conversions(
     """An answer for each size of image, each from a process of its own; plain values for JSON."""
     answers = []
     for size in sizes:
-        words = [str(HERE / "conversion_job.py"), *map(str, (size, levels, base_channels, pairs)), device]
-        answers.append(summary(run_job([sys.executable, *words], limit)))
+        words = (*map(str, (size, levels, base_channels, pairs)), device)
+        answers.append(summary(run_job(python("benchmarks.spatial.conversion_job", *words), limit)))
     return answers
 
 

@@ -1,6 +1,6 @@
-"""Times a network and its converted twin on one rank, in pairs; one line of JSON. `main.py` and `gpu.py` start it.
+"""Times a network and its converted twin on one rank, in pairs; one line of JSON. `conversion.py` starts it.
 
-    python benchmarks/spatial/conversion_job.py SIZE LEVELS BASE_CHANNELS PAIRS [DEVICE]
+    python -m benchmarks.spatial.conversion_job SIZE LEVELS BASE_CHANNELS PAIRS [DEVICE]
 
 They take turns, the first of a pair being the second of the next.
 """

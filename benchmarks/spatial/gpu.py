@@ -1,6 +1,6 @@
 """On a GPU: several ranks share it, their halos going through host memory, and the cost of the conversion alone.
 
-    python benchmarks/spatial/gpu.py [--ranks 1 2 4] [--size 1024] [--device cuda]
+    python -m benchmarks.spatial.gpu [--ranks 1 2 4] [--size 1024] [--device cuda]
 
 Correctness: the losses of a few optimizer steps in every halo mode, on every number of ranks, are held against those of
 one rank. Ranks that share a GPU take turns on it, so their times say what the staging costs and nothing of scaling.
@@ -16,15 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
 import torch
-from conversion import conversion_table, measure_conversions
-from launching import NOT_RUNNABLE, mpirun, run_job
-from scaling import ALONE, CASES, JOB
-from spread import Spread, markdown
-from step_case import StepJob, check_losses, mesh_of
 
+from benchmarks.launching import NOT_RUNNABLE, mpirun, run_job
+from benchmarks.spatial.conversion import conversion_table, measure_conversions
+from benchmarks.spatial.scaling import ALONE, CASES, JOB
+from benchmarks.spatial.step_case import StepJob, check_losses, mesh_of
+from benchmarks.spread import Spread, markdown
 from tiledseg.errors import TiledsegError
 
 # Sums are taken in another order by each number of ranks, and cuDNN may choose another kernel for each block's size.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from measurement import compare, median_seconds, parse_request, report
-from workload import (
+
+from benchmarks.spatial.request import compare, median_seconds, parse_request, report
+from benchmarks.spatial.workload import (
     Gradients,
     Workload,
     assemble,
@@ -15,7 +16,6 @@ from workload import (
     make_loss_weights,
     make_network,
 )
-
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.decomposition import Partition

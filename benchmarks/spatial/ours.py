@@ -1,6 +1,6 @@
 r"""Our spatial layers against torch's: equality and time, the same line of JSON as the peers' programs.
 
-    mpirun -n 4 python benchmarks/spatial/ours.py --workload unet --mesh 2 2 [--layout channels_last] [--transport gloo]
+    mpirun -n 4 python -m benchmarks.spatial.ours --workload unet --mesh 2 2 [--layout channels_last] [--transport gloo]
 
 The timed step ends with the sum of the weights' gradients over the ranks, as the peers' does. `--layout` is that of
 tensors in memory: channels_last, which the trainer uses, or contiguous, which the peers run with. DistDL's messages go
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
@@ -19,7 +18,6 @@ from tiledseg.comm.session import leave, run_on_mesh
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))  # `measurement` is shared with the peers' programs
 LAYOUTS = ("channels_last", "contiguous")
 
 
@@ -31,7 +29,7 @@ def main() -> int:
     given, sys.argv[1:] = parser.parse_known_args()
 
     def body(mesh: Mesh) -> None:
-        from our_layers import measure  # torch comes after MPI, which the session has started
+        from benchmarks.spatial.our_layers import measure  # torch comes after MPI, which the session has started
 
         measure(mesh, given.layout, __doc__ or "")
 

@@ -10,16 +10,25 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from launching import mpirun, run_job
-from spread import Spread, markdown, ratios
-from step_case import EXCHANGE, FUSED, LAYER, OVERLAPPED, READ, StepCase, StepJob, check_losses, mesh_of, planned
-
+from benchmarks.launching import mpirun, run_job
+from benchmarks.spatial.step_case import (
+    EXCHANGE,
+    FUSED,
+    LAYER,
+    OVERLAPPED,
+    READ,
+    StepCase,
+    StepJob,
+    check_losses,
+    mesh_of,
+    planned,
+)
+from benchmarks.spread import Spread, markdown, ratios
 from tiledseg.errors import ConfigError
 
-JOB = Path(__file__).resolve().with_name("step_job.py")
+JOB = "benchmarks.spatial.step_job"
 CASES = (READ, EXCHANGE, LAYER, FUSED, OVERLAPPED)
 ALONE = (READ, EXCHANGE, LAYER)  # one rank has nothing to fuse or to overlap
 Key = tuple[int, StepCase]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from launching import NotRunnableError, mpirun, run_job, torchrun
-from scaling import Effort
-from spread import Spread, markdown, ratios
-
+from benchmarks.launching import NotRunnableError, mpirun, run_job, torchrun
+from benchmarks.spatial.scaling import Effort
+from benchmarks.spread import Spread, markdown, ratios
 from tiledseg.errors import CommunicationError
 
-HERE = Path(__file__).resolve().parent
 MESHES = ((1, 2), (2, 2))
 
 
@@ -23,7 +20,7 @@ class Contestant:
     """A program that takes the peers' flags and prints their line; `path` is what PYTHONPATH must hold for it."""
 
     name: str
-    script: str
+    program: str
     arguments: tuple[str, ...] = ()
     path: str | None = None
     launcher: str = "mpirun"
@@ -31,7 +28,7 @@ class Contestant:
     def command(self, mesh: tuple[int, int], flags: Sequence[str]) -> list[str]:
         start = mpirun if self.launcher == "mpirun" else torchrun
         words = (*flags, "--mesh", str(mesh[0]), str(mesh[1]), *self.arguments)
-        return start(mesh[0] * mesh[1], HERE / self.script, *words)
+        return start(mesh[0] * mesh[1], f"benchmarks.spatial.{self.program}", *words)
 
     def environment(self) -> dict[str, str]:
         if self.path is None:
@@ -43,11 +40,16 @@ def contestants(distdl: str | None, physicsnemo: str | None) -> list[Contestant]
     """Ours (channels last over Gloo first: the others are held against it), and the peers with the paths of their
     sources."""
     return [
-        Contestant("tiledseg", "ours.py"),
-        Contestant("tiledseg, over MPI", "ours.py", ("--transport", "mpi")),
-        Contestant("tiledseg, contiguous", "ours.py", ("--layout", "contiguous")),
-        Contestant("DistDL, over MPI", "peers/distdl_layers.py", path=distdl),
-        Contestant("ShardTensor, over Gloo", "peers/shardtensor_layers.py", path=physicsnemo, launcher="torchrun"),
+        Contestant("tiledseg", "ours"),
+        Contestant("tiledseg, over MPI", "ours", ("--transport", "mpi")),
+        Contestant("tiledseg, contiguous", "ours", ("--layout", "contiguous")),
+        Contestant("DistDL, over MPI", "peers.distdl_layers", path=distdl),
+        Contestant(
+            "ShardTensor, over Gloo",
+            "peers.shardtensor_layers",
+            path=physicsnemo,
+            launcher="torchrun",
+        ),
     ]
 
 

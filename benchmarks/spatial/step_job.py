@@ -1,6 +1,6 @@
-"""Times training steps in several halo modes, taken in turn; one line of JSON on rank 0. `main.py` starts it.
+"""Times training steps in several halo modes, taken in turn; one line of JSON on rank 0. `scaling.py` starts it.
 
-    mpirun -n 4 python benchmarks/spatial/step_job.py JOB
+    mpirun -n 4 python -m benchmarks.spatial.step_job JOB
 
 JOB is a StepJob as JSON.
 """
@@ -11,8 +11,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from step_case import StepJob
-
+from benchmarks.spatial.step_case import StepJob
 from tiledseg.comm.session import leave, run_on_mesh
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def main() -> int:
     job = StepJob.from_json(sys.argv[1])
 
     def body(mesh: Mesh) -> None:
-        from case_run import run_cases  # torch comes after MPI, which the session has started
+        from benchmarks.spatial.case_run import run_cases  # torch comes after MPI, which the session has started
 
         found = run_cases(job, mesh)
         if mesh.is_root:

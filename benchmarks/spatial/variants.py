@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from launching import mpirun, run_job
-from scaling import JOB, Effort, medians
-from spread import Spread, markdown, ratios
-from step_case import FUSED, LAYER, OVERLAPPED, StepCase, StepJob, check_losses, mesh_of, planned
-
+from benchmarks.launching import mpirun, run_job
+from benchmarks.spatial.scaling import JOB, Effort, medians
+from benchmarks.spatial.step_case import FUSED, LAYER, OVERLAPPED, StepCase, StepJob, check_losses, mesh_of, planned
+from benchmarks.spread import Spread, markdown, ratios
 from tiledseg.geometry.layer_windows import WHOLE
 
 VARIANTS = (LAYER, OVERLAPPED, FUSED, StepCase("layer", 4), StepCase("layer", WHOLE))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from benchmarks.precision import normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.models.unet import build_unet
@@ -54,26 +55,26 @@ class Gradients:
 def make_input(workload: Workload) -> torch.Tensor:
     """x_BCHW of shape (1, C or 4, H, W), normally distributed; needs no gradient yet."""
     bands = workload.channels if workload.name == "conv" else BANDS
-    return _normal((1, bands, *workload.size), seed=1, dtype=workload.dtype)
+    return normal((1, bands, *workload.size), seed=1, dtype=workload.dtype)
 
 
 def make_network(workload: Workload) -> nn.Module:
     """The undivided network with its weights; biases are drawn too, for a zero bias hides a wrong one."""
     if workload.name == "conv":
         network: nn.Module = nn.Sequential(nn.Conv2d(workload.channels, workload.channels, 3, padding=1))
-        _draw(network, lambda tensor, seed: _normal(tensor.shape, seed, tensor.dtype) / (3 * workload.channels**0.5))
+        _draw(network, lambda tensor, seed: normal(tensor.shape, seed, tensor.dtype) / (3 * workload.channels**0.5))
     else:
         unet = UNet(workload.levels, base_channels=workload.base_channels, upsampling=workload.upsampling, bands=BANDS)
         network = build_unet(unet, seed=0)
         biases = nn.ParameterList(tensor for name, tensor in network.named_parameters() if name.endswith("bias"))
-        _draw(biases, lambda tensor, seed: 0.1 * _normal(tensor.shape, seed, tensor.dtype))
+        _draw(biases, lambda tensor, seed: 0.1 * normal(tensor.shape, seed, tensor.dtype))
     return network.to(workload.dtype)
 
 
 def make_loss_weights(workload: Workload) -> torch.Tensor:
     """The fixed weights of the loss, of the output's shape: (1, C or 2, H, W)."""
     channels = workload.channels if workload.name == "conv" else CLASSES
-    return _normal((1, channels, *workload.size), seed=2, dtype=workload.dtype)
+    return normal((1, channels, *workload.size), seed=2, dtype=workload.dtype)
 
 
 def loss_of(y_BCHW: torch.Tensor, weights_BCHW: torch.Tensor) -> torch.Tensor:
@@ -113,11 +114,6 @@ def assemble(blocks: list[torch.Tensor], mesh: tuple[int, int]) -> torch.Tensor:
     """The whole image from the blocks of all ranks, in rank order: the inverse of `block_of`."""
     strips = [torch.cat(blocks[row * mesh[1] : (row + 1) * mesh[1]], dim=3) for row in range(mesh[0])]
     return torch.cat(strips, dim=2)
-
-
-def _normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Drawn in float64 and rounded, so float32 and float64 runs see the same numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def _draw(module: nn.Module, value_of: Callable[[torch.Tensor, int], torch.Tensor]) -> None:

@@ -1,6 +1,6 @@
 """What does it cost until the work begins? Processor time of start-ups, taken in turn with another version's.
 
-    python benchmarks/startup/main.py [--against FOLDER] [--turns 5] [--ranks 1 4]
+    python -m benchmarks.startup [--against FOLDER] [--turns 5] [--ranks 1 4]
 
 `import`: `import tiledseg`. `help`: `python -m tiledseg.plan --help`. `step on P ranks`: from the start of a rank's
 process to the end of its first optimizer step, the mean of the ranks (one thread each, a scene of 128 x 128 pixels, a
@@ -23,8 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from spread import Spread, markdown, ratios
+from benchmarks.spread import Spread, markdown, ratios
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_STEP = str(Path(__file__).with_name("first_step.py"))

@@ -1,8 +1,8 @@
 """What it costs that a rank's communicators take turns, as NCCL's do: training steps side by side, on CPUs over Gloo.
 
-    mpirun -n 2 python benchmarks/training/turns.py --halo layer --mesh 2 1 --size 512
-    mpirun -n 4 python benchmarks/training/turns.py --halo layer --mesh 2 1 --stages 2 --images 6 --size 256
-    mpirun -n 2 python benchmarks/training/turns.py --stages 2 --images 8 --size 256
+    mpirun -n 2 python -m benchmarks.training.turns --halo layer --mesh 2 1 --size 512
+    mpirun -n 4 python -m benchmarks.training.turns --halo layer --mesh 2 1 --stages 2 --images 6 --size 256
+    mpirun -n 2 python -m benchmarks.training.turns --stages 2 --images 8 --size 256
 
 `free`: as it runs over Gloo. `turns`: one communicator at a time, and the messages of a pipeline in one common order.
 The steps take turns; both have the same losses. One line of JSON on rank 0.
@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from spread import Spread, ratios
-
+from benchmarks.spread import Spread, ratios
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config import ParallelConfig
 

@@ -1,7 +1,7 @@
 """One scene trained in the three halo modes: the same losses, and time, bytes, messages and memory beside the plan's.
 
-    python benchmarks/whole_scene/modes.py [--size 4096] [--ranks 2 4] [--steps 4] [--folder DIR] [--json FILE]
-    python benchmarks/whole_scene/modes.py --image FILE --labels FILE --classes K [--bands 1 2 3 4] ...
+    python -m benchmarks.whole_scene.modes [--size 4096] [--ranks 2 4] [--steps 4] [--folder DIR] [--json FILE]
+    python -m benchmarks.whole_scene.modes --image FILE --labels FILE --classes K [--bands 1 2 3 4] ...
 
 The scene is a synthetic one of `--size` pixels a side, or the given one.
 Each run is the command that a user would type. What `plan` predicts rests on three figures of the machine, taken in the
@@ -23,12 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs are started
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "spatial"))  # cases as in that benchmark
-from launching import python_ranks, run_process
-from spread import Spread, markdown
-from step_case import check_losses, mesh_of
-
+from benchmarks.launching import python_ranks, run_process
+from benchmarks.spatial.step_case import check_losses, mesh_of
+from benchmarks.spread import Spread, markdown
 from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
 from tiledseg.raster.reader import open_raster
 

@@ -6,30 +6,20 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.gpu import running, wheels
+from benchmarks.gpu.lines import read_lines
+from benchmarks.gpu.part import Part
 from tests.comm.launching import ROOT, clean_environment, run_job
 
 FOLDER = ROOT / "benchmarks/gpu"
 
 
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """The battery's modules, which import each other as scripts do."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    import lines
-    import part
-    import running
-    import wheels
-
-    return {"lines": lines, "part": part, "running": running, "wheels": wheels}
-
-
 @pytest.mark.timeout(600)
 def test_the_small_form_runs_whole(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / "main.py"), "--small", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", str(tmp_path)]
     done = run_job(command, seconds=560, environ=clean_environment())
     lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     assert done.code == 0, [line for line in lines if line["state"] == "failed"]
@@ -42,33 +32,30 @@ def test_the_small_form_runs_whole(tmp_path: Path) -> None:
     assert run_job(command, environ=clean_environment()).code == 2, "an earlier run's lines must stay as they are"
 
 
-def test_a_part_that_fails_or_hangs_ends_alone(
-    programs: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running, lines = programs["running"], programs["lines"]
+def test_a_part_that_fails_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = {
         "hangs": "import time; time.sleep(60)",
         "breaks": "raise ValueError('boom')",
         "works": "pass",
         "late": "pass",
     }
+    (tmp_path / "trial").mkdir()
     for name, text in scripts.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setattr(running, "HERE", tmp_path)
+        (tmp_path / f"trial/{name}.py").write_text(text)
+    monkeypatch.setattr(running, "PARTS", "trial")
     place = running.Place(tmp_path, tmp_path, small=True)
+    environ = clean_environment({"PYTHONPATH": str(tmp_path)})
     programs_run = [running.Program("hangs", 1.5), *(running.Program(name, 60) for name in ("breaks", "works"))]
-    assert running.run_parts(programs_run, place, 60, clean_environment()) == ["hangs", "breaks"]
+    assert running.run_parts(programs_run, place, 60, environ) == ["hangs", "breaks"]
     assert running.run_parts([running.Program("late", 60)], place, 5.5, {}) == ["late"]
-    found = {line["part"]: line for line in lines.read_lines(tmp_path)}
+    found = {line["part"]: line for line in read_lines(tmp_path)}
     assert found["hangs"]["reason"] == "ran longer than 2 s"
     assert found["breaks"]["reason"] == "ended with code 1: ValueError: boom"
     assert (found["works"]["state"], found["late"]["state"]) == ("ok", "skipped")
 
 
-def test_a_measurement_that_fails_is_written_and_the_next_one_runs(
-    programs: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    part = programs["part"].Part("some", tmp_path, tmp_path, small=True, seconds=60)
+def test_a_measurement_that_fails_is_written_and_the_next_one_runs(tmp_path: Path) -> None:
+    part = Part("some", tmp_path, tmp_path, small=True, seconds=60)
 
     def fail() -> None:
         raise ValueError("two\nlines")
@@ -77,15 +64,13 @@ def test_a_measurement_that_fails_is_written_and_the_next_one_runs(
     assert part.measure("long", "s", lambda: 1, needs=1000) is None
     assert part.measure("good", "s", lambda: 2.5) == 2.5
     assert part.failed
-    found = programs["lines"].read_lines(tmp_path)
+    found = read_lines(tmp_path)
     assert [line["state"] for line in found] == ["failed", "skipped", "ok"]
     assert found[0]["reason"] == "ValueError: two"
     assert (found[2]["value"], found[2]["unit"]) == (2.5, "s")
 
 
-def test_wheels_that_lack_something_are_told(programs: dict[str, ModuleType], tmp_path: Path) -> None:
-    wheels = programs["wheels"]
-
+def test_wheels_that_lack_something_are_told(tmp_path: Path) -> None:
     def wheel(name: str, *required: str) -> Path:
         path = tmp_path / f"{name}-py3-none-any.whl"
         with zipfile.ZipFile(path, "w") as archive:

@@ -6,36 +6,23 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.comm.launching import MPIRUN, ROOT, clean_environment, run_job
+from benchmarks.pipeline import contestants, turns
+from tests.comm.launching import MPIRUN, clean_environment, run_job
 from tiledseg.errors import TiledsegError
 
-FOLDER = ROOT / "benchmarks/pipeline"
 TINY = ("--levels", "2", "--base-channels", "4", "--size", "16", "--micro-batches", "4", "--dtype", "float64")
 ONCE = ("--turns", "1", "--steps", "1", "--ceiling-pairs", "1", "--ceiling-micro-batches", "1")
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """The benchmark's modules, which import each other as scripts do."""
-    for folder in (FOLDER.parent, FOLDER):
-        monkeypatch.syspath_prepend(str(folder))
-    import contestants
-    import tables
-    import turns
-
-    return {"contestants": contestants, "tables": tables, "turns": turns}
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed")
 def test_contestants_take_turns_on_one_balance(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     who = ("--who", "torch.distributed.pipelining, 1f1b", "torchgpipe, as it is", "--torchgpipe-path", str(tmp_path))
-    command = [sys.executable, str(FOLDER / "main.py"), *TINY, *ONCE, *who, "--json", str(report)]
-    done = run_job(command, environ=clean_environment({"PYTHONPATH": str(ROOT)}))
+    command = [sys.executable, "-m", "benchmarks.pipeline", *TINY, *ONCE, *who, "--json", str(report)]
+    done = run_job(command, environ=clean_environment())
     assert done.code == 0, done.err
     found = json.loads(report.read_text())
     assert found["ceiling"]["speed_up_at_most"]["median"] > 0
@@ -55,8 +42,7 @@ def test_contestants_take_turns_on_one_balance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("differs", [2.1e-5, math.nan])
-def test_times_of_other_gradients_are_refused(programs: dict[str, ModuleType], differs: float) -> None:
-    contestants, turns = programs["contestants"], programs["turns"]
+def test_times_of_other_gradients_are_refused(differs: float) -> None:
     serial = turns.Entry(contestants.one_process("contiguous"), [{"dtype": "float32", "gradients_differ_by": 1e-5}])
     peer, ours = contestants.contestants(2, None)[5], contestants.ours("1f1b", 2)
     wrong = [{"dtype": "float32", "gradients_differ_by": differs}]
@@ -69,8 +55,8 @@ def test_times_of_other_gradients_are_refused(programs: dict[str, ModuleType], d
         turns.check(found[ours.name], found)
 
 
-def test_turns_go_forth_and_back(programs: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, everyone = programs["turns"], programs["contestants"].contestants(2, None)[:3]
+def test_turns_go_forth_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = contestants.contestants(2, None)[:3]
     asked: list[str] = []
     line = {"dtype": "float32", "gradients_differ_by": 0.0}
     monkeypatch.setattr(

@@ -16,8 +16,8 @@ CAPS = {"small": 3.59, "medium-2": 3.61, "large": 3.18}  # by multiply-adds, of 
 
 
 def run(*flags: str) -> str:
-    command = [sys.executable, str(FOLDER / "paper_table.py"), *flags]
-    done = run_job(command, environ=clean_environment({"PYTHONPATH": str(ROOT)}))
+    command = [sys.executable, "-m", "benchmarks.pipeline.paper_table", *flags]
+    done = run_job(command, environ=clean_environment())
     assert done.code == 0, done.err
     return done.out
 
@@ -59,6 +59,6 @@ def test_the_kept_times_give_the_caps_of_the_reference(times: str, size: int, mo
 
 def test_times_that_are_missing(tmp_path: Path) -> None:
     flags = ("--times", str(FOLDER / "paper_times.json"), "--sizes", "2048")
-    done = run_job([sys.executable, str(FOLDER / "paper_table.py"), *flags], environ=clean_environment())
+    done = run_job([sys.executable, "-m", "benchmarks.pipeline.paper_table", *flags], environ=clean_environment())
     assert done.code == 2
     assert re.search(r"error: .* has no times of paper/small/2048", done.err)

@@ -7,12 +7,12 @@ import re
 import sys
 from pathlib import Path
 
-from tests.comm.launching import ROOT, clean_environment, run_job
+from tests.comm.launching import clean_environment, run_job
 
 
 def test_the_quick_run_fills_the_table(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    command = [sys.executable, str(ROOT / "benchmarks/reading/main.py"), "--quick", "--json", str(found)]
+    command = [sys.executable, "-m", "benchmarks.reading", "--quick", "--json", str(found)]
     done = run_job(command, environ=clean_environment())
     assert done.code == 0, done.err
     rows = [line for line in done.out.splitlines() if re.match(r"\| [^-]", line)][1:]

@@ -6,77 +6,61 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from tests.comm.launching import ROOT, clean_environment, run_job
+from benchmarks import launching
+from benchmarks.spatial import conversion, step_case
+from tests.comm.launching import clean_environment, run_job
 from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
 
-FOLDER = ROOT / "benchmarks/spatial"
 
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """The benchmark's modules, which import each other as scripts do."""
-    for folder in (FOLDER.parent, FOLDER):
-        monkeypatch.syspath_prepend(str(folder))
-    import conversion
-    import launching
-    import step_case
-
-    return {"conversion": conversion, "launching": launching, "step_case": step_case}
-
-
-def alone(script: str, *arguments: str) -> dict:
-    done = run_job([sys.executable, str(FOLDER / script), *arguments], environ=clean_environment())
+def alone(program: str, *arguments: str) -> dict:
+    done = run_job([sys.executable, "-m", f"benchmarks.spatial.{program}", *arguments], environ=clean_environment())
     assert done.code == 0, done.err
     return json.loads(done.out.splitlines()[-1])
 
 
-def test_all_modes_give_one_loss_and_send_what_is_planned(programs: dict[str, ModuleType]) -> None:
-    cases = programs["step_case"]
-    job = cases.StepJob((1, 1), (cases.READ, cases.EXCHANGE, cases.LAYER), 32, 3, 4, steps=2)
-    assert cases.StepJob.from_json(job.to_json()) == job
-    found = alone("step_job.py", job.to_json())
+def test_all_modes_give_one_loss_and_send_what_is_planned() -> None:
+    job = step_case.StepJob((1, 1), (step_case.READ, step_case.EXCHANGE, step_case.LAYER), 32, 3, 4, steps=2)
+    assert step_case.StepJob.from_json(job.to_json()) == job
+    found = alone("step_job", job.to_json())
     losses = [figures["losses"] for figures in found["cases"]]
-    assert cases.check_losses(losses, [str(case) for case in job.cases]) <= 1e-6
+    assert step_case.check_losses(losses, [str(case) for case in job.cases]) <= 1e-6
     assert len(set(losses[0])) == 3, "the steps learn nothing, so equal losses say nothing of the gradients"
     for case, figures in zip(job.cases, found["cases"], strict=True):
-        assert cases.planned(job, case) == (1.0, figures["halo_bytes"], figures["halo_messages"])
+        assert step_case.planned(job, case) == (1.0, figures["halo_bytes"], figures["halo_messages"])
         assert min(figures["seconds"]) > 0
         assert figures["memory_bytes"] >= found["memory_before_bytes"] > 0
 
 
-def test_the_converted_network_is_the_same_network(programs: dict[str, ModuleType]) -> None:
-    answer = programs["conversion"].summary(alone("conversion_job.py", "32", "3", "4", "3"))
+def test_the_converted_network_is_the_same_network() -> None:
+    answer = conversion.summary(alone("conversion_job", "32", "3", "4", "3"))
     assert answer["difference_of_gradients"] == 0
     assert 0 < answer["wall_ratio"]["lower"] <= answer["wall_ratio"]["median"] <= answer["wall_ratio"]["upper"]
 
 
 def test_our_layers_equal_torchs_on_the_peers_workload() -> None:
     flags = "--workload unet --size 32 16 --mesh 1 1 --dtype float64 --repeat 1 --layout contiguous"
-    line = alone("ours.py", *flags.split())
+    line = alone("ours", *flags.split())
     assert line["peer"] == "tiledseg"
     assert line["seconds"] > 0
     assert max(line["equal"][key] for key in ("y", "dx", "dW")) < 1e-12
 
 
 @pytest.mark.parametrize("other", [2.001, math.nan])
-def test_times_of_different_results_are_refused(programs: dict[str, ModuleType], other: float) -> None:
+def test_times_of_different_results_are_refused(other: float) -> None:
     with pytest.raises(TiledsegError, match="'b' differs from that of 'a'"):
-        programs["step_case"].check_losses([[1.0, 2.0], [1.0, other]], ["a", "b"])
+        step_case.check_losses([[1.0, 2.0], [1.0, other]], ["a", "b"])
 
 
-def test_a_job_says_how_it_ended(programs: dict[str, ModuleType]) -> None:
-    jobs = programs["launching"]
-
+def test_a_job_says_how_it_ended() -> None:
     def end(code: str, limit: float = 60) -> dict:
-        return jobs.run_job([sys.executable, "-c", f"import sys, time; {code}"], limit)
+        return launching.run_job([sys.executable, "-c", f"import sys, time; {code}"], limit)
 
     assert end("print('{\"a\": 1}')") == {"a": 1}
-    with pytest.raises(jobs.NotRunnableError, match="no such peer"):
+    with pytest.raises(launching.NotRunnableError, match="no such peer"):
         end("sys.stderr.write('not runnable: no such peer'); sys.exit(3)")
     with pytest.raises(ConfigError, match="a wrong flag"):
         end("sys.stderr.write('error: a wrong flag'); sys.exit(2)")
@@ -89,6 +73,6 @@ def test_a_job_says_how_it_ended(programs: dict[str, ModuleType]) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU on this machine")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     report = tmp_path / "gpu.json"
-    done = run_job([sys.executable, str(FOLDER / "gpu.py"), "--json", str(report)], environ=clean_environment())
+    done = run_job([sys.executable, "-m", "benchmarks.spatial.gpu", "--json", str(report)], environ=clean_environment())
     assert (done.code, done.err.strip()) == (3, "no GPU")
     assert not report.exists()

@@ -1,9 +1,9 @@
 r"""What torch.distributed.pipelining carries and what not: small cases, each a job of its own (decision 0009).
 
-    python benchmarks/pipeline/peers/torch_limits.py [CASE ...]
+    python -m benchmarks.pipeline.peers.torch_limits [CASE ...]
 
 Prints a line a case: equal to one process or not, the error's first line, or that it hangs (25 s; a sound case takes
-less than ten). A case is started by mpirun as `torch_limits.py --run CASE`. All in float64 over Gloo on the CPU, with
+less than ten). A case is started by mpirun as `torch_limits --run CASE`. All in float64 over Gloo on the CPU, with
 the tracer frontend.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.comm.session import leave, run_on_mesh
@@ -77,7 +76,7 @@ CASES = {
 
 
 def networks() -> dict[str, Callable[[], nn.Module]]:
-    """The networks by name; torch is imported late, behind MPI."""
+    """The networks by name; torch is imported late, after MPI."""
     from torch import nn
     from torch.utils.checkpoint import checkpoint
 
@@ -177,7 +176,7 @@ def pipelined(case: Case, rank: int) -> tuple[dict[str, torch.Tensor], str]:
         for stage in stages:
             stage._get_init_p2p_neighbors_ops = list
     first, last = 0 in mine, len(case.cuts) in mine
-    if case.sizes:  # `step` takes one tensor only, so micro-batches of several sizes go in behind it
+    if case.sizes:  # `step` takes one tensor only, so micro-batches of several sizes are handed to what it calls
         stages[0].has_backward = True
         arguments = [(x_BCHW,) for x_BCHW in inputs] if first else None
         steps._step_microbatches(arguments, None, targets if last else None)
@@ -240,12 +239,11 @@ def verdict(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> s
 
 def told(name: str) -> str:
     """What a job says of its case."""
-    from launching import python_ranks, run_process
-
+    from benchmarks.launching import mpirun, run_process
     from tiledseg.errors import CommunicationError
 
     try:
-        done = run_process([*python_ranks(CASES[name].ranks), str(Path(__file__).resolve()), "--run", name], SECONDS)
+        done = run_process(mpirun(CASES[name].ranks, "benchmarks.pipeline.peers.torch_limits", "--run", name), SECONDS)
     except CommunicationError:
         return f"hangs (ended after {SECONDS} s)"
     if done.code == 0:
@@ -265,5 +263,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # how jobs are started stands two folders up
     leave(main())

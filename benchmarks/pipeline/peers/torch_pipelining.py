@@ -1,6 +1,6 @@
 r"""torch.distributed.pipelining (tracer frontend) against one process: equality, time and bytes, on CPUs over Gloo.
 
-    mpirun -n 2 python benchmarks/pipeline/peers/torch_pipelining.py --stages 2 --schedule 1f1b
+    mpirun -n 2 python -m benchmarks.pipeline.peers.torch_pipelining --stages 2 --schedule 1f1b
 
 One rank a stage. The network is traced by torch.export and split in front of the layers at which the balance cuts. The
 loss function divides the sum by the number of valid pixels; torch's own division by the number of micro-batches is
@@ -10,22 +10,18 @@ meets first do not write in place, since torch hands a stage leaves of autograd.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from measurement import Request, Traffic
-
+    from benchmarks.pipeline.request import Request, Traffic
     from tiledseg.comm.mesh import Mesh
     from tiledseg.comm.stopwatch import Stopwatch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the workload and the measurement stand one folder up
 SCHEDULES = ("gpipe", "1f1b")
 
 
@@ -69,7 +65,8 @@ def build_schedule(request: Request, schedule: str, rank: int, loss: Callable[..
     """This rank's stage of the traced network, in a schedule."""
     import torch
     from torch.distributed import pipelining
-    from workload import keep_stage_inputs, make_input, make_network
+
+    from benchmarks.pipeline.workload import keep_stage_inputs, make_input, make_network
 
     workload = request.workload
     network = make_network(workload)
@@ -84,8 +81,10 @@ def build_schedule(request: Request, schedule: str, rank: int, loss: Callable[..
 
 def run(mesh: Mesh, request: Request, schedule: str) -> None:
     import torch
-    from measurement import Spent, Traffic, compare, measure, report, serial_gradients
-    from workload import Gradients, count_valid, gradients_of, loss_of, make_input, make_target
+
+    from benchmarks.measurement import Spent, measure
+    from benchmarks.pipeline.request import Traffic, compare, report, serial_gradients
+    from benchmarks.pipeline.workload import Gradients, count_valid, gradients_of, loss_of, make_input, make_target
 
     workload, rank = request.workload, mesh.communicator.rank
     last = workload.stages - 1
@@ -117,7 +116,7 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
         whole = {name: tensor for gradients, _ in found for name, tensor in gradients.items()}
         equal = {"loss": found[last][1], **compare(Gradients(found[last][1], whole), serial_gradients(request))}
     busy.clear()
-    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request))
+    spent = mesh.communicator.gather_objects(measure(step, mesh.communicator.barrier, request.repeat, request.warm_up))
     by_stage = mesh.communicator.gather_objects(busy[request.warm_up :])
     if rank == 0:
         figures = {**Spent.together(spent).to_dict(), "busy_seconds": by_stage, **sent.to_dict(), **equal}
@@ -126,7 +125,7 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
 
 def main() -> int:
     def body(mesh: Mesh) -> None:
-        from measurement import parser_of, request_of
+        from benchmarks.pipeline.request import parser_of, request_of
 
         parser = parser_of(__doc__ or "")
         parser.add_argument("--schedule", choices=SCHEDULES, default="gpipe")

@@ -1,6 +1,6 @@
 r"""torchgpipe (Kakao Brain's GPipe) against one process: equality, time and bytes, its partitions all on the CPU.
 
-    PYTHONPATH=<torchgpipe> python benchmarks/pipeline/peers/torchgpipe_pipeline.py --stages 2 --checkpoint never
+    PYTHONPATH=<torchgpipe> python -m benchmarks.pipeline.peers.torchgpipe_pipeline --stages 2 --checkpoint never
 
 <torchgpipe> is a checkout of github.com/kakaobrain/torchgpipe. It is one process with a thread a device, made for GPUs
 that work on while Python goes on; long skips are its `skippable` stash and pop. What a CPU makes of it, as it is: all
@@ -15,25 +15,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the workload and the measurement stand one folder up
-from measurement import (
+from benchmarks.measurement import measure, not_runnable
+from benchmarks.pipeline.request import (
     Request,
     Traffic,
     compare,
-    measure,
-    not_runnable,
     parser_of,
     report,
     request_of,
     serial_gradients,
 )
-from workload import (
+from benchmarks.pipeline.workload import (
     Gradients,
     count_valid,
     gradients_of,
@@ -43,7 +40,6 @@ from workload import (
     make_network,
     make_target,
 )
-
 from tiledseg.errors import ConfigError
 from tiledseg.models.blocks import PopSkip, StashSkip
 
@@ -164,7 +160,7 @@ def run(request: Request, checkpoint: str, workers: str, threads: int) -> None:
     found = Gradients(step(), gradients_of(network))
     sent = traffic.to_dict()
     equal = compare(found, serial_gradients(request))
-    spent = measure(step, lambda: None, request)
+    spent = measure(step, lambda: None, request.repeat, request.warm_up)
     ways = {"checkpoint": checkpoint, "workers": workers, "threads": threads}
     report("torchgpipe", "gpipe", request, {**spent.to_dict(), **sent, "loss": found.loss, **equal, **ways})
 

@@ -1,6 +1,6 @@
 r"""DistDL's distributed layers against torch's: equality and time.
 
-    PYTHONPATH=<distdl>/src mpirun -n 4 python benchmarks/spatial/peers/distdl_layers.py \
+    PYTHONPATH=<distdl>/src mpirun -n 4 python -m benchmarks.spatial.peers.distdl_layers \
         --workload unet --mesh 2 2
 
 <distdl> is a checkout of github.com/distdl/distdl with its extension built (`python setup.py build_ext --inplace`).
@@ -18,15 +18,15 @@ from mpi4py import MPI  # before torch: it starts MPI
 import torch  # isort: skip
 from torch import nn  # isort: skip
 
-from measurement import (
+from benchmarks.measurement import not_runnable
+from benchmarks.spatial.request import (
     compare,
     median_seconds,
-    not_runnable,
     parse_request,
     replace_layers,
     report,
 )
-from workload import (
+from benchmarks.spatial.workload import (
     Gradients,
     assemble,
     block_of,

@@ -1,7 +1,7 @@
 r"""PhysicsNeMo's ShardTensor against torch: equality and time, on CPUs over Gloo.
 
     PYTHONPATH=<physicsnemo> torchrun --nproc-per-node 4 \
-        benchmarks/spatial/peers/shardtensor_layers.py --workload conv --mesh 2 2
+        -m benchmarks.spatial.peers.shardtensor_layers --workload conv --mesh 2 2
 
 <physicsnemo> is a checkout of github.com/NVIDIA/physicsnemo; of its dependencies the import needs warp-lang, jaxtyping,
 treelib, tqdm, requests, s3fs, GitPython, tensordict, importlib_metadata and nvtx. The network is torch's own: its
@@ -15,18 +15,19 @@ import os
 from itertools import pairwise
 
 import torch
-from measurement import (
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+from benchmarks.measurement import not_runnable
+from benchmarks.spatial.request import (
     compare,
     median_seconds,
-    not_runnable,
     parse_request,
     replace_layers,
     report,
 )
-from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
-from workload import (
+from benchmarks.spatial.workload import (
     Gradients,
     Workload,
     assemble,
@@ -37,7 +38,6 @@ from workload import (
     make_loss_weights,
     make_network,
 )
-
 from tiledseg.models.convolution import SteadyConvolution
 
 try:

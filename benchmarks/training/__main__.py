@@ -1,6 +1,6 @@
 """How fast does one rank train, against the loop that a user would write? Both in one run, taken in turn.
 
-    python benchmarks/training/main.py [--side 2048] [--repeats 5] [--threads 2] [--json FILE]
+    python -m benchmarks.training [--side 2048] [--repeats 5] [--threads 2] [--json FILE]
 
 The plain loop: 512 px tiles with the same exact halo (so the same gradient), rasterio windows through a DataLoader with
 one worker, torch's default memory layout, one loss and one backward a tile. Ours: the trainer's own step, its tiles as

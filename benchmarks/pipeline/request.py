@@ -1,25 +1,21 @@
-"""What every program of this benchmark shares: flags, equality before time, timing, and the one line of JSON."""
+"""What every program of this benchmark shares: flags, equality before time, and the one line of JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from workload import Gradients, Workload, add_flags, reference, workload_of
 
+from benchmarks.measurement import short
+from benchmarks.pipeline.workload import Gradients, Workload, add_flags, reference, workload_of
 from tiledseg.errors import ConfigError
-
-NOT_RUNNABLE = 3
 
 
 @dataclass(frozen=True)
@@ -63,27 +59,6 @@ class Traffic:
         return whole
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What the timed steps have taken: seconds by the clock, and CPU seconds of all threads, the system's apart."""
-
-    seconds: tuple[float, ...]
-    user: tuple[float, ...]
-    system: tuple[float, ...]
-
-    @staticmethod
-    def together(parts: Sequence[Spent]) -> Spent:
-        """That of all ranks: their CPU seconds together, by the clock of the first."""
-        user = map(sum, zip(*(part.user for part in parts), strict=True))
-        system = map(sum, zip(*(part.system for part in parts), strict=True))
-        return Spent(parts[0].seconds, tuple(user), tuple(system))
-
-    def to_dict(self) -> dict[str, list[float]]:
-        """Rounded to tenths of milliseconds, under the names of the line."""
-        named = {"seconds": self.seconds, "user_seconds": self.user, "system_seconds": self.system}
-        return {name: [round(value, 4) for value in values] for name, values in named.items()}
-
-
 def parser_of(description: str) -> argparse.ArgumentParser:
     """The flags that every program takes; a program adds its own."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
@@ -103,32 +78,6 @@ def request_of(given: argparse.Namespace) -> Request:
         if getattr(given, name) < 0:
             raise ConfigError(f"{name} is {getattr(given, name)}; give at least 0")
     return Request(workload_of(given), given.repeat, given.warm_up, given.against, given.reference)
-
-
-def not_runnable(reason: object) -> NoReturn:
-    """Ends the program with exit code 3 and one line on standard error."""
-    print(f"not runnable: {str(reason).splitlines()[0]}", file=sys.stderr, flush=True)
-    sys.exit(NOT_RUNNABLE)
-
-
-def measure(step: Callable[[], object], barrier: Callable[[], object], request: Request) -> Spent:
-    """Of this process, of each `step` between two barriers, after the warm-up steps: the clock waits for all ranks."""
-    for _ in range(request.warm_up):
-        step()
-    stamps: list[tuple[float, float, float]] = []
-    for _ in range(request.repeat):
-        barrier()
-        begun = _now()
-        step()
-        barrier()
-        stamps.append(tuple(end - begin for begin, end in zip(begun, _now(), strict=True)))
-    return Spent(*(tuple(stamp[kind] for stamp in stamps) for kind in range(3)))
-
-
-def _now() -> tuple[float, float, float]:
-    """Seconds: of the clock, of this process as user and in the system."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return time.perf_counter(), used.ru_utime, used.ru_stime
 
 
 def serial_gradients(request: Request) -> Gradients:
@@ -161,9 +110,9 @@ def compare(found: Gradients, serial: Gradients) -> dict[str, float]:
         difference += error.square().sum().item()
         worst = max(worst, (error.abs().max() / exact.abs().max()).item())
     return {
-        "gradients_differ_by": _short((difference / squares) ** 0.5),
-        "worst_weight_differs_by": _short(worst),
-        "loss_differs_by": _short(abs(found.loss - serial.loss) / abs(serial.loss)),
+        "gradients_differ_by": short((difference / squares) ** 0.5),
+        "worst_weight_differs_by": short(worst),
+        "loss_differs_by": short(abs(found.loss - serial.loss) / abs(serial.loss)),
     }
 
 
@@ -183,10 +132,6 @@ def report(who: str, schedule: str, request: Request, figures: Mapping[str, Any]
         "torch": torch.__version__,
     }
     print(json.dumps(line), flush=True)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.2e}")
 
 
 def _key(request: Request) -> str:

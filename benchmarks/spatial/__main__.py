@@ -1,6 +1,6 @@
 """One image over several ranks: strong scaling, what the options change, what the conversion costs, and the peers.
 
-    python benchmarks/spatial/main.py [--parts scaling variants conversion peers] [--json FILE]
+    python -m benchmarks.spatial [--parts scaling variants conversion peers] [--json FILE]
         [--distdl-path DIR] [--physicsnemo-path DIRS]
 
 Starts its own jobs under mpirun, one thread a rank; prints tables in markdown. What is compared takes turns, and
@@ -14,13 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs and parts are run
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
-from conversion import conversion_table, measure_conversions
-from parts import run_parts
-from scaling import Effort, efficiency_table, measure_scaling, scaling_table
-from side_by_side import contestants, measure_side_by_side, side_by_side_table
-from variants import measure_variants, variants_table
+from benchmarks.parts import run_parts
+from benchmarks.spatial.conversion import conversion_table, measure_conversions
+from benchmarks.spatial.scaling import Effort, efficiency_table, measure_scaling, scaling_table
+from benchmarks.spatial.side_by_side import contestants, measure_side_by_side, side_by_side_table
+from benchmarks.spatial.variants import measure_variants, variants_table
 
 PARTS = ("scaling", "variants", "conversion", "peers")
 

@@ -1,6 +1,6 @@
 """A whole scene of 10000 x 10000 x 4, tiled 8 x 8: an epoch of training and a map, with the figures that matter.
 
-    python benchmarks/whole_scene/main.py [--side 10000] [--grid 8] [--ranks 2] [--folder DIR]
+    python -m benchmarks.whole_scene [--side 10000] [--grid 8] [--ranks 2] [--folder DIR]
 
 Writes the scene, trains for one epoch under mpirun and maps the scene, each as a user would by the commands; prints
 peak memory a rank, pixels a second and the share of time spent waiting for data.

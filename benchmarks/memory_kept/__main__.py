@@ -1,6 +1,6 @@
 """What does it cost to give freed memory back to the system? Whole runs of `train` and `predict`, taken in turn.
 
-    python benchmarks/memory_kept/main.py [--train-side 2048] [--map-side 4096] [--pairs 3] [--only NAME ...]
+    python -m benchmarks.memory_kept [--train-side 2048] [--map-side 4096] [--pairs 3] [--only NAME ...]
 
 Each contestant is a set of environment variables, some with a library to preload; `kept` is none: it is the default. A
 turn runs every contestant once, the next turn in the opposite order; ratios are taken turn by turn against `returned`,
@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from spread import Spread, markdown, ratios
+from benchmarks.spread import Spread, markdown, ratios
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "returned"

@@ -1,8 +1,8 @@
 """All that can be learned on one GPU in nine minutes, on a bare machine without network.
 
-    python benchmarks/gpu/main.py --out FOLDER [--small] [--seconds 540] [--parts NAME ...]
+    python -m benchmarks.gpu --out FOLDER [--small] [--seconds 540] [--parts NAME ...]
 
-Each part is a program beside this one; FOLDER/measurements.jsonl gets a line a measurement, FOLDER/battery.log what the
+Each part is a module beside this one; FOLDER/measurements.jsonl gets a line a measurement, FOLDER/battery.log what the
 parts have printed. What the machine lacks is installed from the wheels that `make gpu-wheels` has collected. Without a
 GPU the same programs run at small sizes. Exit code: 0 where every part is done, 1 where one failed. See README.md.
 """
@@ -15,9 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lines import FILE, read_lines, write_line
-from running import Place, Program, run_parts
-from wheels import install_missing
+from benchmarks.gpu.lines import FILE, read_lines, write_line
+from benchmarks.gpu.running import Place, Program, run_parts
+from benchmarks.gpu.wheels import install_missing
 
 # What is worth most comes first, for where time runs out. The seconds are limits: two thirds of them are expected.
 PARTS = (
@@ -43,9 +43,8 @@ def main() -> int:
         return 2
     environ = {**os.environ, "PYTHONUNBUFFERED": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     environ["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
-    # The project, which a bare machine has not installed, and how jobs are started (launching.py).
-    paths = [str(_ROOT), str(_ROOT / "benchmarks"), environ.get("PYTHONPATH")]
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    # The project, which a bare machine has not installed.
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory(prefix="battery-") as work:
         failed = _run(options, Path(work), environ)
     print(_summary(read_lines(options.out), failed))

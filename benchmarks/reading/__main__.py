@@ -1,6 +1,6 @@
 """How fast are halo'd windows read, by format and by way of reading? All ways in one run, interleaved.
 
-    python benchmarks/reading/main.py [--quick] [--repeats 7] [--folder DIR] [--json FILE]
+    python -m benchmarks.reading [--quick] [--repeats 7] [--folder DIR] [--json FILE]
 
 Ways: a memory map of the raw pixels (the limit), this project's reader with one and two threads (in the order of a
 step, and with the windows shuffled), and the plain loop that a user would write with rasterio and a DataLoader.

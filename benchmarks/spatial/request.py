@@ -1,4 +1,4 @@
-"""What both peers' programs share: arguments, replacing layers, timing, and the one line of JSON."""
+"""What our program and the peers' share: arguments, replacing layers, equality, and the one line of JSON."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import nn
 
+from benchmarks.measurement import measure, short
+from benchmarks.precision import DTYPES
+from benchmarks.spatial.workload import WORKLOADS, Gradients, Workload, block_edges, undivided_gradients
 from tiledseg.errors import ConfigError
-
-# The workload stands one folder up; the peers' programs import this module first, so they find it too.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from workload import WORKLOADS, Gradients, Workload, block_edges, undivided_gradients
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-NOT_RUNNABLE = 3
 
 
 @dataclass(frozen=True)
@@ -65,13 +58,9 @@ def parse_request(description: str, ranks: int) -> Request:
         for length, parts in zip(workload.size, mesh, strict=True):
             block_edges(length, parts, workload.alignment)
     except ConfigError as error:
-        sys.exit(_line(f"error: {error}", 2))
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     return Request(workload, mesh, given.repeat)
-
-
-def not_runnable(reason: object) -> NoReturn:
-    """Ends the program with exit code 3 and one line on standard error."""
-    sys.exit(_line(f"not runnable: {str(reason).splitlines()[0]}", NOT_RUNNABLE))
 
 
 def replace_layers(module: nn.Module, twin_of: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -86,15 +75,7 @@ def replace_layers(module: nn.Module, twin_of: Callable[[nn.Module], nn.Module])
 
 def median_seconds(step: Callable[[], object], barrier: Callable[[], object], repeat: int) -> float:
     """Median wall time of `step` between two barriers, after one warm-up: the time of the slowest rank."""
-    step()
-    seconds = []
-    for _ in range(repeat):
-        barrier()
-        begun = time.perf_counter()
-        step()
-        barrier()
-        seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+    return statistics.median(measure(step, barrier, repeat).seconds)
 
 
 def compare(workload: Workload, theirs: Gradients) -> dict[str, float]:
@@ -127,9 +108,4 @@ def report(peer: str, request: Request, seconds: float, equal: Mapping[str, floa
 def _relative(theirs: torch.Tensor, ours: torch.Tensor) -> float:
     if theirs.shape != ours.shape:
         raise ValueError(f"shape {tuple(theirs.shape)} against torch's {tuple(ours.shape)}")
-    return float(f"{((theirs - ours).abs().max() / ours.abs().max()).item():.2e}")
-
-
-def _line(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
-    return code
+    return short(((theirs - ours).abs().max() / ours.abs().max()).item())

@@ -1,6 +1,6 @@
 """A U-Net cut into stages: this project's pipeline beside one process, torch.distributed.pipelining and torchgpipe.
 
-    python benchmarks/pipeline/main.py [--torchgpipe-path DIR] [--parts ceiling contest] [--json FILE]
+    python -m benchmarks.pipeline [--torchgpipe-path DIR] [--parts ceiling contest] [--json FILE]
 
 Starts its own jobs, one thread a rank, and lets them take turns; prints tables in markdown. Every job holds its
 gradients against a serial run in float64 before it times anything; where ours differ by more than rounding, or one of
@@ -18,14 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # how jobs and parts are run
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where it is started as a module
-from ceiling import ceiling_table, measure_ceiling
-from contestants import CHANNELS_LAST, KEPT_MEMORY, SERIAL, Contestant, contestants, finder
-from parts import run_parts
-from tables import account_table, rows, side_by_side_table
-from turns import Turns, find_balance, take_turns
-
+from benchmarks.parts import run_parts
+from benchmarks.pipeline.ceiling import ceiling_table, measure_ceiling
+from benchmarks.pipeline.contestants import CHANNELS_LAST, KEPT_MEMORY, SERIAL, Contestant, contestants, finder
+from benchmarks.pipeline.tables import account_table, rows, side_by_side_table
+from benchmarks.pipeline.turns import Turns, find_balance, take_turns
 from tiledseg.errors import ConfigError
 
 PARTS = ("ceiling", "contest")
@@ -66,7 +63,7 @@ def _chosen(everyone: Sequence[Contestant], names: tuple[str, ...]) -> list[Cont
     """Those asked for, ours, and one process of each layout among them, which says what rounding may do."""
     asked = [one for one in everyone if one.name in (BASE, OURS) or one.name.startswith(names)]
     layouts = {one.layout for one in asked}
-    return [one for one in everyone if one in asked or (one.script == SERIAL and one.layout in layouts)]
+    return [one for one in everyone if one in asked or (one.program == SERIAL and one.layout in layouts)]
 
 
 PROGRAMS = {"ceiling": _ceiling, "contest": _contest}
