@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from tiledseg.command import Parser, run
 from tiledseg.console import answer, end
-from tiledseg.raster.scene_files import write_scene
-from tiledseg.raster.synthetic import CLASSES, IGNORED
+from tiledseg.synthetic.classes import CLASSES, IGNORED
+from tiledseg.synthetic.scene_files import write_scene
 
 _LONG = 4_000_000
 """Pixels from which on a progress bar is shown, and all cores are used unless told otherwise."""

@@ -9,6 +9,7 @@ Bands: red, green, blue, near infrared, uint8, nodata 0. Classes: 0 field, grass
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,18 +18,15 @@ from numpy.typing import NDArray
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.landscape.buildings import PAVING_C, Buildings, joined, make_buildings, near, raise_buildings
-from tiledseg.raster.landscape.classes import BUILDING, OPEN, TREE
-from tiledseg.raster.landscape.ground import Cover, Ground, cover_of, paint_ground
-from tiledseg.raster.landscape.light import SHADOW_PIXELS, blur, cast_shadows, light_on_slopes
-from tiledseg.raster.landscape.noise import grid_noise, normal_CHW
-from tiledseg.raster.landscape.parcels import Places, Plan, Planner
-from tiledseg.raster.landscape.trees import MAX_RADIUS, Trees, find_trees, raise_trees
-from tiledseg.raster.landscape.warp import METRES, Warp
+from tiledseg.synthetic.buildings import PAVING_C, Buildings, joined, make_buildings, near, raise_buildings
+from tiledseg.synthetic.classes import BUILDING, IGNORED, OPEN, TREE
+from tiledseg.synthetic.ground import Cover, Ground, cover_of, paint_ground
+from tiledseg.synthetic.light import SHADOW_PIXELS, blur, cast_shadows, light_on_slopes
+from tiledseg.synthetic.noise import grid_noise, normal_CHW
+from tiledseg.synthetic.parcels import KEPT_CELLS, Places, Plan, covering, make_cell
+from tiledseg.synthetic.trees import MAX_RADIUS, Trees, find_trees, raise_trees
+from tiledseg.synthetic.warp import METRES, Warp
 
-CLASSES = ("field", "road", "building", "tree", "water")
-CLASS_COLOURS = ((158, 188, 94), (70, 70, 74), (196, 64, 50), (24, 104, 44), (44, 110, 196))
-IGNORED = 255
 NODATA = 0
 BANDS = {1: ("panchromatic",), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "near infrared")}
 MAX_SEED = 2**22 - 1
@@ -61,7 +59,7 @@ class _Objects(NamedTuple):
 
 
 class Scene:
-    """The scene of a seed: `render` gives any window of it. Not for several threads at once."""
+    """The scene of a seed: `render` gives any window of it."""
 
     def __init__(self, seed: int, size: tuple[int, int], bands: int = 4) -> None:
         if min(size) < 1:
@@ -75,8 +73,7 @@ class Scene:
         self.seed, self.size, self.bands = seed, size, bands
         self._key = seed * 1000  # noises take their own numbers from here on
         self._warp = Warp(self._key)
-        self._planner = Planner(self._key)
-        self._buildings: dict[tuple[int, int], Buildings] = {}
+        self._buildings_of = lru_cache(KEPT_CELLS)(self._build)
 
     def render(self, box: Box) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Image (bands, H, W) and classes (H, W) of the pixels of `box`, uint8."""
@@ -109,26 +106,20 @@ class Scene:
         y, x = (np.linspace(side.start, side.stop, side.size // 64 + 2) * METRES for side in (box.row, box.col))
         u, v = self._warp.points(np.tile(x, y.size), np.repeat(y, x.size))
         u, v = (np.array([part.min() - _BEYOND, part.max() + _BEYOND]) for part in (u, v))
-        return self._planner.covering(u, v)
+        return covering(self._key, u, v)
 
     def _objects(self, plan: Plan, box: Box) -> _Objects:
         lit = _grown(box, 2, SHADOW_PIXELS + 2)
         around = _grown(lit, *[int(MAX_RADIUS * 1.2 / METRES) + 2] * 2)
-        buildings = near(joined([self._buildings_of(plan, number) for number in range(len(plan.cells))]), around)
-        trees = find_trees(self._key, self._warp, self._planner, buildings, around)
+        buildings = near(joined([self._buildings_of(cell.i, cell.j) for cell in plan.cells]), around)
+        trees = find_trees(self._key, self._warp, buildings, around)
         height_HW, paved_HW = np.zeros(lit.shape, np.float32), np.zeros(lit.shape, bool)
         building_HW = raise_buildings(buildings, lit, height_HW, paved_HW)
         tree_HW = raise_trees(trees, lit, grid_noise(self._key + 121, lit, 3), height_HW)
         return _Objects(lit, buildings, trees, height_HW, paved_HW, building_HW, tree_HW)
 
-    def _buildings_of(self, plan: Plan, number: int) -> Buildings:
-        cell = plan.cells[number]
-        key = cell.i, cell.j
-        if key not in self._buildings:
-            while len(self._buildings) >= Planner.KEEP:
-                del self._buildings[next(iter(self._buildings))]
-            self._buildings[key] = make_buildings(self._key, self._warp, cell)
-        return self._buildings[key]
+    def _build(self, i: int, j: int) -> Buildings:
+        return make_buildings(self._key, self._warp, make_cell(self._key, i, j))
 
     def _light(
         self, plan: Plan, cover: Cover, objects: _Objects, box: Box

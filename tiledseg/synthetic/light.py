@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.raster.landscape.trees import MAX_HEIGHT
-from tiledseg.raster.landscape.warp import METRES
+from tiledseg.synthetic.trees import MAX_HEIGHT
+from tiledseg.synthetic.warp import METRES
 
 SHADE = (-0.8, -0.6)
 """Where shadows fall (row, col), unit vector: the sun stands in the south-east."""

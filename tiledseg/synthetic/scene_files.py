@@ -21,11 +21,12 @@ from rasterio.windows import Window
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.outputs import check_outputs, whole
-from tiledseg.raster.landscape.warp import METRES
 from tiledseg.raster.libtiff_words import libtiff_errors
-from tiledseg.raster.synthetic import BANDS, CLASS_COLOURS, CLASSES, IGNORED, NODATA, Scene
 from tiledseg.raster.writer import BLOCK
 from tiledseg.signals import SIGNALS
+from tiledseg.synthetic.classes import CLASS_COLOURS, CLASSES, IGNORED
+from tiledseg.synthetic.scene import BANDS, NODATA, Scene
+from tiledseg.synthetic.warp import METRES
 from tiledseg.writing import replacing, write_error
 
 WINDOW = (BLOCK, 2 * BLOCK)

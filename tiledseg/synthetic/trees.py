@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.landscape.buildings import Buildings
-from tiledseg.raster.landscape.ground import wood_edge
-from tiledseg.raster.landscape.noise import point_noise, uniform
-from tiledseg.raster.landscape.parcels import LOT, MEADOW, POND, WOOD, Plan, Planner
-from tiledseg.raster.landscape.warp import METRES, Warp, pixels
-from tiledseg.raster.landscape.water import water_depth_at
+from tiledseg.synthetic.buildings import Buildings
+from tiledseg.synthetic.ground import wood_edge
+from tiledseg.synthetic.noise import point_noise, uniform
+from tiledseg.synthetic.parcels import LOT, MEADOW, POND, WOOD, Plan, covering
+from tiledseg.synthetic.warp import METRES, Warp, pixels
+from tiledseg.synthetic.water import water_depth_at
 
 GRID = 5.0
 MAX_RADIUS = 4.6
@@ -43,7 +43,7 @@ class Trees(NamedTuple):
     colour_C: NDArray[np.float32]
 
 
-def find_trees(seed: int, warp: Warp, planner: Planner, buildings: Buildings, box: Box) -> Trees:
+def find_trees(seed: int, warp: Warp, buildings: Buildings, box: Box) -> Trees:
     """The trees whose grid cells touch `box`, in the grid's order (row by row)."""
     first_row, last_row = (int(side * METRES // GRID) for side in (box.row.start, box.row.stop))
     first_col, last_col = (int(side * METRES // GRID) for side in (box.col.start, box.col.stop))
@@ -51,7 +51,7 @@ def find_trees(seed: int, warp: Warp, planner: Planner, buildings: Buildings, bo
     y = (rows + 0.12 + 0.76 * uniform(seed, 80, rows, cols).astype(np.float64)) * GRID
     x = (cols + 0.12 + 0.76 * uniform(seed, 81, rows, cols).astype(np.float64)) * GRID
     u, v = warp.points(x, y)
-    plan = planner.covering(u, v)
+    plan = covering(seed, u, v)
     woods, density = _density(seed, plan, x, y, u, v)
     chosen = np.flatnonzero(uniform(seed, 82, rows, cols) < density)
     chosen = chosen[~_built(buildings, x[chosen], y[chosen])]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+from functools import lru_cache
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,12 +11,32 @@ from hypothesis import strategies as st
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.landscape.classes import BUILDING, OPEN, ROAD, TREE, WATER
-from tiledseg.raster.landscape.parcels import Planner, cell_kind, line, make_cell, road_half_width
-from tiledseg.raster.landscape.warp import Warp
-from tiledseg.raster.synthetic import IGNORED, NODATA, Scene
+from tiledseg.synthetic import parcels
+from tiledseg.synthetic import scene as scenes
+from tiledseg.synthetic.classes import BUILDING, IGNORED, OPEN, ROAD, TREE, WATER
+from tiledseg.synthetic.parcels import cell_kind, covering, line, make_cell, road_half_width
+from tiledseg.synthetic.scene import NODATA, Scene
+from tiledseg.synthetic.warp import Warp
 
 HUGE = (10**6, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "bands", "rows", "cols", "digest"),
+    [
+        (0, (512, 512), 4, (0, 512), (0, 512), "c815a74868c7109f"),
+        (2, (300, 700), 3, (0, 300), (0, 700), "7ae8db9201abab1a"),
+        (7, (131, 257), 1, (0, 131), (0, 257), "963d11e77c52047a"),
+        (4194303, HUGE, 4, (700000, 700256), (800000, 800300), "a172d807557cf326"),
+        (5, HUGE, 4, (1000, 1400), (400, 700), "2bab3a384c0cef6b"),
+        (11, (1, 1), 4, (0, 1), (0, 1), "b8d3371e4b910000"),
+    ],
+)
+def test_a_seed_gives_the_bytes_that_it_always_gave(
+    seed: int, size: tuple[int, int], bands: int, rows: tuple[int, int], cols: tuple[int, int], digest: str
+) -> None:
+    image, classes = Scene(seed, size, bands).render(Box(Interval(*rows), Interval(*cols)))
+    assert hashlib.sha256(image.tobytes() + classes.tobytes()).hexdigest()[:16] == digest
 
 
 def test_any_window_shows_the_same_scene() -> None:
@@ -120,15 +143,18 @@ def test_tiny_scenes(size: tuple[int, int]) -> None:
 def test_forgetting_cells_bounds_the_memory_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(Interval(300, 364), Interval(300, 400))
     expected = Scene(2, HUGE).render(box)
-    monkeypatch.setattr(Planner, "KEEP", 2)
+    few = lru_cache(2)(make_cell.__wrapped__)
+    monkeypatch.setattr(parcels, "make_cell", few)
+    monkeypatch.setattr(scenes, "make_cell", few)
+    monkeypatch.setattr(scenes, "KEPT_CELLS", 2)
     scene = Scene(2, HUGE)
     for far in (5000, 50000):
         scene.render(box.shift(far, far))
     image, classes = scene.render(box)
     np.testing.assert_array_equal(image, expected[0])
     np.testing.assert_array_equal(classes, expected[1])
-    assert len(scene._planner._cells) <= 2
-    assert len(scene._buildings) <= 2
+    assert few.cache_info().currsize == scene._buildings_of.cache_info().currsize == 2
+    assert make_cell.cache_info().maxsize == parcels.KEPT_CELLS
 
 
 @pytest.mark.parametrize(
@@ -159,7 +185,7 @@ class TestPlan:
     def test_places_lie_in_their_parcel(self) -> None:
         rng = np.random.default_rng(0)
         u, v = rng.uniform(-700, 700, (2, 2000))
-        plan = Planner(9).covering(u, v)
+        plan = covering(9, u, v)
         places = plan.locate(u, v)
         leaf = plan.leaf
         for position, low, high in ((places.a, leaf.u0, leaf.u1), (places.b, leaf.v0, leaf.v1)):

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.landscape.noise import uniform
-from tiledseg.raster.landscape.parcels import FARMLAND, FIELD, LEAVES, LOT, MEADOW, VILLAGE, Cell
-from tiledseg.raster.landscape.warp import METRES, Warp
+from tiledseg.synthetic.noise import uniform
+from tiledseg.synthetic.parcels import FARMLAND, FIELD, LEAVES, LOT, MEADOW, VILLAGE, Cell
+from tiledseg.synthetic.warp import METRES, Warp
 
 REACH = 34.0
 """No building reaches further than this from its centre, metres."""

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.raster.landscape.classes import ROAD
-from tiledseg.raster.landscape.noise import hash32, wave
-from tiledseg.raster.landscape.parcels import Places, Plan
+from tiledseg.synthetic.classes import ROAD
+from tiledseg.synthetic.noise import hash32, wave
+from tiledseg.synthetic.parcels import Places, Plan
 
 _ASPHALT_C = np.array((0.128, 0.126, 0.124, 0.140), np.float32)
 _KERB_C = np.array((0.260, 0.250, 0.230, 0.280), np.float32)

@@ -10,10 +10,10 @@ import rasterio
 
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.geometry.box import Box
-from tiledseg.raster import scene_files
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.scene_files import write_scene
-from tiledseg.raster.synthetic import BANDS, Scene
+from tiledseg.synthetic import scene_files
+from tiledseg.synthetic.scene import BANDS, Scene
+from tiledseg.synthetic.scene_files import write_scene
 
 
 def test_bytes_are_the_same_for_any_number_of_workers_and_window(
@@ -105,7 +105,7 @@ def test_peak_memory_does_not_grow_with_the_scene(tmp_path: Path) -> None:
 
     def peak_mib(height: int) -> float:
         code = (
-            "import resource; from tiledseg.raster.scene_files import write_scene;"
+            "import resource; from tiledseg.synthetic.scene_files import write_scene;"
             f"write_scene({str(tmp_path / 'a.tif')!r}, {str(tmp_path / 'b.tif')!r}, ({height}, 512));"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
         )

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.landscape.classes import TREE
-from tiledseg.raster.landscape.noise import grid_noise, wave
-from tiledseg.raster.landscape.parcels import FIELD, LOT, WOOD, Places, Plan
-from tiledseg.raster.landscape.roads import paint_roads
-from tiledseg.raster.landscape.water import paint_water
+from tiledseg.synthetic.classes import TREE
+from tiledseg.synthetic.noise import grid_noise, wave
+from tiledseg.synthetic.parcels import FIELD, LOT, WOOD, Places, Plan
+from tiledseg.synthetic.roads import paint_roads
+from tiledseg.synthetic.water import paint_water
 
 _CROPS_C = np.array(
     [

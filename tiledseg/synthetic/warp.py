@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.landscape.noise import grid_noise, point_noise
+from tiledseg.synthetic.noise import grid_noise, point_noise
 
 METRES = 0.5
 """Side of a pixel, metres."""

@@ -9,18 +9,20 @@ its longer side; in villages the first cuts are streets. Every cut ends on an ol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.raster.landscape.noise import hash32, pick, uniform
+from tiledseg.synthetic.noise import hash32, pick, uniform
 
 SPACING, JITTER, ORIGIN = 240.0, 38.0, -40.0
 DEPTH = 7
 NODES, LEAVES = 2**DEPTH - 1, 2**DEPTH
 RIVER_EVERY, RIVER_ROW = 5, 2
+KEPT_CELLS = 600
+"""Cells that a process keeps in memory."""
 
 FARMLAND, VILLAGE, FOREST, RIVER = range(4)
 LOT, FIELD, WOOD, POND, MEADOW = range(5)
@@ -99,7 +101,9 @@ class Cell:
     """False for the parcels left over where a node was not cut: they repeat another and hold no place."""
 
 
+@lru_cache(maxsize=KEPT_CELLS)
 def make_cell(seed: int, i: int, j: int) -> Cell:
+    """The cell's cuts and parcels; its arrays are not to be written into."""
     kind = cell_kind(seed, i, j)
     corner = line(seed, 0, i), line(seed, 1, j)
     size = line(seed, 0, i + 1) - corner[0], line(seed, 1, j + 1) - corner[1]
@@ -186,7 +190,6 @@ class Plan:
     """The cells that some places touch, with their tables stacked: cell by cell, `LEAVES` parcels each."""
 
     seed: int
-    first: tuple[int, int]
     u_lines: list[float]
     v_lines: list[float]
     cells: tuple[Cell, ...]
@@ -248,25 +251,9 @@ def _cell_of(u: NDArray[np.float64], lines: list[float]) -> tuple[NDArray[np.int
     return index, (u - np.array(lines).take(index, mode="clip")).astype(np.float32)
 
 
-class Planner:
-    """Makes plans, keeping the last few cells."""
-
-    KEEP = 600
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._cells: dict[tuple[int, int], Cell] = {}
-
-    def covering(self, u: NDArray[np.float64], v: NDArray[np.float64]) -> Plan:
-        """The plan of the cells that hold the places (u, v)."""
-        i, u_lines = _lines(self.seed, 0, float(u.min()), float(u.max()))
-        j, v_lines = _lines(self.seed, 1, float(v.min()), float(v.max()))
-        indices = [(i + m, j + n) for m in range(len(u_lines) - 1) for n in range(len(v_lines) - 1)]
-        return Plan(self.seed, (i, j), u_lines, v_lines, tuple(self._cell(*index) for index in indices))
-
-    def _cell(self, i: int, j: int) -> Cell:
-        if (i, j) not in self._cells:
-            while len(self._cells) >= self.KEEP:
-                del self._cells[next(iter(self._cells))]
-            self._cells[i, j] = make_cell(self.seed, i, j)
-        return self._cells[i, j]
+def covering(seed: int, u: NDArray[np.float64], v: NDArray[np.float64]) -> Plan:
+    """The plan of the cells that hold the places (u, v)."""
+    i, u_lines = _lines(seed, 0, float(u.min()), float(u.max()))
+    j, v_lines = _lines(seed, 1, float(v.min()), float(v.max()))
+    indices = [(i + m, j + n) for m in range(len(u_lines) - 1) for n in range(len(v_lines) - 1)]
+    return Plan(seed, u_lines, v_lines, tuple(make_cell(seed, *index) for index in indices))

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.landscape.classes import WATER
-from tiledseg.raster.landscape.noise import grid_noise, line_noise, point_noise
-from tiledseg.raster.landscape.parcels import POND, RIVER, Places, Plan
-from tiledseg.raster.landscape.warp import pixels
+from tiledseg.synthetic.classes import WATER
+from tiledseg.synthetic.noise import grid_noise, line_noise, point_noise
+from tiledseg.synthetic.parcels import POND, RIVER, Places, Plan
+from tiledseg.synthetic.warp import pixels
 
 _BANK_C = np.array((0.150, 0.145, 0.085, 0.33), np.float32)
 _WATER_C = np.array((0.030, 0.050, 0.052, 0.022), np.float32)
