@@ -12,6 +12,9 @@ from tiledseg.comm.launch import detect
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import open_mesh
 
+# torch asks for the name of every peer that connects. Where a name server loses a query, the C library asks again after
+# five seconds; here after one, in this process and in those that tests start.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 
 
@@ -34,6 +37,14 @@ def meshes() -> Iterator[dict[str, Mesh]]:
     yield opened
     for mesh in opened.values():
         mesh.communicator.close()
+
+
+@pytest.fixture(scope="module")
+def without_plots() -> Iterator[None]:
+    """Runs draw no progress.png: it takes longer than a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiledseg.training.trainer.plot_progress", lambda folder, title: False)
+        yield
 
 
 @pytest.fixture(params=["gloo", "mpi"])

@@ -6,38 +6,25 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.crash.runs import Material, lines
+from tests.crash.runs import Material, lines, train
 from tests.small_files import tree, write_raster
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.train import main
 from tiledseg.training.trainer import Trainer
 
 SGD = ("--optimizer.name", "sgd", "--optimizer.policy", "constant", "--train.precision", "fp32")
+pytestmark = pytest.mark.usefixtures("without_plots")
 WHOLE = ("--train.tiles_per_step", "null")
 
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material.make(tmp_path_factory.mktemp("resume"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    """A drawing takes longer than all else here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.training.trainer.plot_progress", lambda folder, title: False)
-        yield
-
-
-def train(material: Material, folder: Path, *options: str) -> int:
-    return main([*material.train_command(folder)[1:], *options])
 
 
 def one_image(material: Material) -> tuple[str, ...]:

@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.crash.runs import STEPS, Material, check_same, lines, weights
+from tests.crash.runs import STEPS, Material, check_same, lines, train, weights
 from tests.small_files import tree
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config_file import parse_config, to_yaml
@@ -23,6 +22,7 @@ from tiledseg.train import main
 from tiledseg.training.report import plot_progress
 from tiledseg.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
 SGD = ("--optimizer.name", "sgd", "--optimizer.lr", "0.2", "--optimizer.clip_norm", "0.5")
 FP32 = ("--train.precision", "fp32")
 RECIPES = {"adamw-fp64": (), "adamw-fp32": FP32, "sgd-fp64": SGD, "sgd-fp32": (*SGD, *FP32)}
@@ -31,18 +31,6 @@ RECIPES = {"adamw-fp64": (), "adamw-fp32": FP32, "sgd-fp64": SGD, "sgd-fp32": (*
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     return Material.make(tmp_path_factory.mktemp("train"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_plots() -> Iterator[None]:
-    """A drawing takes longer than all else here; `test_what_a_run_leaves` has one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.training.trainer.plot_progress", lambda folder, title: False)
-        yield
-
-
-def train(material: Material, folder: Path, *options: str) -> int:
-    return main([*material.train_command(folder)[1:], *options])
 
 
 @pytest.fixture(scope="module")

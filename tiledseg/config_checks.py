@@ -137,6 +137,10 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
+TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
+"""What can carry the ranks' tensors; auto chooses by the devices."""
+
+
 def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
     """Raise ConfigError where `value` is none of the words that are known."""
     if value not in known:

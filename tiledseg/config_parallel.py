@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.config_checks import MOST, check_values, counts_of, number, one_of, shown
+from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
 from tiledseg.errors import ConfigError
 
 MESH = "auto, or ranks along rows and columns as [R, C]"
@@ -55,7 +55,7 @@ class ParallelConfig:
 
     def _check_halo(self) -> None:
         one_of("parallel.halo", self.halo, ("read", "exchange", "layer"))
-        one_of("parallel.transport", self.transport, ("auto", "nccl", "gloo", "mpi"))
+        one_of("parallel.transport", self.transport, TRANSPORTS)
         if self.mesh_rows_cols() is not None and self.halo == "read":
             raise ConfigError(
                 f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "

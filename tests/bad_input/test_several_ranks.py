@@ -28,6 +28,7 @@ def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(failure, "_wait_to_be_ended", sys.exit)
     monkeypatch.setattr(session, "_end", lambda launch, code: code)
     monkeypatch.setattr(session, "_HEAD_START_SECONDS", 0.0)
+    monkeypatch.setattr(failure, "_PASS_ON_SECONDS", 0.0)
     yield
     torch_distributed = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_initialized():

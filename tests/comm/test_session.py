@@ -127,7 +127,7 @@ def test_help_is_printed_once() -> None:
 @needs_mpirun
 def test_an_unknown_transport_and_one_that_cannot_be() -> None:
     assert mpirun(2, JOB, "fine", "--transport", "udp").errors == [
-        "error: transport 'udp' is unknown: use auto, nccl, gloo or mpi"
+        "error: transport is 'udp'; give one of auto, nccl, gloo, mpi"
     ]
     import torch
 

@@ -14,6 +14,7 @@ import numpy as np
 from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.train import main
 
 JOB = str(Path(__file__).with_name("job.py"))
 STEPS = 12
@@ -97,6 +98,11 @@ class Moment:
     rank: int = 0
     count: int = 1
     signal: str = "KILL"
+
+
+def train(material: Material, folder: Path, *options: str) -> int:
+    """Trains on one rank in this process; the command's exit code."""
+    return main([*material.train_command(folder)[1:], *options])
 
 
 def copy_of(folder: Path, name: str) -> Path:

@@ -18,8 +18,6 @@ from tiledseg.errors import CommunicationError, ConfigError, InputError
 
 T = TypeVar("T")
 
-TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
-
 
 @dataclass(frozen=True)
 class Mesh:
@@ -60,7 +58,7 @@ class Mesh:
         """Calls `function` on rank 0 only and returns its picklable result on every rank. Collective.
 
         An InputError on rank 0 is raised on every rank with the same class and message, and printed once. Any other
-        exception is raised on rank 0, and as CommunicationError on the others, so that none waits for ever.
+        exception is raised on rank 0, and as CommunicationError on the others, so that none waits forever.
         """
         failure: Exception | None = None
         outcome: tuple[str, Any] = ("", None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.config_checks import TRANSPORTS, one_of
 from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
 from tiledseg.signals import ending
@@ -77,8 +78,7 @@ def open_mesh(
 
     Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
     """
-    if transport not in ("auto", "nccl", "gloo", "mpi"):
-        raise ConfigError(f"transport {transport!r} is unknown: use auto, nccl, gloo or mpi")
+    one_of("transport", transport, TRANSPORTS)
     host = socket.gethostname()
     world = load_world(launch) if _needs_mpi(launch, environ, transport) else None
 
