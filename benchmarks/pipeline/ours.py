@@ -112,7 +112,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
         executor.train(images, lambda parameters: None)
         busy.append(executor.busy.seconds())
 
-    traffic = axes.stage_messages.traffic
+    traffic = axes.stage_messages.meter
     traffic.reset()
     step()
     sent = mesh.communicator.gather_objects((traffic.bytes, traffic.messages))

@@ -37,7 +37,7 @@ import torch
 
 from tiledseg.comm.collectives import Communicator, SerialCommunicator, check_groups, check_source, sum_dtype
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, PointToPoint, Traffic, check_messages
+from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, check_messages
 from tiledseg.comm.turns import TurnCommunicator
 from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
@@ -396,7 +396,7 @@ class InOrderPointToPoint:
 
     def __init__(self, device: Device, channel: int, carrier: PointToPoint) -> None:
         board = device.board
-        self.traffic = Traffic()
+        self.meter = MessageMeter()
         self._device, self._channel, self._carrier = device, channel, carrier
         # Of each sender and receiver: how many sends, and how many receives, have been come to.
         self._sent, self._received = (
@@ -417,8 +417,8 @@ class InOrderPointToPoint:
         words += [f"{list(tensor.shape)} from rank {peer}" for peer, tensor in receives]
         operation = Batch("messages", f"messages {' + '.join(words)} (channel {self._channel})", ends)
         self._device.post(operation)
-        self.traffic.messages += len(sends)
-        self.traffic.bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
+        self.meter.messages += len(sends)
+        self.meter.bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in sends)
         return InOrderWork(self._device, operation)
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ def test_sums_broadcasts_messages_and_objects_arrive(mesh: Mesh, order: Order, t
         assert x.item() == mesh.size - 1, "the parts' order is the given one"
         assert part.gather_objects(mesh.rank) == list(range(mesh.size - 1, -1, -1))
         assert whole.broadcast_object(mesh.rank) == 0
-        assert messages.traffic.messages == 1
-        assert messages.traffic.bytes == 12
+        assert messages.meter.messages == 1
+        assert messages.meter.bytes == 12
         messages.close()
         part.close()
 

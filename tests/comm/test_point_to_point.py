@@ -21,7 +21,7 @@ from tiledseg.comm import transport_mpi
 from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.exchange import HostBuffers
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, PointToPoint, SerialPointToPoint, Traffic
+from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, SerialPointToPoint
 from tiledseg.comm.session import cuda_aware_mpi
 from tiledseg.errors import CommunicationError, ConfigError
 
@@ -46,7 +46,7 @@ def messages(request: pytest.FixtureRequest, mesh: Mesh, opened: dict[tuple[str,
     """Each of them in turn, counting from zero."""
     transport = request.node.callspec.params["mesh"]
     found = opened[transport, request.param]
-    found.traffic.reset()
+    found.meter.reset()
     return found
 
 
@@ -69,8 +69,8 @@ def test_all_to_all_with_unequal_and_empty_messages(mesh: Mesh, messages: PointT
     counts = {(a, b): 0 if (a + 2 * b) % 4 == 0 else 1 + (largest * (a + 3 * b)) // 7 for a, b in all_pairs(mesh.size)}
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: counts[a, b])
     mine = [count for (a, _), count in counts.items() if a == mesh.rank and count]
-    assert messages.traffic.messages == len(mine)
-    assert messages.traffic.bytes == 4 * sum(mine)
+    assert messages.meter.messages == len(mine)
+    assert messages.meter.bytes == 4 * sum(mine)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -179,7 +179,7 @@ def test_nothing_to_say(mesh: Mesh, messages: PointToPoint) -> None:
         messages.start([], []).wait()
         if mesh.size > 1:
             messages.start([Message(1, torch.empty(3, 0))], [Message(1, torch.empty(0))]).wait()
-    assert messages.traffic == Traffic()
+    assert messages.meter == MessageMeter()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -189,12 +189,12 @@ def test_traffic(mesh: Mesh, messages: PointToPoint) -> None:
     mesh.communicator.barrier()
     time.sleep(0.1 if mesh.is_root else 0)
     work = messages.start([Message(right, torch.ones(7, dtype=torch.float64))], [Message(left, blank(14))])
-    assert (messages.traffic.messages, messages.traffic.bytes, messages.traffic.seconds) == (1, 56, 0.0)
+    assert (messages.meter.messages, messages.meter.bytes, messages.meter.seconds) == (1, 56, 0.0)
     work.wait()
-    assert messages.traffic.seconds > (0.05 if left == 0 else 0)
-    messages.traffic.reset()
-    assert messages.traffic == Traffic()
-    assert messages.traffic.seconds == 0.0
+    assert messages.meter.seconds > (0.05 if left == 0 else 0)
+    messages.meter.reset()
+    assert messages.meter == MessageMeter()
+    assert messages.meter.seconds == 0.0
 
 
 @pytest.mark.mpi(min_size=2)
@@ -203,11 +203,11 @@ def test_a_second_wait_does_nothing(mesh: Mesh, messages: PointToPoint) -> None:
     got = blank(20)
     work = messages.start([Message(right, torch.ones(20))], [Message(left, got)])
     work.wait()
-    seconds = messages.traffic.seconds
+    seconds = messages.meter.seconds
     got.fill_(5)
     work.wait()
     assert got.eq(5).all()
-    assert messages.traffic.seconds == seconds
+    assert messages.meter.seconds == seconds
     # Of this size again: a buffer given back twice would be lent to two of these.
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 20)
 
@@ -223,7 +223,7 @@ def test_bad_messages_are_refused_before_any_is_posted(mesh: Mesh, messages: Poi
     if mesh.size > 1:
         with pytest.raises(CommunicationError, match=r"shape \(3, 4\) with strides \(1, 3\): call .contiguous\(\)"):
             messages.start([*good, Message(good[0].peer, torch.ones(4, 3).T)], [])
-    assert messages.traffic == Traffic()
+    assert messages.meter == MessageMeter()
     swap_letters(messages, mesh.rank, all_pairs(mesh.size), lambda a, b: 4)
 
 
@@ -270,7 +270,7 @@ def test_one_rank_alone() -> None:
     alone.start([], []).wait()
     with pytest.raises(CommunicationError, match="rank 0 of 1 cannot send to rank 0"):
         alone.start([Message(0, torch.ones(1))], [])
-    assert alone.traffic == Traffic()
+    assert alone.meter == MessageMeter()
     alone.close()
 
 

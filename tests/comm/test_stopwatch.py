@@ -10,7 +10,7 @@ import torch
 
 from tiledseg.comm import stopwatch as module
 from tiledseg.comm.exchange import Exchange, HostBuffers
-from tiledseg.comm.point_to_point import Traffic
+from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
 
 GPU = torch.device("cuda", 0)
@@ -69,14 +69,14 @@ def test_spans_are_read_before_they_are_too_many(monkeypatch: pytest.MonkeyPatch
 def test_a_wait_of_the_gpu_is_counted_where_the_host_does_not_wait() -> None:
     """As over NCCL: `finish` only gives the stream something to wait for."""
     device = LaggingDevice()
-    traffic = Traffic(waits=Stopwatch(GPU, lambda _: device))
-    exchange = Exchange(lambda: device.work(0.25), [], [], [], HostBuffers(), traffic)
+    meter = MessageMeter(waits=Stopwatch(GPU, lambda _: device))
+    exchange = Exchange(lambda: device.work(0.25), [], [], [], HostBuffers(), meter)
     exchange.wait()
     exchange.wait()
     assert device.waits == 0
-    assert traffic.seconds == 0.25
-    traffic.reset()
-    assert traffic.seconds == 0.0
+    assert meter.seconds == 0.25
+    meter.reset()
+    assert meter.seconds == 0.0
 
 
 def test_on_the_cpu_the_clock_counts() -> None:

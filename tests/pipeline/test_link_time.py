@@ -22,7 +22,7 @@ class _Slow:
 
     def __init__(self, inner: PointToPoint, per_byte: float) -> None:
         self._inner, self._per_byte = inner, per_byte
-        self.traffic, self.in_order = inner.traffic, inner.in_order
+        self.meter, self.in_order = inner.meter, inner.in_order
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         time.sleep(DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends))

@@ -206,7 +206,7 @@ def test_several_steps_in_flight(opened: OpenAxes, shape: tuple[int, int]) -> No
 def test_traffic_is_what_the_plan_says(opened: OpenAxes, shape: tuple[int, int]) -> None:
     """Messages and bytes forward, and as many backward; none where each rank wants its own."""
     axes = opened.of(*shape)
-    at, traffic, fault = axes.position, axes.point_to_point.traffic, None
+    at, traffic, fault = axes.position, axes.point_to_point.meter, None
     case = thin(*shape, 1, 1)
     if at is not None:
         rows, cols = case.exchanges(at)

@@ -178,7 +178,7 @@ def start(spatial: SpatialNetwork, network: Network, x_BCHW: torch.Tensor, rows:
 def refusal(network: Network, axes: Axes, rows: Partition, cols: Partition, fusion: int = 1) -> str | None:
     """Why this rank refuses an input so cut; None where it would compute it. Asserts that it sends nothing first."""
     spatial = SpatialNetwork(network, axes, fusion)
-    traffic = axes.point_to_point.traffic
+    traffic = axes.point_to_point.meter
     before = traffic.messages, traffic.bytes
     first = _refused(lambda: spatial.check(rows, cols))
     if first is not None and axes.position is not None:

@@ -15,7 +15,7 @@ import torch
 
 from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.doing import waiting
-from tiledseg.comm.point_to_point import Message, Traffic, check_messages
+from tiledseg.comm.point_to_point import Message, MessageMeter, check_messages
 from tiledseg.comm.rank_names import name_ranks
 from tiledseg.comm.stopwatch import CPU
 from tiledseg.comm.work import DoneWork, Work
@@ -66,14 +66,14 @@ class Exchange:
         staged: Sequence[tuple[torch.Tensor, torch.Tensor]],
         lent: Sequence[torch.Tensor],
         buffers: HostBuffers,
-        traffic: Traffic,
+        meter: MessageMeter,
     ) -> None:
         self._finish: Callable[[], None] | None = finish
         self._carried = carried
         self._staged = staged
         self._lent = lent
         self._buffers = buffers
-        self._traffic = traffic
+        self._meter = meter
 
     def wait(self) -> None:
         """Returns once every receive's tensor is filled and every send's is free; on a GPU, for its current stream.
@@ -82,7 +82,7 @@ class Exchange:
         """
         if self._finish is None:
             return
-        with self._traffic.waits.running(self._device()):
+        with self._meter.waits.running(self._device()):
             with waiting("messages with %s", _Peers(self._carried)):
                 self._finish()
             self._finish = None
@@ -108,7 +108,7 @@ class BytePointToPoint(ABC):
     in_order = False
 
     def __init__(self, rank: int, size: int, reads_gpu: bool, stage_all: bool = False) -> None:
-        self.traffic = Traffic()
+        self.meter = MessageMeter()
         self._rank = rank
         self._size = size
         self._reads_gpu = reads_gpu
@@ -129,14 +129,14 @@ class BytePointToPoint(ABC):
                 carried.tensor.copy_(as_bytes(message.tensor))  # not asynchronous: posted on the next line
         incoming = [Message(peer, self._carried(tensor, lent)) for peer, tensor in receives]
         finish = self._post(outgoing, incoming)
-        self.traffic.messages += len(outgoing)
-        self.traffic.bytes += sum(message.tensor.numel() for message in outgoing)
+        self.meter.messages += len(outgoing)
+        self.meter.bytes += sum(message.tensor.numel() for message in outgoing)
         staged = [
             (message.tensor, carried.tensor)
             for message, carried in zip(receives, incoming, strict=True)
             if self._must_stage(message.tensor)
         ]
-        return Exchange(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.traffic)
+        return Exchange(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.meter)
 
     @abstractmethod
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:

@@ -35,7 +35,7 @@ class Message(NamedTuple):
 
 
 @dataclass
-class Traffic:
+class MessageMeter:
     """What this rank has sent, and how long it, or its GPU, has waited for messages."""
 
     messages: int = 0
@@ -60,7 +60,7 @@ class PointToPoint(Protocol):
     that waits for its peer holds up those behind it (NCCL).
     """
 
-    traffic: Traffic
+    meter: MessageMeter
 
     @property
     def in_order(self) -> bool: ...
@@ -83,7 +83,7 @@ class SerialPointToPoint:
     in_order = False
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.meter = MessageMeter()
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """Takes empty lists only; CommunicationError otherwise."""

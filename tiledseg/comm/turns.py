@@ -122,7 +122,7 @@ class TurnPointToPoint:
 
     def __init__(self, messages: PointToPoint, turns: Turns, owner: object) -> None:
         self._messages, self._turns, self._owner = messages, turns, owner
-        self.traffic, self.in_order = messages.traffic, messages.in_order
+        self.meter, self.in_order = messages.meter, messages.in_order
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
         """As the protocol says."""

@@ -40,7 +40,7 @@ class Part(NamedTuple):
     tile: Tile
 
 
-class Unit(NamedTuple):
+class MicroBatch(NamedTuple):
     """What the network runs on at once, the micro-batch of a pipeline: a tile of a part, or all of it."""
 
     image: int
@@ -48,7 +48,7 @@ class Unit(NamedTuple):
     part: Tile
 
     def piece(self, output_BKHW: torch.Tensor) -> Piece:
-        """What the unit owns of the network's output on it."""
+        """What the micro-batch owns of the network's output on it."""
         rows, cols = self.tile.core_in_output.slices
         return Piece(output_BKHW[:, :, rows, cols], self.tile.core, self.tile.core.relative_to(self.part.core))
 
@@ -73,21 +73,21 @@ class HaloMode(Protocol):
         """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
         pipeline share their parts."""
 
-    def units(self, part: Part) -> tuple[Unit, ...]:
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         """What the network runs on, one after the other, for a part."""
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        """The network's input for each unit of a loaded part. Collective over the ranks of its image in mode
+        """The network's input for each micro-batch of a loaded part. Collective over the ranks of its image in mode
         `exchange`: with stages, over those of the first one."""
 
     def run_layers(
-        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
     ) -> torch.Tensor:
-        """Layers `first` to `stop` on a unit, as `FlatNetwork.run_layers`. Collective over the ranks of its image and
-        stage in mode `layer`."""
+        """Layers `first` to `stop` on a micro-batch, as `FlatNetwork.run_layers`. Collective over the ranks of its
+        image and stage in mode `layer`."""
 
-    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
-        """(channels, height, width) of each layer's output on a unit, of this rank's block of it."""
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        """(channels, height, width) of each layer's output on a micro-batch, of this rank's block of it."""
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         """Whether this rank's buffers count, after a step in which it had `parts`, where ranks agree on theirs."""
@@ -110,20 +110,20 @@ class ReadMode:
         at = self.axes.position
         return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
 
-    def units(self, part: Part) -> tuple[Unit, ...]:
-        return (Unit(part.image, part.tile, part.tile),)
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_layers(
-        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
     ) -> torch.Tensor:
         with autocast(self.precision, self.mesh.device):
             return self.network.run_layers(x_BCHW, skips, first, stop)
 
-    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
-        return layer_shapes(self.network.descriptions, self.network.bands, *unit.tile.context.shape)
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        return layer_shapes(self.network.descriptions, self.network.bands, *micro_batch.tile.context.shape)
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         return len(parts) > 0
@@ -146,9 +146,9 @@ class ExchangeMode(ReadMode):
             return ()
         return tuple(Part(i, exchange_block(self._images[i], at.row, at.col)) for i in _own_images(step, self._axes))
 
-    def units(self, part: Part) -> tuple[Unit, ...]:
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         tiles = self._images[part.image].tiles(*part.tile.position)
-        return tuple(Unit(part.image, tile, part.tile) for tile in tiles)
+        return tuple(MicroBatch(part.image, tile, part.tile) for tile in tiles)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         image, (row, col) = self._images[sample.image], sample.tile.position
@@ -190,21 +190,21 @@ class LayerMode:
             return ()
         return tuple(Part(i, self._images[i].tile(at.row, at.col)) for i in _own_images(step, self.spatial.axes))
 
-    def units(self, part: Part) -> tuple[Unit, ...]:
-        return (Unit(part.image, part.tile, part.tile),)
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_layers(
-        self, unit: Unit, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
+        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
     ) -> torch.Tensor:
-        image = self._images[unit.image]
+        image = self._images[micro_batch.image]
         with autocast(self.precision, self.mesh.device):
             return self.spatial.run_layers(x_BCHW, image.rows, image.cols, skips, first, stop)
 
-    def shapes(self, unit: Unit) -> tuple[tuple[int, int, int], ...]:
-        image = self._images[unit.image]
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        image = self._images[micro_batch.image]
         # Channels do not depend on pixels: those of any input will do.
         channels = layer_shapes(self.network.descriptions, self.network.bands, 0, 0)
         blocks = self.spatial.blocks(image.rows, image.cols)

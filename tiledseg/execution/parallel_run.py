@@ -63,8 +63,8 @@ class ParallelRun:
         mode = self._mode(tuple(tilings))
         if self.pipeline is None:
             return SerialPasses(mode)
-        traffic = self.axes.stage_messages.traffic
-        return PipelinePasses(mode, self.executor, traffic, self.pipeline.micro_batches, self.mesh.device)
+        meter = self.axes.stage_messages.meter
+        return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 
     def close(self) -> None:
         """Ends the axes. Collective."""

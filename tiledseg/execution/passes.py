@@ -1,4 +1,4 @@
-"""Forward and backward passes over a rank's parts, the whole network on each unit in turn; pipelines do the same.
+"""Forward and backward passes over a rank's parts: the whole network on each micro-batch in turn, or in a pipeline.
 
 The step, the validation and the map do not know which kind of passes they run (see `pipeline_passes`).
 """
@@ -6,7 +6,7 @@ The step, the validation and the map do not know which kind of passes they run (
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,8 @@ from tiledseg.comm.doing import doing, ticking
 from tiledseg.execution.halo_modes import HaloMode, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.raster.prefetch import prefetch
 
 Loss = Callable[[Piece, Sample], torch.Tensor]  # what to differentiate of a piece
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
@@ -33,7 +34,7 @@ class StageFigures:
 
 
 class Passes(Protocol):
-    """Runs the network on a mode's units. What runs something is collective as the mode is, and over stages."""
+    """Runs the network on a mode's micro-batches. What runs something is collective as the mode is, and over stages."""
 
     mode: HaloMode
 
@@ -48,10 +49,10 @@ class Passes(Protocol):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """Differentiates the loss of every unit of `parts`; the seconds that were waited for samples."""
+        """Differentiates the loss of every micro-batch of `parts`; the seconds that were waited for samples."""
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """The network's output on every unit of `parts`, in order, where it is made. Call it without gradients."""
+        """The network's output on every micro-batch of `parts`, in order, where it is made. Call without gradients."""
 
     def pieces(self, parts: Sequence[Part]) -> int:
         """How many pieces `outputs` gives on this rank."""
@@ -61,7 +62,7 @@ class Passes(Protocol):
 
 
 class SerialPasses:
-    """The whole network on this rank, unit by unit."""
+    """The whole network on this rank, micro-batch by micro-batch."""
 
     loads = loads_pixels = True
 
@@ -71,7 +72,6 @@ class SerialPasses:
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """As the protocol says."""
         timed = Timed(samples)
         left = self.pieces(parts)
         for _ in parts:
@@ -86,23 +86,28 @@ class SerialPasses:
         return timed.seconds
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """As the protocol says."""
         for sample in samples:
             for piece in self._pieces(sample):
                 yield sample, piece
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        """As the protocol says."""
-        return sum(len(self.mode.units(part)) for part in parts)
+        return sum(len(self.mode.micro_batches(part)) for part in parts)
 
     def figures(self) -> None:
-        """None: there are no stages."""
+        return None
 
     def _pieces(self, sample: Sample) -> Iterator[Piece]:
         layers = len(self.mode.network.descriptions)
-        units = self.mode.units(Part(sample.image, sample.tile))
-        for unit, x_BCHW in zip(units, self.mode.inputs(sample), strict=True):
-            yield unit.piece(self.mode.run_layers(unit, x_BCHW, {}, 0, layers))
+        micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
+        for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
+            yield micro_batch.piece(self.mode.run_layers(micro_batch, x_BCHW, {}, 0, layers))
+
+
+def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
+    """The samples of a rank's `parts` in order, `depth` of them loaded ahead; none where it has to load none."""
+    pixels = passes.loads_pixels
+    wanted = parts if passes.loads else ()
+    return prefetch(wanted, lambda part: dataset.load(part.image, part.tile, pixels), threads, depth)
 
 
 class Timed:

@@ -1,4 +1,4 @@
-"""Passes in a pipeline: each unit is a micro-batch, and this rank does its stage's part of all of them.
+"""Passes in a pipeline: this rank does its stage's part of all micro-batches.
 
 The rank of the first chunk loads pixels, that of the last one labels; the others load nothing.
 """
@@ -11,16 +11,16 @@ from itertools import islice
 import torch
 from torch import nn
 
-from tiledseg.comm.point_to_point import Traffic
+from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.execution.halo_modes import HaloMode, Part, Piece, Unit
+from tiledseg.execution.halo_modes import HaloMode, MicroBatch, Part, Piece
 from tiledseg.execution.passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.dataset import Sample
 
-_FORWARD_ROUND = 256  # units of a run without gradients between two flushes: bounds the plan of a large map
+_FORWARD_ROUND = 256  # micro-batches of a run without gradients between two flushes: bounds the plan of a large map
 
 
 class PipelinePasses:
@@ -34,31 +34,29 @@ class PipelinePasses:
         self,
         mode: HaloMode,
         executor: PipelineExecutor | None,
-        traffic: Traffic,
+        meter: MessageMeter,
         round_size: int | None,
         device: torch.device,
     ) -> None:
         self.mode = mode
         self._executor = executor
-        self._traffic = traffic
+        self._meter = meter
         self._round_size = round_size
         self._passes = Stopwatch(device)
 
     @property
     def loads(self) -> bool:
-        """As the protocol says: the ranks at the two ends."""
+        # the ranks at the two ends
         return self._executor is not None and (self._executor.has_first or self._executor.has_last)
 
     @property
     def loads_pixels(self) -> bool:
-        """As the protocol says: the rank of the first chunk."""
         return self._executor is not None and self._executor.has_first
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """As the protocol says."""
-        self._traffic.reset()
+        self._meter.reset()
         timed = Timed(samples)
         self._passes.reset()
         with self._passes.running():
@@ -69,40 +67,34 @@ class PipelinePasses:
         if self._executor is not None:
             self._executor.busy.reset()
             feed = _Feed(timed, self.mode, self.loads_pixels)
-            units = self._units(parts)
-            size = self._round_size or max(1, len(units))
-            for first in range(0, len(units), size):
-                last_round = first + size >= len(units)
-                micro_batches = [
-                    _UnitBatch(self.mode, unit, number, feed, key, loss)
-                    for number, unit in enumerate(units[first : first + size], first)
-                ]
-                self._executor.train(micro_batches, reducer.overlap if last_round else _not_yet)
+            numbered = list(enumerate(self._micro_batches(parts)))
+            size = self._round_size or max(1, len(numbered))
+            for first in range(0, len(numbered), size):
+                last_round = first + size >= len(numbered)
+                batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
+                self._executor.train(batch, reducer.overlap if last_round else _not_yet)
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
-        """As the protocol says: on the rank of the last chunk."""
         if self._executor is None:
             return
         feed = _Feed(samples, self.mode, self.loads_pixels)
-        numbered = enumerate(self._units(parts))
+        numbered = enumerate(self._micro_batches(parts))
         while batch := list(islice(numbered, _FORWARD_ROUND)):
-            micro_batches = [_UnitBatch(self.mode, unit, number, feed, None, None) for number, unit in batch]
-            for number, output_BKHW in self._executor.outputs(micro_batches):
-                done = micro_batches[number]
-                yield done.sample, done.unit.piece(output_BKHW)
+            staged = [_Staged(self.mode, one, number, feed) for number, one in batch]
+            for number, output_BKHW in self._executor.outputs(staged):
+                done = staged[number]
+                yield done.sample, done.micro_batch.piece(output_BKHW)
 
     def pieces(self, parts: Sequence[Part]) -> int:
-        """As the protocol says."""
         last = self._executor is not None and self._executor.has_last
-        return len(self._units(parts)) if last else 0
+        return len(self._micro_batches(parts)) if last else 0
 
     def figures(self) -> StageFigures:
-        """As the protocol says."""
         busy = 0.0 if self._executor is None else self._executor.busy.seconds()
-        return StageFigures(busy, self._passes.seconds(), self._traffic.bytes, self._traffic.messages)
+        return StageFigures(busy, self._passes.seconds(), self._meter.bytes, self._meter.messages)
 
-    def _units(self, parts: Sequence[Part]) -> list[Unit]:
-        return [unit for part in parts for unit in self.mode.units(part)]
+    def _micro_batches(self, parts: Sequence[Part]) -> list[MicroBatch]:
+        return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
 
 
 def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
@@ -110,46 +102,50 @@ def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
 
 
 class _Feed:
-    """The samples of a rank's units by their numbers, each taken once; with the network's input where it is wanted."""
+    """The samples of a rank's micro-batches by their numbers, each taken once; with the input where it is wanted."""
 
     def __init__(self, samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> None:
-        self._entries = self._each_unit(samples, mode, pixels)
+        self._entries = self._each(samples, mode, pixels)
         self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
         self._next = 0
 
     def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
-        """The sample and input of unit `number`; those before it wait for their turn."""
+        """The sample and input of micro-batch `number`; those before it wait for their turn."""
         while self._next <= number:
             self._waiting[self._next] = next(self._entries)
             self._next += 1
         return self._waiting.pop(number)
 
     @staticmethod
-    def _each_unit(
-        samples: Iterator[Sample], mode: HaloMode, pixels: bool
-    ) -> Iterator[tuple[Sample, torch.Tensor | None]]:
+    def _each(samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> Iterator[tuple[Sample, torch.Tensor | None]]:
         for sample in samples:
-            units = mode.units(Part(sample.image, sample.tile))
-            inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(units))
+            micro_batches = mode.micro_batches(Part(sample.image, sample.tile))
+            inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(micro_batches))
             for x_BCHW in inputs:
                 yield sample, x_BCHW
 
 
-class _UnitBatch:
-    """One unit as a micro-batch (see `pipeline.chunk.MicroBatch`). Without `key` and `loss` it only goes forward."""
+class _Staged:
+    """A micro-batch as the executor takes it (see `pipeline.chunk`). Without `key` and `loss` it only goes forward."""
 
     def __init__(
-        self, mode: HaloMode, unit: Unit, number: int, feed: _Feed, key: Key | None, loss: Loss | None
+        self,
+        mode: HaloMode,
+        micro_batch: MicroBatch,
+        number: int,
+        feed: _Feed,
+        key: Key | None = None,
+        loss: Loss | None = None,
     ) -> None:
-        self.unit = unit
-        self.shapes = mode.shapes(unit)
+        self.micro_batch = micro_batch
+        self.shapes = mode.shapes(micro_batch)
         self._mode, self._number, self._feed = mode, number, feed
         self._key, self._loss = key, loss
         self._sample: Sample | None = None
 
     @property
     def sample(self) -> Sample:
-        """The unit's sample, on a rank that loads."""
+        """The micro-batch's sample, on a rank that loads."""
         if self._sample is None:
             self._sample, _ = self._feed.take(self._number)
         return self._sample
@@ -161,11 +157,11 @@ class _UnitBatch:
 
     def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
         if self._key is not None:
-            set_dropout_key(self._mode.network, self._key(self.unit.image))
-        return self._mode.run_layers(self.unit, x_BCHW, skips, first, stop)
+            set_dropout_key(self._mode.network, self._key(self.micro_batch.image))
+        return self._mode.run_layers(self.micro_batch, x_BCHW, skips, first, stop)
 
     def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
         assert self._loss is not None, "a pass without gradients takes no loss"
-        result = self._loss(self.unit.piece(output_BKHW), self.sample)
+        result = self._loss(self.micro_batch.piece(output_BKHW), self.sample)
         self._sample = None  # its labels are not needed again
         return result

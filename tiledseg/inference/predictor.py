@@ -22,6 +22,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import RasterError
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.tiling import Tiling
@@ -31,7 +32,6 @@ from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
-from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, publish, raster_output
@@ -186,8 +186,7 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, planned: PlannedMap, me
         progress = stack.enter_context(_progress(passes.pieces(parts) or len(parts), request, mesh))
         stack.enter_context(torch.inference_mode())
         stack.enter_context(doing("mapping"))
-        loaded, pixels = parts if passes.loads else (), passes.loads_pixels
-        samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, pixels), request.threads, request.prefetch)
+        samples = read_ahead(passes, dataset, parts, request.threads, request.prefetch)
         if progress is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
             samples = _shown(samples, progress)
         ignore_index = checkpoint.saved.config.data.ignore_index

@@ -17,13 +17,11 @@ from tiledseg.errors import TiledsegError
 from tiledseg.execution.halo_modes import Part, Piece
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.passes import Passes
+from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Sample
 from tiledseg.training.objective import cross_entropy_sums
-
-_SHARED = 9  # sums over all ranks, before some values of each rank
-_OF_EACH = 3
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,6 @@ class StepResult:
     pipeline: PipelineResult | None = None
 
 
-@dataclass(frozen=True)
-class PipelineResult:
-    """What the stages did in a step: seconds that each computed (mean over its ranks), the share of the ranks' time in
-    which they waited for each other, and what travelled between stages, from all ranks together."""
-
-    stage_seconds: tuple[float, ...]
-    bubble_share: float
-    bytes: int
-    messages: int
-
-
 class Stepper:
     """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which."""
 
@@ -79,7 +66,7 @@ class Stepper:
         self._mesh = mesh
         self._passes = passes
         self._axes = axes
-        self._traffic = axes.point_to_point.traffic
+        self._halos = axes.point_to_point.meter
         self._ignore_index = ignore_index
         self._seed = seed
         self._clip_norm = clip_norm
@@ -96,7 +83,7 @@ class Stepper:
         """
         begun = time.perf_counter()
         self._reducer.zero()
-        self._traffic.reset()
+        self._halos.reset()
         self._sums.zero_()
         waited = self._passes.train(
             samples, parts, lambda image: DropoutKey(self._seed, step, image), self._loss, self._reducer
@@ -104,22 +91,21 @@ class Stepper:
         self._waits.reset()
         with self._waits.running():
             self._reducer.finish()
-        communicated = self._traffic.seconds + self._waits.seconds()
-        totals, each = self._over_ranks(stop, waited, communicated)
-        loss_sum, pixels = totals[0], int(totals[1])
+        sums, each = self._over_ranks(stop, waited)
+        pixels = int(sums.weight)
         if pixels:
-            self._update(step, loss_sum / pixels, 1 / pixels)
+            self._update(step, sums.loss / pixels, 1 / pixels)
         return StepResult(
-            loss=loss_sum / pixels if pixels else None,
+            loss=sums.loss / pixels if pixels else None,
             pixels=pixels,
             seconds=time.perf_counter() - begun,
-            data_seconds=totals[3] / self._mesh.size,
-            communication_seconds=totals[4] / self._mesh.size,
-            halo_bytes=int(totals[5]),
-            halo_messages=int(totals[6]),
-            memory_bytes=int(max(memory for memory, _, _ in each)),
-            stop=totals[2] > 0,
-            pipeline=self._pipeline_result(totals, each),
+            data_seconds=sums.data_seconds / self._mesh.size,
+            communication_seconds=sums.communication_seconds / self._mesh.size,
+            halo_bytes=int(sums.halo_bytes),
+            halo_messages=int(sums.halo_messages),
+            memory_bytes=int(max(figures.memory_bytes for figures in each)),
+            stop=sums.stops > 0,
+            pipeline=pipeline_result(sums, each, self._axes),
         )
 
     def close(self) -> None:
@@ -136,34 +122,17 @@ class Stepper:
         self._sums += torch.stack([loss.detach(), weight])
         return loss
 
-    def _over_ranks(self, stop: bool, waited: float, communicated: float) -> tuple[list[float], list[list[float]]]:
-        """Sums over all ranks: [loss, weight, stops, seconds waited, seconds communicated, halo bytes, halo messages,
-        bytes and messages between stages]; and of each rank [peak memory, seconds computed, seconds of its passes]."""
-        figures = self._passes.figures()
-        totals = torch.zeros(_SHARED + _OF_EACH * self._mesh.size, dtype=torch.float64)
+    def _over_ranks(self, stop: bool, waited: float) -> tuple[StepSums, tuple[RankFigures, ...]]:
         with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks
-            totals[:2] = self._sums.cpu()
-        own = [float(stop), waited, communicated, float(self._traffic.bytes), float(self._traffic.messages)]
-        own += [float(figures.bytes), float(figures.messages)] if figures is not None else [0.0, 0.0]
-        totals[2:_SHARED] = torch.tensor(own, dtype=torch.float64)
-        mine = [float(peak_memory(self._mesh.device))]
-        mine += [figures.busy_seconds, figures.seconds] if figures is not None else [0.0, 0.0]
-        first = _SHARED + _OF_EACH * self._mesh.rank
-        totals[first : first + _OF_EACH] = torch.tensor(mine, dtype=torch.float64)
-        totals = totals.to(self._mesh.device)
-        self._mesh.communicator.all_reduce_sum(totals).wait()
-        return totals[:_SHARED].tolist(), totals[_SHARED:].view(-1, _OF_EACH).tolist()
-
-    def _pipeline_result(self, totals: list[float], each: list[list[float]]) -> PipelineResult | None:
-        shape = self._axes.shape
-        if shape.stages == 1:
-            return None
-        busy = [seconds for _, seconds, _ in each[: shape.ranks]]
-        longest = max(seconds for _, _, seconds in each)
-        holders = shape.ranks // shape.stages
-        stage_seconds = tuple(sum(busy[stage :: shape.stages]) / holders for stage in range(shape.stages))
-        bubble = 1 - sum(busy) / (shape.ranks * longest) if longest else 0.0
-        return PipelineResult(stage_seconds, bubble, int(totals[7]), int(totals[8]))
+            loss, weight = self._sums.tolist()
+        halos, stages = self._halos, self._passes.figures()
+        communicated = halos.seconds + self._waits.seconds()
+        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
+        own = RankFigures(peak_memory(self._mesh.device))
+        if stages is not None:
+            sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
+            own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
+        return over_ranks(sums, own, self._mesh.communicator, self._mesh.device)
 
     def _update(self, step: int, loss: float, factor: float) -> None:
         if loss != loss or loss in (float("inf"), float("-inf")):

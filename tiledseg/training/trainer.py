@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,24 @@ from tiledseg.config import Config
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.execution.progress import StepProgress
 from tiledseg.models.unet import build_unet
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
+from tiledseg.training.journal import Journal, step_line
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.preparation import Preparation, RasterSet
-from tiledseg.training.report import MetricsLog, plot_progress, read_metrics, write_whole
+from tiledseg.training.report import write_whole
 from tiledseg.training.resume import Beginning, sampling_fingerprint
 from tiledseg.training.step import Stepper, StepResult
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
-
-_DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 
 
 class Trainer:
@@ -85,58 +83,46 @@ class Trainer:
             config.optimizer.clip_norm,
             wide_sums=train.deterministic,
         )
-        self.last_validation: dict[str, Any] | None = None
-        self._drawn = time.monotonic()
+        self.journal: Journal | None = None  # on the root, while the run goes on
 
     def run(self) -> int:
         """Train to the end, or to a wall-time signal; the exit code (0 or 75). Collective."""
         begun = time.perf_counter()
         with StopFlag() as flag, contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
-            log = progress = None
             if self.mesh.is_root:
-                log = stack.enter_context(contextlib.closing(MetricsLog(self.folder, self.step)))
-                self.last_validation = last_validation(read_metrics(log.path))  # that of a resumed run so far
                 verbosity = self.config.run.verbosity
-                progress = StepProgress(self.course.total_steps, self.step, verbosity)
-                stack.enter_context(contextlib.closing(progress))
+                self.journal = Journal(self.folder, self.step, self.course.total_steps, verbosity, self._title())
+                stack.enter_context(contextlib.closing(self.journal))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
-            stopped = self._loop(training, held_out, flag, log, progress)
+            stopped = self._loop(training, held_out, flag)
         self.parallel.close()
-        if self.mesh.is_root:
-            self._draw()
-            self._summarise(time.perf_counter() - begun, stopped)
+        if self.journal is not None:
+            self.journal.draw(now=True)
+            self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation)
         return EXIT_CODE if stopped else 0
 
-    def _loop(
-        self,
-        training: Dataset,
-        held_out: Dataset | None,
-        flag: StopFlag,
-        log: MetricsLog | None,
-        progress: StepProgress | None,
-    ) -> bool:
+    def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
         """All steps from the position on; True where a signal ended them early."""
         data, train = self.config.data, self.config.train
         steps, ahead = itertools.tee(
             (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, train.epochs)
         )
-        mine = (part for _, _, parts in ahead for part in parts) if self.passes.loads else iter(())
-        pixels = self.passes.loads_pixels
-        samples = prefetch(mine, lambda p: training.load(p.image, p.tile, pixels), data.workers, data.prefetch)
+        mine = (part for _, _, parts in ahead for part in parts)
+        samples = read_ahead(self.passes, training, mine, data.workers, data.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
                 result = self._one_step(samples, parts, flag)
                 self.position = self._after(position)
-                self._log_step(log, progress, position, step, result)
+                self._log_step(position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
                 if epoch_ends and (position.epoch + 1) % train.validate_every == 0 and held_out is not None:
-                    self._validate(held_out, position.epoch, log, progress)
+                    self._validate(held_out, position.epoch)
                 last = self.course.ends_at(self.position)
                 if last or result.stop or self.step % train.checkpoint_every == 0:
                     self._checkpoint()
@@ -161,42 +147,12 @@ class Trainer:
             return Position(position.epoch, position.step + 1)
         return Position(position.epoch + 1, 0)
 
-    def _log_step(
-        self,
-        log: MetricsLog | None,
-        progress: StepProgress | None,
-        position: Position,
-        step: Step,
-        result: StepResult,
-    ) -> None:
-        if log is None or progress is None:
-            return
-        line = {
-            "step": self.step,
-            "epoch": position.epoch,
-            "loss": result.loss,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "tiles": len(step),
-            "pixels": result.pixels,
-            "seconds": result.seconds,
-            "data_seconds": result.data_seconds,
-            "communication_seconds": result.communication_seconds,
-            "pixels_per_second": result.pixels / result.seconds,
-            "halo_bytes": result.halo_bytes,
-            "halo_messages": result.halo_messages,
-            "memory_bytes": result.memory_bytes,
-        }
-        if result.pipeline is not None:
-            line |= {
-                "pipeline_bytes": result.pipeline.bytes,
-                "pipeline_messages": result.pipeline.messages,
-                "stage_seconds": list(result.pipeline.stage_seconds),
-                "bubble_share": result.pipeline.bubble_share,
-            }
-        log.write(line)
-        progress.step(line)
+    def _log_step(self, position: Position, step: Step, result: StepResult) -> None:
+        if self.journal is not None:
+            rate = self.optimizer.param_groups[0]["lr"]
+            self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
 
-    def _validate(self, held_out: Dataset, epoch: int, log: MetricsLog | None, progress: StepProgress | None) -> None:
+    def _validate(self, held_out: Dataset, epoch: int) -> None:
         label_map, data = self.preparation.label_map, self.config.data
         found = validate(
             self.network,
@@ -208,11 +164,8 @@ class Trainer:
             data.workers,
             data.prefetch,
         )
-        self.last_validation = found
-        if log is not None and progress is not None:
-            log.write({"step": self.step, "epoch": epoch, "val": found})
-            score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
-            progress.say(f"epoch {epoch}: validation mean IoU {score}")
+        if self.journal is not None:
+            self.journal.validation(self.step, epoch, found)
 
     def _checkpoint(self) -> None:
         axes = self.parallel.axes
@@ -227,12 +180,8 @@ class Trainer:
         keep = self.config.train.keep_checkpoints
         with doing("writing a checkpoint"):
             save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
-        if time.monotonic() - self._drawn > _DRAW_SECONDS:
-            self._draw()
-
-    def _draw(self) -> None:
-        plot_progress(self.folder, self._title())
-        self._drawn = time.monotonic()
+        if self.journal is not None:
+            self.journal.draw()
 
     def _state(self) -> dict[str, Any]:
         """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
@@ -277,7 +226,7 @@ class Trainer:
             f"halo: {self.plan.spread.mode}{stages}"
         )
 
-    def _summarise(self, seconds: float, stopped: bool) -> None:
+    def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None) -> None:
         summary = {
             "steps": self.step,
             "epochs": self.position.epoch,
@@ -290,14 +239,9 @@ class Trainer:
             "grids": [list(t.grid) for t in self.plan.tilings],
             "halo": self.plan.footprint.before,
             **decisions(self.plan),
-            "val": self.last_validation,
+            "val": validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-
-def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The scores of the last validation among the lines of a metrics file."""
-    return next((line["val"] for line in reversed(lines) if "val" in line), None)
 
 
 def decisions(plan: RunPlan) -> dict[str, Any]:

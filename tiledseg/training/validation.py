@@ -12,9 +12,8 @@ from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Piece
 from tiledseg.execution.metrics import confusion_matrix, scores
-from tiledseg.execution.passes import Passes
+from tiledseg.execution.passes import Passes, read_ahead
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.step import logits_dtype
@@ -36,12 +35,11 @@ def validate(
     """
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
     parts = passes.mode.share(references)
-    loaded = parts if passes.loads else ()
     totals = torch.zeros(2, dtype=torch.float64)
     matrix_KK = torch.zeros(classes, classes, dtype=torch.int64)
     network.eval()
     with torch.no_grad(), doing("validation"):
-        samples = prefetch(loaded, lambda p: dataset.load(p.image, p.tile, passes.loads_pixels), threads, depth)
+        samples = read_ahead(passes, dataset, parts, threads, depth)
         for sample, piece in ticking(passes.outputs(samples, parts)):
             sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
             totals += sums

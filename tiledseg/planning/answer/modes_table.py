@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
 from typing import Any
 
+from tiledseg.planning.answer.text import columns, size, wrapped
+
 _HEAD = ("mode", "E", "redundant work", "messages", "bytes sent", "memory", "predicted", "")
-_WIDTH = 116
 
 
 def modes_title(part: dict[str, Any]) -> str:
@@ -16,20 +15,15 @@ def modes_title(part: dict[str, Any]) -> str:
     return f"modes: a training step on one image, {rows} x {cols} ranks, by the busiest rank"
 
 
-def modes_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
-    """A row a mode, what the seconds rest on, the all-reduce that all share, and the choice. `size` writes bytes."""
+def modes_table(part: dict[str, Any]) -> str:
+    """A row a mode, what the seconds rest on, the all-reduce that all share, and the choice."""
     choice, machine = part["choice"], part["machine"]
     possible = [row for row in part["costs"] if row["possible"]]
-    cells = [_HEAD, *(_cells(row, choice, size) for row in possible)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_HEAD))]
-    lines = [
-        "  ".join(["", line[0].ljust(widths[0]), *map(str.rjust, line[1:-1], widths[1:-1]), line[-1]]).rstrip()
-        for line in cells
-    ]
-    lines += [_wrapped(f"{row['mode']}: not possible: {row['reason']}") for row in part["costs"] if not row["possible"]]
+    lines = [columns([_HEAD, *(_cells(row, choice) for row in possible)])]
+    lines += [wrapped(f"{row['mode']}: not possible: {row['reason']}") for row in part["costs"] if not row["possible"]]
     reduce = part["gradient_all_reduce"]
     lines.append(
-        _wrapped(
+        wrapped(
             f"in all modes: one all-reduce of gradients, {size(reduce['bytes'])}, {reduce['milliseconds']:.4g} ms of "
             "the time predicted"
         )
@@ -37,18 +31,18 @@ def modes_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
     sums = [row for row in possible if row["norm_all_reduces"]["calls"]]
     if sums:
         found = sums[0]["norm_all_reduces"]
-        lines.append(_wrapped(f"layer: {found['calls']} all-reduces of norm statistics, {size(found['bytes'])}"))
+        lines.append(wrapped(f"layer: {found['calls']} all-reduces of norm statistics, {size(found['bytes'])}"))
     lines.append(
-        _wrapped(
+        wrapped(
             f"assumed, not measured: {machine['flops'] / 1e12:.4g} Tflop/s a rank, "
             f"{machine['bandwidth'] / 1e9:.4g} GB/s between ranks, {machine['latency'] * 1e6:.4g} us a message"
         )
     )
-    lines.append(_wrapped(f"choice: {choice['reason']}"))
+    lines.append(wrapped(f"choice: {choice['reason']}"))
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any], choice: dict[str, Any], size: Callable[[int], str]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], choice: dict[str, Any]) -> tuple[str, ...]:
     fusion = row["fusion"]
     remarks = [
         "chosen" * ((row["mode"], fusion) == (choice["mode"], choice["fusion"])),
@@ -65,7 +59,3 @@ def _cells(row: dict[str, Any], choice: dict[str, Any], size: Callable[[int], st
         f"{row['milliseconds']:.4g} ms",
         ", ".join(filter(None, remarks)),
     )
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -1,0 +1,68 @@
+"""What the ranks tell each other at the end of a step: sums over all, and figures of each, in one all-reduce."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Communicator
+
+
+class StepSums(NamedTuple):
+    """Summed over all ranks: of losses and of their weights, ranks that were asked to stop, seconds waited for samples
+    and for messages, and what was sent, as halos and between stages."""
+
+    loss: float
+    weight: float
+    stops: float
+    data_seconds: float
+    communication_seconds: float
+    halo_bytes: float
+    halo_messages: float
+    stage_bytes: float = 0.0
+    stage_messages: float = 0.0
+
+
+class RankFigures(NamedTuple):
+    """Of one rank: its peak memory in bytes, and, in a pipeline, seconds computed and those of all its passes."""
+
+    memory_bytes: float
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+class PipelineResult(NamedTuple):
+    """What the stages did in a step: seconds that each computed (mean over its ranks), the share of the ranks' time in
+    which they waited for each other, and what travelled between stages, from all ranks together."""
+
+    stage_seconds: tuple[float, ...]
+    bubble_share: float
+    bytes: int
+    messages: int
+
+
+def over_ranks(
+    sums: StepSums, own: RankFigures, communicator: Communicator, device: torch.device
+) -> tuple[StepSums, tuple[RankFigures, ...]]:
+    """The sums over all ranks, and the figures of each, by rank. Collective."""
+    figures = [(0.0,) * len(own)] * communicator.size
+    figures[communicator.rank] = own
+    totals = torch.tensor([*sums, *(value for row in figures for value in row)], dtype=torch.float64, device=device)
+    communicator.all_reduce_sum(totals).wait()
+    each = totals[len(sums) :].view(-1, len(own)).tolist()
+    return StepSums(*totals[: len(sums)].tolist()), tuple(RankFigures(*row) for row in each)
+
+
+def pipeline_result(sums: StepSums, each: tuple[RankFigures, ...], axes: Axes) -> PipelineResult | None:
+    """What the stages did; None without stages."""
+    shape = axes.shape
+    if shape.stages == 1:
+        return None
+    busy = [figures.busy_seconds for figures in each[: shape.ranks]]
+    longest = max(figures.seconds for figures in each)
+    holders = shape.ranks // shape.stages
+    stage_seconds = tuple(sum(busy[stage :: shape.stages]) / holders for stage in range(shape.stages))
+    bubble = 1 - sum(busy) / (shape.ranks * longest) if longest else 0.0
+    return PipelineResult(stage_seconds, bubble, int(sums.stage_bytes), int(sums.stage_messages))

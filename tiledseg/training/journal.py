@@ -1,0 +1,79 @@
+"""What rank 0 says and writes of a run while it trains: lines of metrics, progress for a person, the drawing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiledseg.execution.progress import StepProgress
+from tiledseg.training.report import MetricsLog, plot_progress, read_metrics
+from tiledseg.training.step import StepResult
+
+_DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
+
+
+class Journal:
+    """Of a run of `total` steps that has done `step` of them. Close it before the last drawing."""
+
+    def __init__(self, folder: Path, step: int, total: int, verbosity: int, title: str) -> None:
+        self._folder, self._title = folder, title
+        self._log = MetricsLog(folder, step)
+        self.last_validation = last_validation(read_metrics(self._log.path))  # that of a resumed run so far
+        self._progress = StepProgress(total, step, verbosity)
+        self._drawn = time.monotonic()
+
+    def step(self, line: dict[str, Any]) -> None:
+        """One line of metrics: see `step_line`."""
+        self._log.write(line)
+        self._progress.step(line)
+
+    def validation(self, step: int, epoch: int, found: dict[str, Any]) -> None:
+        """The scores at the end of an epoch."""
+        self.last_validation = found
+        self._log.write({"step": step, "epoch": epoch, "val": found})
+        score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
+        self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
+
+    def draw(self, now: bool = False) -> None:
+        """The progress as a picture; unless `now`, only where the last one is some time ago."""
+        if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
+            plot_progress(self._folder, self._title)
+            self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        self._progress.close()
+        self._log.close()
+
+
+def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult) -> dict[str, Any]:
+    """A step as `metrics.jsonl` has it; `step` counts from 1."""
+    line = {
+        "step": step,
+        "epoch": epoch,
+        "loss": result.loss,
+        "lr": rate,
+        "tiles": tiles,
+        "pixels": result.pixels,
+        "seconds": result.seconds,
+        "data_seconds": result.data_seconds,
+        "communication_seconds": result.communication_seconds,
+        "pixels_per_second": result.pixels / result.seconds,
+        "halo_bytes": result.halo_bytes,
+        "halo_messages": result.halo_messages,
+        "memory_bytes": result.memory_bytes,
+    }
+    if result.pipeline is not None:
+        line |= {
+            "pipeline_bytes": result.pipeline.bytes,
+            "pipeline_messages": result.pipeline.messages,
+            "stage_seconds": list(result.pipeline.stage_seconds),
+            "bubble_share": result.pipeline.bubble_share,
+        }
+    return line
+
+
+def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The scores of the last validation among the lines of a metrics file."""
+    return next((line["val"] for line in reversed(lines) if "val" in line), None)
