@@ -55,11 +55,21 @@ def choose_mode(
     return chosen, _why(chosen, others, candidates, fitting)
 
 
+def fusion_word(fusion: int) -> int | str | None:
+    """The depth; "whole" for one exchange of the input; None for 0, of the other modes."""
+    if fusion >= WHOLE:
+        return "whole"
+    return fusion or None
+
+
+def mode_words(mode: str, fusion: int | str | None) -> str:
+    """The mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
+    return mode if fusion in (None, 1) else f"{mode}, fusion {fusion}"
+
+
 def label(cost: ModeCost) -> str:
-    """The mode in words, with its fusion depth."""
-    if cost.fusion in (0, 1):
-        return cost.mode
-    return f"{cost.mode}, fusion {'whole' if cost.fusion == WHOLE else cost.fusion}"
+    """The mode in words."""
+    return mode_words(cost.mode, fusion_word(cost.fusion))
 
 
 def _why(

@@ -49,7 +49,7 @@ class Journal:
 
 def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult) -> dict[str, Any]:
     """A step as `metrics.jsonl` has it; `step` counts from 1."""
-    line = {
+    line: dict[str, Any] = {
         "step": step,
         "epoch": epoch,
         "loss": result.loss,

@@ -7,10 +7,9 @@ from typing import Any
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
-from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.question import Question
-from tiledseg.planning.mode_choice import choose_fusion, choose_mode
+from tiledseg.planning.mode_choice import choose_fusion, choose_mode, fusion_word
 from tiledseg.planning.mode_cost import (
     ModeCost,
     Task,
@@ -94,13 +93,6 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
         "milliseconds": _milliseconds(cost.seconds),
     }
     return row if memory is None else row | {"fits": cost.memory <= memory}
-
-
-def fusion_word(fusion: int) -> int | str | None:
-    """The depth; "whole" for one exchange of the input; None for the other modes."""
-    if fusion == WHOLE:
-        return "whole"
-    return fusion or None
 
 
 def _milliseconds(seconds: float) -> float:

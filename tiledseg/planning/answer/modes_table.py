@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiledseg.planning.answer.text import columns, size, wrapped
+from tiledseg.planning.mode_choice import mode_words
 
 _HEAD = ("mode", "E", "redundant work", "messages", "bytes sent", "memory", "predicted", "")
 
@@ -50,7 +51,7 @@ def _cells(row: dict[str, Any], choice: dict[str, Any]) -> tuple[str, ...]:
         "does NOT fit" * (not row.get("fits", True)),
     ]
     return (
-        row["mode"] if fusion in (None, 1) else f"{row['mode']}, fusion {fusion}",
+        mode_words(row["mode"], fusion),
         f"{row['efficiency']:.4f}",
         f"{row['redundant_percent']:.2f} %",
         f"{row['messages_rank']:,}",

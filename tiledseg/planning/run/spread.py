@@ -10,11 +10,10 @@ from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_choice import choose_fusion
+from tiledseg.planning.mode_choice import choose_fusion, fusion_word
 from tiledseg.planning.mode_cost import check_blocks
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
@@ -33,8 +32,7 @@ class Spread:
     @property
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""
-        depth = "whole network" if self.fusion >= WHOLE else self.fusion
-        fused = f", fusion {depth}{', overlap' if self.overlap else ''}" if self.mode == "layer" else ""
+        fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.mode == "layer" else ""
         return f"{self.mode}, ranks {self.mesh}{fused}"
 
 
