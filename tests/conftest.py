@@ -43,7 +43,7 @@ def meshes() -> Iterator[dict[str, Mesh]]:
 def without_plots() -> Iterator[None]:
     """Runs draw no progress.png: it takes longer than a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.training.journal.plot_progress", lambda folder, title: False)
+        patch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
         yield
 
 

@@ -19,7 +19,7 @@ from tiledseg.config_file import parse_config, to_yaml
 from tiledseg.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
-from tiledseg.training.report import plot_progress
+from tiledseg.training.run_folder.report import plot_progress
 from tiledseg.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`
@@ -177,7 +177,7 @@ def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) 
 
 def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = material.root / "leaves"
-    monkeypatch.setattr("tiledseg.training.journal.plot_progress", plot_progress)
+    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", plot_progress)
     assert train(material, folder) == 0
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError
-from tiledseg.training import report
-from tiledseg.training.report import METRICS, MetricsLog, plot_progress, read_metrics, write_whole
+from tiledseg.training.run_folder import report
+from tiledseg.training.run_folder.report import METRICS, MetricsLog, plot_progress, read_metrics, write_whole
 
 
 def step_line(step: int) -> dict[str, Any]:

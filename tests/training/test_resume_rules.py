@@ -15,8 +15,8 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.preparation import prepare
-from tiledseg.training.resume import begin, flat
-from tiledseg.training.resume_rules import EDGE, MAY, OTHER, REFUSED, RULES, table
+from tiledseg.training.resume.begin import begin, flat
+from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
 
 OTHERS: dict[str, Any] = {
     "data.classes": {0: 0, 1: 1, 2: 2, 7: 2},

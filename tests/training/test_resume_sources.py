@@ -19,7 +19,7 @@ from tiledseg.checkpoint.saved_state import Source
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError, LabelError
 from tiledseg.raster.identity import identify
-from tiledseg.training.resume_sources import compare_sources
+from tiledseg.training.resume.sources import compare_sources
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tiledseg.config import Config
 from tiledseg.config_file import to_yaml
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
-from tiledseg.training.run_folder import check_run_folder
+from tiledseg.training.run_folder.check import check_run_folder
 from tiledseg.training.start import start
 
 

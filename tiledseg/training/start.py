@@ -28,9 +28,9 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
 from tiledseg.training.preparation import Preparation, prepare
-from tiledseg.training.report import CONFIG, METRICS, read_metrics, write_whole
-from tiledseg.training.resume import Beginning, begin
-from tiledseg.training.run_folder import CHECKPOINTS, check_run_folder, check_unchanged
+from tiledseg.training.resume.begin import Beginning, begin
+from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
+from tiledseg.training.run_folder.report import CONFIG, METRICS, read_metrics, write_whole
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
 

@@ -28,11 +28,11 @@ from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
-from tiledseg.training.journal import Journal, step_line
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.preparation import Preparation, RasterSet
-from tiledseg.training.report import write_whole
-from tiledseg.training.resume import Beginning, sampling_fingerprint
+from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
+from tiledseg.training.run_folder.journal import Journal, step_line
+from tiledseg.training.run_folder.report import write_whole
 from tiledseg.training.step import Stepper, StepResult
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate

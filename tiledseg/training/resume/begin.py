@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint, and what it changes: each key as `resume_rules` has it."""
+"""Whether a run may go on from a checkpoint, and what it changes: each key as `rules` has it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
 from tiledseg.raster.labels import LabelMap
 from tiledseg.training.preparation import Preparation, class_map
-from tiledseg.training.resume_rules import EDGE, OTHER, REFUSED, RULES
-from tiledseg.training.resume_sources import Comparison, compare_sources, sources_of
+from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
+from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",

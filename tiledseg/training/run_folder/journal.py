@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiledseg.execution.progress import StepProgress
-from tiledseg.training.report import MetricsLog, plot_progress, read_metrics
+from tiledseg.training.run_folder.report import MetricsLog, plot_progress, read_metrics
 from tiledseg.training.step import StepResult
 
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait

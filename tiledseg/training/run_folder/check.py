@@ -14,7 +14,7 @@ from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
-from tiledseg.training.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
+from tiledseg.training.run_folder.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
 
 CHECKPOINTS = "checkpoints"
 _KEY = "run.output"
