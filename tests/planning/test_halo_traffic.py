@@ -61,7 +61,7 @@ def test_layer_mode_does_what_is_predicted(
     axes: Axes, reductions: list[int], name: str, fusion: int, settle: bool
 ) -> None:
     """Messages and bytes forward and backward, sums of statistics, and multiply-adds, on each rank, step after step."""
-    unet, traffic = UNETS[name], axes.point_to_point.traffic
+    unet, traffic = UNETS[name], axes.point_to_point.meter
     run, layers = spread(unet, axes, fusion, settle), unet.layers()
     expected = layer_traffic(*run.steps, tensors_before(layers, unet.bands))
     sums = norm_reductions(layers, unet.bands, axes.shape.ranks_per_image)
@@ -84,7 +84,7 @@ def test_layer_mode_does_what_is_predicted(
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("fusion", [1, 2])
 def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
-    unet, traffic = UNETS["padded"], axes.point_to_point.traffic
+    unet, traffic = UNETS["padded"], axes.point_to_point.meter
     run = spread(unet, axes, fusion, overlap=True)
     traffic.reset()
     run().sum().backward()
@@ -94,7 +94,7 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
-    unet, traffic = UNETS["padded"], axes.point_to_point.traffic
+    unet, traffic = UNETS["padded"], axes.point_to_point.meter
     run = spread(unet, axes, 1)
     traffic.reset()
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
 def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
     """The one exchange of the input, as the trainer runs it."""
     assert axes.position is not None
-    at, traffic = (axes.position.row, axes.position.col), axes.point_to_point.traffic
+    at, traffic = (axes.position.row, axes.position.col), axes.point_to_point.meter
     decomposition = cut(UNETS[name], (axes.shape.rows, axes.shape.cols))
     rows, cols = decomposition.context_windows()
     x_BCHW = torch.randn(1, 4, *decomposition.owned(*at).shape)
