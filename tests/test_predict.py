@@ -75,6 +75,22 @@ def test_the_map_does_not_depend_on_the_grid(
         np.testing.assert_array_equal(file.read(), whole[2])
 
 
+def test_what_tiles_change_is_refused_or_told(
+    material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the plan that training has: accepted with `parallel.exact false`, it is a warning here too."""
+    run, output = tmp_path / "run", tmp_path / "map.tif"
+    options = ["--train.epochs", "1", "--model.norm", "instance", "--parallel.exact", "false"]
+    assert train([*material.train_command(run)[1:], *options]) == 0
+    cut = ["--tiling.grid", "2", "--verbosity", "1"]
+    assert predict(run, image, output, *cut) == 2
+    assert "model.norm is instance" in capsys.readouterr().err
+    assert not output.exists()
+    assert predict(run, image, output, *cut, "--parallel.exact", "false") == 0
+    assert "warning: not exact: model.norm is instance" in capsys.readouterr().err
+    assert output.exists()
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_fp64_is_the_trained_network_in_float64(
