@@ -1,0 +1,55 @@
+"""Train segmentation networks on images too large for one GPU, and get the same numbers as if they fitted.
+
+The names below are imported when they are first used (`docs/api.md`); importing the package loads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiledseg.api import evaluate_map, halo, predict_raster, train_network
+    from tiledseg.config import Config
+    from tiledseg.inference.trained import load
+    from tiledseg.raster.reader import open_raster
+    from tiledseg.synthetic.scene_files import write_scene
+
+    __version__: str
+
+__all__ = [
+    "Config",
+    "__version__",
+    "evaluate_map",
+    "halo",
+    "load",
+    "open_raster",
+    "predict_raster",
+    "train_network",
+    "write_scene",
+]
+
+_PLACES = {
+    "Config": "tiledseg.config:Config",
+    "__version__": "tiledseg.version:VERSION",
+    "evaluate_map": "tiledseg.api:evaluate_map",
+    "halo": "tiledseg.api:halo",
+    "load": "tiledseg.inference.trained:load",
+    "open_raster": "tiledseg.raster.reader:open_raster",
+    "predict_raster": "tiledseg.api:predict_raster",
+    "train_network": "tiledseg.api:train_network",
+    "write_scene": "tiledseg.synthetic.scene_files:write_scene",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'tiledseg' has no attribute {name!r}")
+    import importlib
+
+    module, _, attribute = _PLACES[name].partition(":")
+    globals()[name] = value = getattr(importlib.import_module(module), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -29,23 +29,39 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
 
     Raises ConfigError, in one line, for an unknown key, a value of a wrong type or an unreadable file.
     """
+    parser = _parser(command, description)
+    check_words(arguments)
+    _check_files(arguments)
+    return _parsed(lambda: parser.parse_args(list(arguments)), f"(see {command} --help)")
+
+
+def as_config(values: Mapping[str, Any]) -> Config:
+    """The configuration of groups of keys. Raises ConfigError as `parse_config` does."""
+    check_keys("the configuration", values, _KNOWN)
+    parser = _parser("tiledseg train", "")
+    return _parsed(lambda: parser.parse_object(dict(values)), "(see docs/api.md)")
+
+
+def _parser(command: str, description: str) -> ArgumentParser:
     parser = _Parser(prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for group in fields(Config):
         parser.add_class_arguments(_type_of(group.name), group.name)
-    check_words(arguments)
-    _check_files(arguments)
+    return parser
+
+
+def _parsed(parse: Callable[[], Namespace], see: str) -> Config:
     try:
-        parsed = parser.parse_args(list(arguments))
+        parsed = parse()
     except WriteError:
         raise  # of the help
     except (ArgumentError, yaml.YAMLError, OSError, TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{one_line(error)} (see {command} --help)") from None
+        raise ConfigError(f"{one_line(error)} {see}") from None
     except RecursionError:
-        raise ConfigError(f"a value nests lists or maps too deep; no key needs that (see {command} --help)") from None
+        raise ConfigError(f"a value nests lists or maps too deep; no key needs that {see}") from None
     except SystemExit as leaving:
         if leaving.code:
-            raise ConfigError(f"wrong arguments (see {command} --help)") from None
+            raise ConfigError(f"wrong arguments {see}") from None
         raise
     return _build(parsed)
 

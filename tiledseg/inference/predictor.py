@@ -6,7 +6,7 @@ The law: the map is that of the network on the whole raster, for every grid and 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.architecture.unet import UNet
-from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files, load_network
+from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
@@ -23,10 +22,10 @@ from tiledseg.config import ParallelConfig
 from tiledseg.errors import RasterError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
-from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, use_one_kernel
+from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.inference.trained import load_trained
 from tiledseg.outputs import check_outputs
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.dataset import Dataset, Sample
@@ -71,9 +70,15 @@ class PlannedMap:
         return (self.classes,) if self.probabilities is None else (self.classes, self.probabilities)
 
 
-def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: Mesh) -> None:
+def predict(
+    request: Request,
+    checkpoint: Checkpoint,
+    memory_bytes: int,
+    mesh: Mesh,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
     """Write the class map (uint8, the raster's grid; ignore_index where it has no data) and, where asked for, the
-    class probabilities (float32 bands, NaN without data). Collective.
+    class probabilities (float32 bands, NaN without data). `weights`: in place of the checkpoint's. Collective.
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
@@ -84,7 +89,7 @@ def predict(request: Request, checkpoint: Checkpoint, memory_bytes: int, mesh: M
             made[:] = planned.layouts
             mesh.on_root(lambda: _claim(planned, held))
             _say_notes(request, planned, mesh)
-            _map_tiles(request, checkpoint, planned, mesh)
+            _map_tiles(request, checkpoint, planned, mesh, weights)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
         except BaseException:
             for layout in made:  # on any rank: the map cannot be finished, others may be ended unheard
@@ -172,9 +177,16 @@ def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
     return colours
 
 
-def _map_tiles(request: Request, checkpoint: Checkpoint, planned: PlannedMap, mesh: Mesh) -> None:
+def _map_tiles(
+    request: Request,
+    checkpoint: Checkpoint,
+    planned: PlannedMap,
+    mesh: Mesh,
+    weights: Mapping[str, torch.Tensor] | None,
+) -> None:
     plan, tiling = planned.plan, planned.plan.tilings[0]
-    network = load_trained(checkpoint, plan.network)
+    use_one_kernel(True)
+    network = load_trained(checkpoint, plan.network, weights)
     parallel = ParallelRun.open(plan.spread, network, mesh, request.precision, plan.pipeline)
     passes = parallel.over([tiling])
     parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
@@ -200,15 +212,6 @@ def _map_tiles(request: Request, checkpoint: Checkpoint, planned: PlannedMap, me
             if progress is not None:
                 progress.advance(done, f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
     parallel.close()
-
-
-def load_trained(checkpoint: Checkpoint, unet: UNet) -> FlatNetwork:
-    """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost."""
-    use_one_kernel(True)
-    network = build_unet(unet).to(PARAMETER_DTYPES[checkpoint.state["config"]["train"]["precision"]])
-    load_network(checkpoint, network)
-    network.eval()
-    return network
 
 
 def _shown(samples: Iterator[Sample], progress: StepProgress) -> Iterator[Sample]:

