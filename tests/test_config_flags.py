@@ -34,7 +34,7 @@ def test_every_key_is_the_flag(tmp_path: Path) -> None:
     assert parse_grid(found.grid) == parse_grid(expected.grid) == (2, 3)
     assert parse_parallel(found) == parse_parallel(expected)
     differing = {key for key in vars(found) if vars(found)[key] != vars(expected)[key]}
-    assert differing == {"config", "grid", "mesh"}  # which are text, with a blank behind the comma
+    assert differing == {"config", "grid", "mesh"}  # which are text, with a blank after the comma
 
 
 def test_the_later_word_wins(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_more_epochs_go_on_from_the_end(material: Material) -> None:
 
 
 def test_a_checkpoint_starts_another_run(material: Material, finished: dict[str, Path]) -> None:
-    """`train.resume` with a path: the steps behind it, in a folder of its own."""
+    """`train.resume` with a path: the steps after it, in a folder of its own."""
     source = finished["adamw-fp64"] / "checkpoints" / "step-000010"
     folder = material.root / "branch"
     assert train(material, folder, "--train.resume", str(source)) == 0

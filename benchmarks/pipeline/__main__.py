@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--balance", type=int, nargs="+", help="that all share; without it, ours finds one")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--turns", type=int, default=3, help="jobs of each contestant")
-    parser.add_argument("--steps", type=int, default=2, help="timed steps of a job, behind the one that is compared")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a job, after the one that is compared")
     parser.add_argument("--warm-up", type=int, default=0, help="more steps in front of them")
     parser.add_argument("--ceiling-pairs", type=int, default=5)
     parser.add_argument("--ceiling-micro-batches", type=int, default=4)

@@ -30,7 +30,7 @@ class Request:
 
 
 @dataclass
-class Traffic:
+class Carried:
     """Payload bytes and messages of a step, by route (such as "0 > 2", from stage to stage)."""
 
     bytes: dict[str, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Traffic:
         return {**sums, "bytes_by_route": dict(sorted(self.bytes.items()))}
 
     @staticmethod
-    def together(parts: list[Traffic]) -> Traffic:
+    def together(parts: list[Carried]) -> Carried:
         """That of all ranks; no two of them count the same route."""
-        whole = Traffic()
+        whole = Carried()
         for part in parts:
             whole.bytes |= part.bytes
             whole.messages |= part.messages

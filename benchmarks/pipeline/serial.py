@@ -10,7 +10,7 @@ import sys
 import torch
 
 from benchmarks.measurement import measure
-from benchmarks.pipeline.request import Request, Traffic, compare, parser_of, report, request_of, serial_gradients
+from benchmarks.pipeline.request import Carried, Request, compare, parser_of, report, request_of, serial_gradients
 from benchmarks.pipeline.workload import Gradients, gradients_of, make_input, make_network, serial_step
 from tiledseg.errors import ConfigError
 
@@ -28,7 +28,7 @@ def run(request: Request, threads: int) -> None:
     found = Gradients(step(), gradients_of(network))
     equal = compare(found, serial_gradients(request))
     spent = measure(step, lambda: None, request.repeat, request.warm_up)
-    figures = {**spent.to_dict(), **Traffic().to_dict(), "loss": found.loss, **equal, "threads": threads}
+    figures = {**spent.to_dict(), **Carried().to_dict(), "loss": found.loss, **equal, "threads": threads}
     report("one process", "serial", request, figures)
 
 

@@ -90,7 +90,7 @@ def test_a_norm_takes_the_place_of_the_bias() -> None:
 
     assert all(biases("none"))
     assert not any(biases("instance")[:-1])
-    assert biases("instance")[-1], "the head has no norm behind it"
+    assert biases("instance")[-1], "the head has no norm after it"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def survives(count: int, folder: Path, work: Callable[[], Any]) -> bool:
 
 
 def kill_before(count: int, folder: Path) -> None:
-    """Arms this process for ever. safetensors writes outside Python: its files are cut in the middle by hand."""
+    """Arms this process until it ends. safetensors writes outside Python: its files are cut in the middle by hand."""
     left = [count]
 
     def meet() -> None:

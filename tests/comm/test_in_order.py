@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 
-from tests.comm.in_order import Order, in_order
+from tests.comm.in_order import in_order
+from tests.comm.in_order_queues import Order
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.work import Work

@@ -255,7 +255,7 @@ def test_messages_longer_than_a_piece(mesh: Mesh, messages: PointToPoint, monkey
 @pytest.mark.cuda
 @pytest.mark.mpi(min_size=2)
 def test_gpu_tensors(mesh: Mesh, messages: PointToPoint) -> None:
-    """Through host buffers, right behind the kernels that make what is sent."""
+    """Through host buffers, right after the kernels that make what is sent."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU on this machine")
     right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size

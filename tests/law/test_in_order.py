@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.comm.in_order import Order, in_order
+from tests.comm.in_order import in_order
+from tests.comm.in_order_queues import Order
 from tests.law.cases import IGNORED, KEY, ArrayReader, Case
 from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet

@@ -46,7 +46,7 @@ def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[Spread, Pip
 
 
 def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float | None], dict[str, torch.Tensor]]:
-    """Losses of ten steps, and the weights behind them that this rank holds."""
+    """Losses of ten steps, and the weights after them that this rank holds."""
     network = case.network().train()
     dataset = case.dataset()
     halo, pipeline = plans(case, parallel, mesh.size)

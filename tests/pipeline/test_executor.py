@@ -77,7 +77,7 @@ def balance(case: Case, stages: int) -> tuple[int, ...]:
 
 
 def run(case: Case, axes: Axes, stages: int) -> tuple[Result, PipelineExecutor, list[Drawn]]:
-    """One step of the pipeline in which this rank stands: what this rank holds behind it."""
+    """One step of the pipeline in which this rank stands: what this rank holds after it."""
     assert axes.position is not None
     network = network_of(case.unet)
     cut = cut_network(network.descriptions, balance(case, stages), case.schedule, stages)

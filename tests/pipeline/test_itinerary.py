@@ -1,4 +1,4 @@
-"""Laws of itineraries: nothing is lost, matched wrongly, let go too early, or waited for for ever, on any transport."""
+"""Laws of itineraries: nothing is lost, matched wrongly, let go too early, or waited for forever, on any transport."""
 
 from __future__ import annotations
 

@@ -67,11 +67,11 @@ def test_all_faults_are_listed_at_once() -> None:
     broken = without(without(made, 0, sends[1]), 0, sends[0])
     found = faults(broken, TWO, 2)
     assert sum("lacks the send of the activation" in fault for fault in found) == 2
-    assert sum("waits for ever" in fault for fault in found) == 2
+    assert sum("waits forever" in fault for fault in found) == 2
     with pytest.raises(ConfigError, match=r"does not fit its pipeline: .*;.*") as caught:
         verify(broken, TWO, 2)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="rank 0 waits for ever at: receive of the gradient of micro-batch 0"):
+    with pytest.raises(ConfigError, match="rank 0 waits forever at: receive of the gradient of micro-batch 0"):
         simulate(broken, [1, 1], [1, 1])
 
 
@@ -81,8 +81,8 @@ def test_a_cycle_of_two_ranks_that_wait_for_each_other() -> None:
     forward, send, receive, backward = made[0]
     found = faults(((forward, receive, send, backward), made[1]), TWO, 1)
     assert len(found) == 2
-    assert "rank 0 waits for ever at: receive of the gradient" in found[0]
-    assert "rank 1 waits for ever at: receive of the activation" in found[1]
+    assert "rank 0 waits forever at: receive of the gradient" in found[0]
+    assert "rank 1 waits forever at: receive of the activation" in found[1]
 
 
 def test_too_many_in_flight() -> None:
@@ -135,7 +135,7 @@ def test_messages_take_turns_on_a_ranks_link_and_cost_it_no_time() -> None:
     line = simulate(program("gpipe", pipeline, 1), [1, 1, 1], [1, 1, 1], lambda route: 10 if route.skip else 2)
     start = {span.action: span.start for spans in line.spans for span in spans}
     assert start[Forward(0, 1)] == 3  # 1 of work, 2 on the way
-    assert start[Forward(0, 2)] == 13  # the skip left behind the activation: 1 + 2 + 10
+    assert start[Forward(0, 2)] == 13  # the skip left after the activation: 1 + 2 + 10
     assert start[Backward(0, 2)] == 14
     assert start[Backward(0, 0)] == 15 + 2 + 10  # its gradient likewise
 

@@ -127,7 +127,7 @@ def test_widths_of_what_travels_with_two_byte_values() -> None:
     tensors = tensors_before(unet.layers(), unet.bands, 2)
     before = {layer.name: tensor for layer, tensor in zip(unet.layers(), tensors, strict=True)}
     assert input_tensor(4, 2).pixel_bytes == before["encoder0.conv0"].pixel_bytes == 16
-    assert before["encoder0.conv1"].pixel_bytes == 4 * 4, "behind a pixel norm"
+    assert before["encoder0.conv1"].pixel_bytes == 4 * 4, "after a pixel norm"
     assert before["encoder0.norm0"].pixel_bytes == 4 * 2
     assert tensors_before(unet.layers(), 4, 8)[0].pixel_bytes == 32
 

@@ -41,7 +41,7 @@ def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(mod
 def test_the_papers_lists_on_our_presets(
     capsys: pytest.CaptureFixture[str], model: str, by_hand: float, best: float
 ) -> None:
-    """Our decoder is as wide as the encoder: convolutions behind concatenations are large, and cannot be cut."""
+    """Our decoder is as wide as the encoder: convolutions after concatenations are large, and cannot be cut."""
     flags = f"--size 1024 --grid 1 --model {model} --stages 6 --micro-batches 24"
     text = ",".join(map(str, PRESETS[model].balance))
     given, chosen = answer(capsys, f"{flags} --balance {{{text}}}"), answer(capsys, flags)

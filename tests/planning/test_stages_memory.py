@@ -19,7 +19,7 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
 
 CONTEXTS = {"same": (48, 64), "valid": (44, 52)}
-SCALAR = 4  # bytes behind which a chunk's graph hangs
+SCALAR = 4  # bytes that a chunk's graph ends in
 # Cuts in front of a convolution, norm, activation, stash, pooling, upsampling, concatenation and the head.
 BALANCES = [(8, 10, 10, 10, 11), (2, 6, 12, 9, 9, 10, 1), (3, 5, 1, 4, 6, 9, 11, 9, 1), (1,) * 49]
 

@@ -93,7 +93,7 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
 
 
 def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
-    """A quarter of the epochs is behind before the change and after it."""
+    """A quarter of the epochs is done before the change and after it."""
     before = Course(8, 1)
     after = Course.onward(8, 2, before.marks, 2, Position(2, 0))
     assert after.marks == ((0, 0), (2, 2))

@@ -21,7 +21,7 @@ runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epoc
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(policy=policies, run=runs, warmup=st.integers(0, 30), lr=st.floats(1e-6, 10))
 def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr: float) -> None:
-    """Never negative, never above lr; rising over the warm-up, which ends at lr; falling, or level, behind it."""
+    """Never negative, never above lr; rising over the warm-up, which ends at lr; falling, or level, after it."""
     per_epoch, epochs = run
     total = per_epoch * epochs
     config = OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=2)

@@ -53,7 +53,7 @@ def write_run(folder: Path, steps: int) -> list[dict[str, Any]]:
 @settings(derandomize=True, max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 400), keep=st.integers(0, 7))
 def test_a_resumed_log_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, keep: int) -> None:
-    """Wherever a crash has cut the file, behind the checkpoint's step: lines after the checkpoint go, whole ones stay,
+    """Wherever a crash has cut the file, after the checkpoint's step: lines after the checkpoint go, whole ones stay,
     and going on gives the file of an uninterrupted run."""
     monkeypatch.setattr(report, "_open_events", lambda folder, step: None)
     (tmp_path / METRICS).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a mesh looks like from inside and how fast it carries tensors: the measurements behind `doctor`."""
+"""What a mesh looks like from inside and how fast it carries tensors: what `doctor` measures."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _installed(name: str) -> str:
 
 
 def _mpi_library() -> str:
-    """The MPI library behind mpi4py, without starting MPI where nothing else has."""
+    """The MPI library that mpi4py uses, without starting MPI where nothing else has."""
     try:
         import mpi4py
 

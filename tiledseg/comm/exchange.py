@@ -116,7 +116,6 @@ class BytePointToPoint(ABC):
         self._buffers = HostBuffers()
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """As the protocol says."""
         check_messages(sends, receives, self._rank, self._size)
         sends = [message for message in sends if message.tensor.numel()]
         receives = [message for message in receives if message.tensor.numel()]
@@ -147,7 +146,7 @@ class BytePointToPoint(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """As the protocol says."""
+        """Ends these messages; collective, as in `PointToPoint`."""
 
     def _must_stage(self, tensor: torch.Tensor) -> bool:
         return self._stage_all or (tensor.is_cuda and not self._reads_gpu)

@@ -156,7 +156,7 @@ def wait_until_read(seconds: float = 3.0) -> None:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Bytes that wait in the pipe behind a descriptor; 0 where it is no pipe, or the system does not tell."""
+    """Unread bytes in the pipe of a descriptor; 0 where it is no pipe, or the system does not tell."""
     try:
         import fcntl
         import termios

@@ -57,7 +57,7 @@ class PointToPoint(Protocol):
     """Messages among the ranks of a communicator, by the rule of this module.
 
     `in_order`: the messages of a rank are carried out one by one, in the order in which it started them, so that one
-    that waits for its peer holds up those behind it (NCCL).
+    that waits for its peer holds up those after it (NCCL).
     """
 
     meter: MessageMeter

@@ -99,7 +99,7 @@ class MpiCommunicator:
         self.size = communicator.size
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """As the protocol says. "MPI requires that all processes [...] receive identical results" (MPI 4.1, 6.9)."""
+        """ "MPI requires that all processes [...] receive identical results" (MPI 4.1, 6.9)."""
         from mpi4py import MPI
 
         staged = tensor.detach().to(device="cpu", dtype=sum_dtype(tensor)).contiguous()
@@ -114,7 +114,6 @@ class MpiCommunicator:
         return MpiWork(requests, staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """As the protocol says."""
         check_source(source, self.size)
         staged = tensor.detach().cpu().contiguous()
         flat = as_bytes(staged).numpy()
@@ -125,23 +124,19 @@ class MpiCommunicator:
             tensor.detach().copy_(staged)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """As the protocol says."""
         check_source(source, self.size)
         with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             return self._communicator.bcast(value, root=source)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """As the protocol says."""
         with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
             return self._communicator.allgather(value)
 
     def barrier(self) -> None:
-        """As the protocol says."""
         with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
             self._communicator.Barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """As the protocol says."""
         from mpi4py import MPI
 
         check_groups(groups, self.size)
@@ -159,7 +154,6 @@ class MpiCommunicator:
         return communicator
 
     def point_to_point(self) -> MpiPointToPoint:
-        """As the protocol says."""
         return MpiPointToPoint(self._communicator, self._cuda_aware)
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ class TorchCommunicator:
         self.size = len(self._groups.ranks)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """As the protocol says. Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
+        """Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
         staged = tensor.detach().to(sum_dtype(tensor)).contiguous()
         if tensor.numel() == 0:
             return DoneWork()
@@ -89,7 +89,6 @@ class TorchCommunicator:
             return TorchWork(dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """As the protocol says."""
         check_source(source, self.size)
         if tensor.numel() == 0:
             return
@@ -100,7 +99,7 @@ class TorchCommunicator:
             tensor.detach().copy_(staged)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """As the protocol says; always over Gloo."""
+        """Always over Gloo."""
         check_source(source, self.size)
         box = [value if self.rank == source else None]
         with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
@@ -108,19 +107,18 @@ class TorchCommunicator:
         return box[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """As the protocol says; always over Gloo."""
+        """Always over Gloo."""
         values: list[Any] = [None] * self.size
         with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
             dist.all_gather_object(values, value, group=self._groups.host)
         return self._groups.in_order(values)
 
     def barrier(self) -> None:
-        """As the protocol says. The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
+        """The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
         with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
             dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """As the protocol says."""
         check_groups(groups, self.size)
         if self._is_part:  # a new process group is made by all ranks of the job, or its name differs between ranks
             raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
@@ -134,7 +132,6 @@ class TorchCommunicator:
         return communicator
 
     def point_to_point(self) -> TorchPointToPoint:
-        """As the protocol says."""
         channel, self._channels = self._channels, self._channels + 1
         return TorchPointToPoint(self._groups, channel)
 

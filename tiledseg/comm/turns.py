@@ -3,7 +3,7 @@
 An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. Each communicator runs its
 own in order, but nothing is promised of two communicators: CUDA may run what is in flight on both at once, or one after
 the other in either order, on each GPU as it likes (nccl#783; `torch.distributed.new_group` asks to wait for one group's
-work before another's is used). Two ranks that choose differently wait for each other for ever.
+work before another's is used). Two ranks that choose differently wait for each other forever.
 
 So a rank never has work in flight on two communicators: before it starts an operation on another one than the last, it
 waits for the last. On a GPU that holds up the stream, not the host. What runs on a rank is then one sequence, in the
@@ -60,7 +60,6 @@ class _OnceWork:
         return self._work is not None
 
     def wait(self) -> None:
-        """As the protocol says."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -79,40 +78,33 @@ class TurnCommunicator:
         self.rank, self.size = communicator.rank, communicator.size
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
-        """As the protocol says."""
         self._turns.take(self)
         return self._turns.started(self._communicator.all_reduce_sum(tensor))
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """As the protocol says."""
         self._turns.take(self)
         self._communicator.broadcast(tensor, source)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """As the protocol says."""
         return self._communicator.broadcast_object(value, source)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """As the protocol says."""
         return self._communicator.gather_objects(value)
 
     def barrier(self) -> None:
-        """As the protocol says."""
         self._communicator.barrier()
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """As the protocol says; the part takes turns with the whole."""
+        """The part takes turns with the whole."""
         self._turns.take(None)
         part = self._communicator.split(groups)
         return part if isinstance(part, SerialCommunicator) else TurnCommunicator(part, self._turns)
 
     def point_to_point(self) -> PointToPoint:
-        """As the protocol says."""
         self._turns.take(None)
         return TurnPointToPoint(self._communicator.point_to_point(), self._turns, self._messages)
 
     def close(self) -> None:
-        """As the protocol says."""
         self._turns.take(None)
         self._communicator.close()
 
@@ -125,11 +117,9 @@ class TurnPointToPoint:
         self.meter, self.in_order = messages.meter, messages.in_order
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        """As the protocol says."""
         self._turns.take(self._owner)
         return self._turns.started(self._messages.start(sends, receives))
 
     def close(self) -> None:
-        """As the protocol says."""
         self._turns.take(None)
         self._messages.close()

@@ -84,7 +84,7 @@ def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_fli
     """Every fault, one line each; empty where the program is sound.
 
     Sound: each chunk computes each micro-batch forward and then backward, once, on its rank; whatever it needs has
-    been made or received before; every message has two ends, once each; no rank waits for ever; and no chunk holds
+    been made or received before; every message has two ends, once each; no rank waits forever; and no chunk holds
     more micro-batches than `most_in_flight` says, where it is given.
     """
     found = _computation_faults(program, pipeline, micro_batches)
@@ -92,7 +92,7 @@ def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_fli
     for rank, actions in enumerate(program):
         found += _order_faults(rank, actions, pipeline)
     _, stuck = replay(program)
-    found += [f"rank {rank} waits for ever at: {_words(action)}" for rank, action in stuck]
+    found += [f"rank {rank} waits forever at: {_words(action)}" for rank, action in stuck]
     for chunk, most in enumerate(most_in_flight):
         held = in_flight(program, len(pipeline.ranks))[chunk]
         if held > most:
@@ -125,7 +125,7 @@ def simulate(
     """
     order, stuck = replay(program)
     if stuck:
-        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits for ever at: {_words(stuck[0][1])}")
+        raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {_words(stuck[0][1])}")
     clock, link = [0.0] * len(program), [0.0] * len(program)
     arrival: dict[tuple[type, int, Route], float] = {}
     spans: list[list[Span]] = [[] for _ in program]

@@ -1,4 +1,4 @@
-"""Rasters that GDAL reads: GeoTIFF, COG, JPEG 2000, PNG, JPEG, local or behind a URL, through rasterio.
+"""Rasters that GDAL reads: GeoTIFF, COG, JPEG 2000, PNG, JPEG, local or at a URL, through rasterio.
 
 GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) hold for URLs.
 """

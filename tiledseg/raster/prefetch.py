@@ -54,7 +54,7 @@ def _submit_next(
         item = next(items)
     except StopIteration:
         return False
-    except Exception as error:  # raised to the consumer behind the loads already under way
+    except Exception as error:  # raised to the consumer after the loads already under way
         failed: Future[S] = Future()
         failed.set_exception(error)
         waiting.append(failed)

@@ -16,7 +16,7 @@ _VRT_HEAD_BYTES = 1024
 
 
 def source_files(path: str, dataset: Any) -> tuple[str, ...]:
-    """The local files behind an open `dataset`: itself, its side-car files and, of a VRT, its sources, at any depth."""
+    """The local files of an open `dataset`: itself, its side-car files and, of a VRT, its sources, at any depth."""
     if is_remote(path):
         return ()
     file = local_file(path)

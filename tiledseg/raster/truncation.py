@@ -21,7 +21,7 @@ def check_complete(path: str, dataset: Any) -> None:
     fewer bytes than pixels, or where a PNG lacks its last chunk.
 
     `dataset` is rasterio's. In TIFFs of more than 65536 blocks the last ones are looked at: writers put them last.
-    Other formats, and files behind URLs, tell when they are read. Uncompressed blocks do not: GDAL reads windows of
+    Other formats, and files at URLs, tell when they are read. Uncompressed blocks do not: GDAL reads windows of
     them by their place in the file, and takes what comes after a block for its pixels.
     """
     if is_remote(path) or not os.path.isfile(path):

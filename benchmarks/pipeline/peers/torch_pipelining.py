@@ -18,14 +18,14 @@ from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.pipeline.request import Request, Traffic
+    from benchmarks.pipeline.request import Carried, Request
     from tiledseg.comm.mesh import Mesh
     from tiledseg.comm.stopwatch import Stopwatch
 
 SCHEDULES = ("gpipe", "1f1b")
 
 
-def count_sends(traffic: Traffic, rank: int) -> None:
+def count_sends(traffic: Carried, rank: int) -> None:
     """Puts a counter in front of torch's `isend`."""
     from torch import distributed
     from torch.distributed import distributed_c10d
@@ -83,13 +83,13 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
     import torch
 
     from benchmarks.measurement import Spent, measure
-    from benchmarks.pipeline.request import Traffic, compare, report, serial_gradients
+    from benchmarks.pipeline.request import Carried, compare, report, serial_gradients
     from benchmarks.pipeline.workload import Gradients, count_valid, gradients_of, loss_of, make_input, make_target
 
     workload, rank = request.workload, mesh.communicator.rank
     last = workload.stages - 1
     torch.set_num_threads(1)
-    traffic = Traffic()
+    traffic = Carried()
     count_sends(traffic, rank)
     steps = build_schedule(request, schedule, rank, partial(loss_of, valid=count_valid(workload)))
     module = steps._stage.submod
@@ -109,7 +109,7 @@ def run(mesh: Mesh, request: Request, schedule: str) -> None:
     step()  # the first one also exchanges what torch needs to know
     traffic.clear()
     step()
-    sent = Traffic.together(mesh.communicator.gather_objects(traffic))
+    sent = Carried.together(mesh.communicator.gather_objects(traffic))
     found = mesh.communicator.gather_objects((gradients_of(module), sum(loss.item() for loss in losses)))
     equal = {}
     if rank == 0:

@@ -22,8 +22,8 @@ from torch import nn
 
 from benchmarks.measurement import measure, not_runnable
 from benchmarks.pipeline.request import (
+    Carried,
     Request,
-    Traffic,
     compare,
     parser_of,
     report,
@@ -103,7 +103,7 @@ def thread_a_partition() -> None:
     their_pipeline.spawn_workers = spawn
 
 
-def count_copies(traffic: Traffic) -> None:
+def count_copies(traffic: Carried) -> None:
     """Puts a counter in front of Copy: it carries activations by itself, skips where a portal calls it."""
     in_portal = [False]
 
@@ -136,7 +136,7 @@ def run(request: Request, checkpoint: str, workers: str, threads: int) -> None:
     torch.set_num_threads(threads)
     if workers == "partition":
         thread_a_partition()
-    traffic = Traffic()
+    traffic = Carried()
     count_copies(traffic)
     network = make_network(workload)
     keep_stage_inputs(network, workload.first_layers)
