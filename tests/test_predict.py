@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.inference import predictor
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.predict import main, parse_grid
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 
 if TYPE_CHECKING:
     from tiledseg.execution.metrics import Scores
     from tiledseg.inference.trained import Trained
-    from tiledseg.models.unet import FlatNetwork
+    from tiledseg.models.network import GraphNetwork
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Halo:
     alignment: int
 
 
-def halo(network: str | FlatNetwork | Trained = "unet", **model: Any) -> Halo:
+def halo(network: str | GraphNetwork | Trained = "unet", **model: Any) -> Halo:
     """The halo of a network: what `load` gives, its `.network`, or a name with the keys of the group `model`.
 
     Raises ConfigError for a key or a value that no network can have, GeometryError where no exact tile exists.
@@ -40,9 +41,9 @@ def halo(network: str | FlatNetwork | Trained = "unet", **model: Any) -> Halo:
         if model:
             raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
         module = getattr(network, "network", network)
-        if not hasattr(module, "descriptions"):
+        graph = getattr(module, "graph", None)
+        if not isinstance(graph, Graph):
             raise ConfigError(f"no halo is known of a {type(module).__name__}; give a name, or what load returns")
-        layers = module.descriptions
     else:
         unknown = [key for key in model if key not in ModelConfig.__dataclass_fields__]
         if unknown:
@@ -50,9 +51,9 @@ def halo(network: str | FlatNetwork | Trained = "unet", **model: Any) -> Halo:
             raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
         described = ModelConfig(name=network, **model)
         described.check()
-        layers = build_network(described, bands=1, classes=2).layers()  # neither changes a halo
-    footprint = network_footprint(layers)
-    return Halo(max(minimum_halo(layers)), max(footprint.before, footprint.after), footprint.alignment)
+        graph = build_network(described, bands=1, classes=2).graph()  # neither changes a halo
+    footprint = network_footprint(graph)
+    return Halo(max(minimum_halo(graph)), max(footprint.before, footprint.after), footprint.alignment)
 
 
 def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:

@@ -140,7 +140,7 @@ def plan_store(config: Config) -> StorePlan:
 def _footprint(config: Config) -> Footprint:
     """Bands and classes do not change what a network asks of a tile."""
     network = build_network(config.model, bands=1, classes=2)
-    return network_footprint(network.layers(), config.tiling.halo_width(), config.parallel.exact)
+    return network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:

@@ -36,7 +36,7 @@ def main() -> int:
 
 def planned(unet: UNet, side: int, precision: str) -> int:
     """Bytes of a step, by the planner."""
-    return training_memory(unet.layers(), unet.bands, (side, side), ACTIVATION_BYTES[precision]).total
+    return training_memory(unet.graph(), unet.bands, (side, side), ACTIVATION_BYTES[precision]).total
 
 
 def beside_plan(unet: UNet, side: int, precision: str, device: torch.device) -> dict[str, Any]:

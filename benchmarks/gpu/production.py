@@ -18,7 +18,7 @@ from tiledseg.config import OptimizerConfig
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
@@ -34,7 +34,7 @@ class ProductionStep:
 
     def __init__(self, unet: UNet, size: int, precision: str, device: torch.device) -> None:
         mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
-        tiling = make_tiling((size, size), (1, 1), network_footprint(unet.layers()))
+        tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
         network = build_unet(unet, seed=0)
         parallel = ParallelRun.open(Spread(), network, mesh, precision)
         passes = parallel.over([tiling])
@@ -56,7 +56,7 @@ class ProductionStep:
 
 def step_flop(unet: UNet, size: int) -> int:
     """Floating-point operations of a step by the planner's count: 2 a multiply-add, backward twice the forward."""
-    return 6 * sum(cost.multiply_adds for cost in layer_costs(unet.layers(), unet.bands, (size, size)))
+    return 6 * sum(cost.multiply_adds for cost in layer_costs(unet.graph(), unet.bands, (size, size)))
 
 
 def median_seconds(function: Callable[[], object], device: torch.device, repeats: int, warm: int = 2) -> float:

@@ -19,10 +19,10 @@ from benchmarks.spatial.conversion_job import measure_conversion
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.geometry.shapes import layer_shapes
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.network import GraphNetwork, Tensors, build_unet
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 from tiledseg.training.objective import cross_entropy_sums
 
 MICRO_BATCHES = 8
@@ -52,9 +52,9 @@ def conversion(size: int, small: bool, device: torch.device) -> dict[str, Any]:
 class Drawn:
     """A micro-batch of random pixels and labels, as the executor takes them."""
 
-    def __init__(self, network: FlatNetwork, size: int, device: torch.device) -> None:
+    def __init__(self, network: GraphNetwork, size: int, device: torch.device) -> None:
         self.network = network
-        self.shapes = layer_shapes(network.descriptions, network.bands, size, size)
+        self.shapes = tensor_shapes(network.graph, network.bands, size, size)
         classes = self.shapes[-1][0]
         x_BCHW = torch.randn(1, network.bands, size, size, device=device)
         self._x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
@@ -63,10 +63,11 @@ class Drawn:
     def source(self) -> torch.Tensor:
         return self._x_BCHW
 
-    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
-        return self.network.run_layers(x_BCHW, skips, first, stop)
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        self.network.run_nodes(tensors, first, stop)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        (output_BKHW,) = outputs_BKHW
         return cross_entropy_sums(output_BKHW, self._target_BHW, 255)[0]
 
 
@@ -74,16 +75,16 @@ def one_stage(size: int, small: bool, device: torch.device) -> dict[str, float]:
     """The executor with all layers on this rank, over a loop of forward and backward passes."""
     network = build_unet(UNet(3 if small else 5, base_channels=4 if small else 16), seed=0)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    layers = len(network.descriptions)
-    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
-    dtypes = output_dtypes(network, None, device)
+    layers = len(network.graph)
+    cut = cut_network(network.graph, (layers,), "1f1b", 1)
+    dtypes = tensor_dtypes(network, None, device)
     keep_layers(network, cut.layers_of(0), device, torch.float32)
     executor = PipelineExecutor(network, cut, Settings("1f1b", ("never",)), serial_axes(), dtypes, device)
     drawn = [Drawn(network, size, device) for _ in range(MICRO_BATCHES)]
 
     def loop() -> None:
         for one in drawn:
-            one.loss(one.run_layers(one.source(), {}, 0, layers)).backward()
+            one.loss(network(one.source())).backward()
 
     ways: tuple[Callable[[], object], ...] = (loop, lambda: executor.train(drawn, lambda parameters: None))
     times: list[list[float]] = [[], []]

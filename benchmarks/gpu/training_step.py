@@ -17,7 +17,7 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.training.objective import cross_entropy_sums
 
 PRECISIONS = ("fp32", "tf32", "bf16")

@@ -30,7 +30,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
     from tiledseg.pipeline.link_time import slowest_link
     from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, plan_pipeline
 
-    layers, size = workload.unet.layers(), (workload.size, workload.size)
+    layers, size = workload.unet.graph(), (workload.size, workload.size)
     largest = MicroBatchSize(size, workload.micro_batches, 4)
     given = "auto" if measured or schedule == "folded" else list(workload.balance)
     parallel = ParallelConfig(stages=workload.stages, balance=given, schedule=schedule, recompute=recompute)
@@ -38,11 +38,9 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
     link = slowest_link(mesh.communicator, MeshShape(1, 1, 1, workload.stages), mesh.device) if measured else None
 
     def decide() -> PipelinePlan:
-        from benchmarks.pipeline.workload import make_network
-
-        network, times = make_network(workload), None
+        times = None
         if link is not None:
-            seconds = measure_layer_times(network, workload.bands, size, mesh.device, workload.torch_dtype)
+            seconds = measure_layer_times(layers, workload.bands, size, mesh.device, workload.torch_dtype)
             times = Measured([s.forward for s in seconds], [s.backward for s in seconds], link.seconds)
         found = plan_pipeline(parallel, layers, workload.bands, largest, None, times)
         assert found is not None, "a pipeline has two stages at least"
@@ -56,18 +54,18 @@ class Images:
 
     def __init__(self, workload: Workload, network: object, number: int, valid: int, losses: list[float]) -> None:
         from benchmarks.pipeline.workload import make_input, make_target
-        from tiledseg.geometry.shapes import layer_shapes
+        from tiledseg.geometry.shapes import tensor_shapes
 
         self.network, self.valid, self.losses = network, valid, losses
-        self.shapes = layer_shapes(workload.unet.layers(), workload.bands, workload.size, workload.size)
+        self.shapes = tensor_shapes(workload.unet.graph(), workload.bands, workload.size, workload.size)
         self.x_BCHW = make_input(workload, number)
         self.target_BHW = make_target(workload, number)
 
     def source(self):
         return self.x_BCHW
 
-    def run_layers(self, x_BCHW, skips, first, stop):
-        return self.network.run_layers(x_BCHW, skips, first, stop)
+    def run_nodes(self, tensors, first, stop):
+        self.network.run_nodes(tensors, first, stop)
 
     def loss(self, output_BKHW):
         from benchmarks.pipeline.workload import loss_of
@@ -86,7 +84,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     from tiledseg.comm.axes import open_axes
     from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.executor import PipelineExecutor, Settings
-    from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+    from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 
     torch.set_num_threads(1)
     workload = request.workload
@@ -94,8 +92,8 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     workload = replace(workload, balance=found_plan.balance if schedule != "folded" else workload.balance)
     axes = open_axes(mesh, MeshShape(1, 1, 1, workload.stages))
     network = make_network(workload)
-    cut = cut_network(network.descriptions, found_plan.balance, schedule, workload.stages)
-    dtypes = output_dtypes(network, None, mesh.device)
+    cut = cut_network(network.graph, found_plan.balance, schedule, workload.stages)
+    dtypes = tensor_dtypes(network, None, mesh.device)
     keep_layers(network, cut.layers_of(mesh.rank), mesh.device, workload.torch_dtype)
     settings = Settings(schedule, found_plan.recompute, found_plan.times)
     executor = PipelineExecutor(network, cut, settings, axes, dtypes, mesh.device)

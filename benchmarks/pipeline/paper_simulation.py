@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from benchmarks.pipeline.paper_network import BANDS, network_layers
+from benchmarks.pipeline.paper_network import BANDS, network_graph
 from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.pipeline.balance import cuts, parse_balance
@@ -47,7 +47,7 @@ class Simulated:
 
     def __init__(self, case: Case, measurement: Measurement, machine: Machine, micro_batches: int) -> None:
         self.case, self.machine, self.micro_batches = case, machine, micro_batches
-        self.layers = network_layers(case.network, case.model, measurement.base_channels)
+        self.layers = network_graph(case.network, case.model, measurement.base_channels)
         self.costs = layer_costs(self.layers, BANDS, (case.size, case.size), VALUE_BYTES)
         self.prices = StagePrices(self.layers, self.costs, VALUE_BYTES)
         self.work = [cost.multiply_adds for cost in self.costs]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pipeline.paper_network import BANDS, network_layers
+from benchmarks.pipeline.paper_network import BANDS, network_graph
 from tiledseg.architecture.presets import PRESETS
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import build_network
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 
 CPU_NAMES = Path("/proc/cpuinfo")
@@ -74,11 +74,8 @@ def measure(cases: Sequence[Case], base_channels: int, repeats: int, device: tor
     found: dict[Case, tuple[LayerTime, ...]] = {}
     for case in cases:
         begun = time.perf_counter()
-        with torch.device("meta"):
-            network = FlatNetwork(network_layers(case.network, case.model, base_channels), BANDS)
-        found[case] = measure_layer_times(
-            network, BANDS, (case.size, case.size), device, torch.float32, repeats=repeats
-        )
+        graph = network_graph(case.network, case.model, base_channels)
+        found[case] = measure_layer_times(graph, BANDS, (case.size, case.size), device, torch.float32, repeats=repeats)
         step = sum(t.forward + t.backward for t in found[case])
         print(f"{case.key}: {step:.3f} s a micro-batch, measured in {time.perf_counter() - begun:.0f} s", flush=True)
     return Measurement(_machine(device), base_channels, repeats, found)
@@ -88,10 +85,10 @@ def sums_and_wholes(cases: Sequence[Case], base_channels: int, repeats: int) -> 
     """Of each case: its name, the sum of its layers' times, and the whole network's own, least of as many steps."""
     found = []
     for case in cases:
-        layers = network_layers(case.network, case.model, base_channels)
-        network = FlatNetwork(layers, BANDS).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        graph = network_graph(case.network, case.model, base_channels)
+        network = build_network(graph, BANDS).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         size = case.size, case.size
-        times = measure_layer_times(network, BANDS, size, torch.device("cpu"), torch.float32, repeats=repeats)
+        times = measure_layer_times(graph, BANDS, size, torch.device("cpu"), torch.float32, repeats=repeats)
         x_BCHW = torch.randn(1, BANDS, *size).contiguous(memory_format=torch.channels_last)
         whole = []
         for _ in range(1 + repeats):

@@ -20,9 +20,8 @@ from torch.nn import functional
 from benchmarks.precision import DTYPES, normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.models.blocks import StashSkip
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_unet
 from tiledseg.pipeline.balance import choose_balance, cuts, parse_balance
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
@@ -30,7 +29,7 @@ from tiledseg.planning.stages_cost import StagePrices
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 IGNORED = 255
 _IGNORED_SHARE = 0.1
-_CHANGES_NOTHING = (nn.Identity, ChannelDropout, StashSkip)  # here: no dropout, no norm
+_CHANGES_NOTHING = (nn.Identity, ChannelDropout)  # here: no dropout, no norm
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Workload:
             raise ConfigError(f"size is {self.size}; {self.levels} levels need a multiple of {unit}")
         if self.micro_batches < 1:
             raise ConfigError(f"micro-batches is {self.micro_batches}; give at least 1")
-        parse_balance(self.balance, len(self.unet.layers()))
+        parse_balance(self.balance, len(self.unet.graph()))
 
     @property
     def unet(self) -> UNet:
@@ -91,13 +90,13 @@ def unet_of(levels: int, base_channels: int, bands: int, classes: int) -> UNet:
 
 def modelled_balance(unet: UNet, size: int, stages: int) -> tuple[int, ...]:
     """The balance whose largest stage has the fewest multiply-adds; among those, the one that sends the least."""
-    layers = unet.layers()
+    layers = unet.graph()
     costs = layer_costs(layers, unet.bands, (size, size), 4)
     prices = StagePrices(layers, costs, 4)
     return choose_balance([cost.multiply_adds for cost in costs], None, stages, traffic=prices.received)
 
 
-def make_network(workload: Workload) -> FlatNetwork:
+def make_network(workload: Workload) -> GraphNetwork:
     """The undivided network with its weights; biases are drawn too, for a zero bias hides a wrong one."""
     network = build_unet(workload.unet, seed=0)
     with torch.no_grad():
@@ -156,7 +155,7 @@ def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.grad.clone() for name, tensor in module.named_parameters() if tensor.grad is not None}
 
 
-def keep_stage_inputs(network: FlatNetwork, first_layers: Sequence[int]) -> None:
+def keep_stage_inputs(network: GraphNetwork, first_layers: Sequence[int]) -> None:
     """Lets the activations that a stage meets first write elsewhere: a received tensor is a leaf of autograd, which
     must not be written into."""
     layers = list(network.layers.values())

@@ -20,7 +20,7 @@ from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference

@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.decomposition import Partition
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.training.objective import cross_entropy_sums
 

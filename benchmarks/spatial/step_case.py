@@ -55,7 +55,7 @@ class StepJob:
     transport: str = "auto"
 
     def __post_init__(self) -> None:
-        alignment = network_footprint(self.network.layers()).alignment
+        alignment = network_footprint(self.network.graph()).alignment
         if self.size < 1 or self.size % alignment:
             raise ConfigError(
                 f"--size is {self.size}, no multiple of {alignment}; give one, so that nothing is mirrored"
@@ -74,7 +74,7 @@ class StepJob:
     @property
     def tiling(self) -> Tiling:
         """A tile a rank."""
-        return make_tiling((self.size, self.size), self.mesh, network_footprint(self.network.layers()))
+        return make_tiling((self.size, self.size), self.mesh, network_footprint(self.network.graph()))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -96,7 +96,7 @@ def mesh_of(ranks: int) -> tuple[int, int]:
 def planned(job: StepJob, case: StepCase) -> tuple[float, int, int]:
     """(E, halo bytes, halo messages) that the planner gives for a step: multiply-adds over those of the undivided
     network, and what all ranks send. Messages and bytes of mode read are 0."""
-    task = Task(job.network.layers(), BANDS, decompose(job.tiling, job.mesh), VALUE_BYTES)
+    task = Task(job.network.graph(), BANDS, decompose(job.tiling, job.mesh), VALUE_BYTES)
     cost = _cost(task, case)
     return cost.work / task.undivided_work, cost.traffic.step.bytes, cost.traffic.step.messages
 

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.precision import normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 
 BANDS, CLASSES = 4, 2
 WORKLOADS = ("conv", "unet")

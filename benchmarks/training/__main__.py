@@ -36,7 +36,7 @@ from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.raster.dataset import Dataset as TileDataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.prefetch import prefetch
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     unet = UNet(options.levels, base_channels=options.base_channels, classes=CLASSES)
-    footprint = network_footprint(unet.layers())
+    footprint = network_footprint(unet.graph())
     side = (options.side, options.side)
     plain_tiling = make_tiling(side, (-(-options.side // 512),) * 2, footprint)
     our_tiling = make_tiling(side, (options.grid,) * 2, footprint)

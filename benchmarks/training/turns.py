@@ -49,7 +49,7 @@ class Contestant:
         from tiledseg.execution.parallel_run import ParallelRun
         from tiledseg.geometry.halo import network_footprint
         from tiledseg.geometry.tiling import make_tiling
-        from tiledseg.models.unet import build_unet
+        from tiledseg.models.network import build_unet
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
         from tiledseg.raster.sampling import TileReference
@@ -57,7 +57,7 @@ class Contestant:
 
         norm = "instance" if given.halo == "layer" else "none"
         unet = UNet(4, 2, 3, given.channels, "same", norm, "transposed", bands=BANDS, classes=CLASSES)
-        layers = unet.layers()
+        layers = unet.graph()
         tilings = [make_tiling((given.size, given.size), (2, 2), network_footprint(layers))] * given.images
         parallel = ParallelConfig(
             halo=given.halo,

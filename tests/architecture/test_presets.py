@@ -12,7 +12,7 @@ from tiledseg.errors import ConfigError
 
 @pytest.mark.parametrize(("name", "layers"), [("small", 109), ("medium-2", 129), ("large", 149)])
 def test_layer_counts_and_balance_sums(name: str, layers: int) -> None:
-    assert len(build_network(ModelConfig(name=name), bands=4, classes=2).layers()) == layers
+    assert len(build_network(ModelConfig(name=name), bands=4, classes=2).graph()) == layers
     assert sum(PRESETS[name].balance) == layers
     assert len(PRESETS[name].balance) == 6
 

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Convolution, MaxPool, Norm, PopConcatenate, Stash
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.layer import Norm
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
+from tiledseg.geometry.resampling import MaxPool
+from tiledseg.geometry.shapes import tensor_channels
 
 
 def _drawn(norm: str, base_channels: int, **options: Any) -> UNet:
@@ -39,36 +42,32 @@ law = settings(derandomize=True, max_examples=80, deadline=None)
 @given(networks)
 def test_the_number_of_layers_follows_the_papers_count(unet: UNet) -> None:
     n, poolings = unet.convs_per_level, unet.levels - 1
-    assert len(unet.layers()) == 4 * n * (2 * poolings + 1) + 4 * poolings + 1
+    assert len(unet.graph()) == 4 * n * (2 * poolings + 1) + 4 * poolings + 1
 
 
 @law
 @given(networks)
 def test_channels_fit_from_bands_to_classes_through_every_skip(unet: UNet) -> None:
-    channels, stashed = unet.bands, {}
-    for layer in unet.layers():
-        if isinstance(layer, PopConcatenate):
-            assert stashed.pop(layer.skip) == layer.skip_channels
-        channels = layer.output_channels(channels)
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = channels
-    assert channels == unet.classes
-    assert not stashed
+    graph = unet.graph()
+    channels = tensor_channels(graph, unet.bands)
+    assert channels[-1] == unet.classes
+    joined = [channels[tensor] for tensor, _ in graph.skips]
+    assert joined == [unet.channels(level) for level in reversed(range(unet.levels - 1))]
 
 
 @law
 @given(networks)
 def test_names_are_unique_and_poolings_halve(unet: UNet) -> None:
-    layers = unet.layers()
-    assert len({layer.name for layer in layers}) == len(layers)
-    assert sum(isinstance(layer, MaxPool) for layer in layers) == unet.levels - 1
+    layers = unet.graph()
+    assert len(set(layers.names)) == len(layers) + 1
+    assert sum(isinstance(layer, MaxPool) for layer in layers.layers) == unet.levels - 1
     assert total_stride(layers) == 2 ** (unet.levels - 1)
 
 
 @law
 @given(networks)
 def test_crops_fit_at_every_legal_size(unet: UNet) -> None:
-    layers, step = unet.layers(), 2 ** (unet.levels - 1)
+    layers, step = unet.graph(), 2 ** (unet.levels - 1)
     legal = [n for n in range(1, 700) if is_legal_size(layers, n)][:4]
     assert all(b - a == step for a, b in itertools.pairwise(legal))
     lost = {n - output_size(layers, n) for n in legal}
@@ -80,13 +79,15 @@ def test_crops_fit_at_every_legal_size(unet: UNet) -> None:
 
 def test_channels_that_divide_into_groups() -> None:
     for channels, levels in ((1, 12), (2, 12), (4, 12), (8, 5), (24, 5), (6, 1), (3, 2)):
-        norms = [n for n in UNet(norm="group", base_channels=channels, levels=levels).layers() if isinstance(n, Norm)]
+        norms = [
+            n for n in UNet(norm="group", base_channels=channels, levels=levels).graph().layers if isinstance(n, Norm)
+        ]
         assert len(norms) == 2 * (2 * levels - 1)
 
 
 def test_a_norm_takes_the_place_of_the_bias() -> None:
     def biases(norm: str) -> list[bool]:
-        return [layer.bias for layer in UNet(norm=norm).layers() if isinstance(layer, Convolution)]
+        return [layer.bias for layer in UNet(norm=norm).graph().layers if isinstance(layer, Convolution)]
 
     assert all(biases("none"))
     assert not any(biases("instance")[:-1])

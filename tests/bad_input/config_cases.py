@@ -68,7 +68,7 @@ VALUES = (
         "norm-of-one-pixel",
         "--data.images ROOT/tiny.tif --data.labels ROOT/tiny-labels.tif --tiling.grid 1 --model.norm instance "
         "--train.tiles_per_step 1",
-        *("model.norm instance", "2 x 2 px", "1 pixel", "fewer model.levels"),
+        *("model.norm is instance", "2 x 2 px", "1 pixel", "fewer model.levels"),
     ),
     train("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
     train("verbosity", "--run.verbosity 7", "run.verbosity", "7", "0, 1 or 2"),

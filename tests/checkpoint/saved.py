@@ -15,7 +15,7 @@ from tiledseg.checkpoint.folder import (
     save_checkpoint,
 )
 from tiledseg.config import Config, DataConfig, OptimizerConfig
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.training.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")

@@ -6,21 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.graph import INPUT, Graph, Node, chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import (
-    Activation,
-    AveragePool,
-    Convolution,
-    Dropout,
-    Layer,
-    MaxPool,
-    Norm,
-    PopConcatenate,
-    Stash,
-    TransposedConvolution,
-    Upsample,
-)
+from tiledseg.geometry.joins import Add, Concatenate, Multiply
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
 
 law = settings(derandomize=True, max_examples=60, deadline=None, database=None)
 
@@ -45,7 +37,7 @@ def windows(draw: st.DrawFn, partition: Partition) -> tuple[Interval, ...]:
 @st.composite
 def convolutions(draw: st.DrawFn) -> Convolution:
     kernel, stride, dilation = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    return Convolution("conv", 1, kernel, stride, draw(st.integers(0, 4)), dilation, extra=draw(st.integers(0, 1)))
+    return Convolution(1, kernel, stride, draw(st.integers(0, 4)), dilation, extra=draw(st.integers(0, 1)))
 
 
 @st.composite
@@ -53,8 +45,8 @@ def pools(draw: st.DrawFn) -> MaxPool | AveragePool:
     kernel, stride = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     padding = draw(st.integers(0, kernel // 2))
     if draw(st.booleans()):
-        return AveragePool("pool", kernel, stride, padding)
-    return MaxPool("pool", kernel, stride, padding, draw(st.integers(1, 2)))
+        return AveragePool(kernel, stride, padding)
+    return MaxPool(kernel, stride, padding, draw(st.integers(1, 2)))
 
 
 @st.composite
@@ -62,11 +54,11 @@ def transposed(draw: st.DrawFn) -> TransposedConvolution:
     kernel, stride, dilation = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     output_padding = draw(st.integers(0, max(stride, dilation) - 1))
     padding = draw(st.integers(0, 3))
-    return TransposedConvolution("up", 1, kernel, True, stride, padding, output_padding, dilation)
+    return TransposedConvolution(1, kernel, True, stride, padding, output_padding, dilation)
 
 
-upsamples = st.builds(Upsample, st.just("up"), st.sampled_from(["nearest", "bilinear"]), st.integers(1, 4))
-layers = st.one_of(st.just(Layer("pointwise")), convolutions(), pools(), transposed(), upsamples)
+upsamples = st.builds(Upsample, st.sampled_from(["nearest", "bilinear"]), st.integers(1, 4))
+layers = st.one_of(st.just(Layer()), convolutions(), pools(), transposed(), upsamples)
 
 unets = st.builds(
     UNet,
@@ -80,64 +72,89 @@ unets = st.builds(
 )
 
 _GROW = (
-    Upsample("grow", "nearest"),
-    Upsample("grow", "bilinear"),
-    TransposedConvolution("grow", 1),
-    TransposedConvolution("grow", 1, 4, stride=2, padding=1),
-    TransposedConvolution("grow", 1, 3, stride=2, padding=1, output_padding=1),
+    Upsample("nearest"),
+    Upsample("bilinear"),
+    TransposedConvolution(1),
+    TransposedConvolution(1, 4, stride=2, padding=1),
+    TransposedConvolution(1, 3, stride=2, padding=1, output_padding=1),
 )
-_SHRINK = (
-    MaxPool("shrink"),
-    AveragePool("shrink", 3, 2, 1),
-    Convolution("shrink", 1, 1, 2),
-    Convolution("shrink", 1, 3, 2, 1),
-)
+_SHRINK = (MaxPool(), AveragePool(3, 2, 1), Convolution(1, 1, 2), Convolution(1, 3, 2, 1))
 _BEFORE: tuple[tuple[Layer, ...], ...] = (
     (),
-    (Activation("act"),),
-    (Dropout("drop", 0.5), Norm("norm"), Activation("act")),
-    (Norm("norm", "batch"), Activation("act")),
+    (Activation(),),
+    (Dropout(0.5), Norm(), Activation()),
+    (Norm("batch"), Activation()),
 )
+_EDGES = (((-1.0, 0.0, 1.0),) * 3,)
 _KEEP = (
-    Layer("keep"),
-    Convolution("keep", 1, 3, padding=1),
-    Convolution("keep", 1, 2, extra=1),
-    Convolution("keep", 1, 3, padding=2, dilation=2),
-    MaxPool("keep", 3, 1, 1),
-    Norm("keep", "batch"),
-    TransposedConvolution("keep", 1, 3, stride=1, padding=1),
+    Layer(),
+    Sigmoid(),
+    Convolution(1, 3, padding=1),
+    Convolution(1, 2, extra=1),
+    Convolution(1, 3, padding=2, dilation=2),
+    FixedFilters(_EDGES),
+    MaxPool(3, 1, 1),
+    Norm("batch"),
+    TransposedConvolution(1, 3, stride=1, padding=1),
 )
+
+
+class _Drawing:
+    """Nodes drawn one after the other; `at` is the last one's name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.at = INPUT
+
+    def add(self, layer: Layer, *inputs: str) -> str:
+        self.nodes.append(Node(f"{len(self.nodes)} {type(layer).__name__}", layer, inputs or (self.at,)))
+        self.at = self.nodes[-1].name
+        return self.at
 
 
 @st.composite
-def networks(draw: st.DrawFn, depth: int = 2) -> tuple[Layer, ...]:
-    """Layers whose outputs are as many as their inputs, if those are a multiple of 4; with skips, nested or not."""
-    sequence: list[Layer] = []
-    for number in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(["keep", "scale", "skip", "crop"] if depth else ["keep"]))
-        skip = f"skip {depth} {number} {len(sequence)}"
+def networks(draw: st.DrawFn, depth: int = 2) -> Graph:
+    """Nodes whose outputs are as many as their inputs, if those are a multiple of 4; with skips, nested or not, sums,
+    gates, and pooling that is undone by its indices."""
+    drawing = _Drawing()
+    drawing.add(Mark())
+    _body(draw, drawing, depth)
+    return Graph(tuple(drawing.nodes))
+
+
+def _body(draw: st.DrawFn, drawing: _Drawing, depth: int) -> None:
+    kinds = ["keep", "scale", "unpool", "skip", "crop", "sum", "gate"] if depth else ["keep"]
+    for _ in range(draw(st.integers(1, 3))):
+        kind, start = draw(st.sampled_from(kinds)), drawing.at
         if kind == "keep":
-            sequence += [*draw(st.sampled_from(_BEFORE)), draw(st.sampled_from(_KEEP))]
+            for layer in (*draw(st.sampled_from(_BEFORE)), draw(st.sampled_from(_KEEP))):
+                drawing.add(layer)
         elif kind == "scale":
-            sequence += [draw(st.sampled_from(_SHRINK)), *draw(networks(depth - 1)), draw(st.sampled_from(_GROW))]
-        elif kind == "skip":
-            inner = draw(networks(depth)) if depth == 0 else draw(networks(depth - 1))
-            sequence += [Stash("stash", skip), *_renamed(inner, skip), PopConcatenate("pop", skip, 1)]
-        else:  # an unpadded convolution, what it takes off cropped from the skip, and padding that brings it back
-            sequence += [Stash("stash", skip), Convolution("valid", 1, 3), PopConcatenate("pop", skip, 1, 1)]
-            sequence.append(Convolution("pad", 1, 3, padding=2))
-    return tuple(sequence)
-
-
-def _renamed(layers: tuple[Layer, ...], prefix: str) -> tuple[Layer, ...]:
-    """The same with other skips, so that no two have one name."""
-    renamed: list[Layer] = []
-    for layer in layers:
-        if isinstance(layer, Stash):
-            renamed.append(Stash(layer.name, f"{prefix}/{layer.skip}"))
-        elif isinstance(layer, PopConcatenate):
-            skip = f"{prefix}/{layer.skip}"
-            renamed.append(PopConcatenate(layer.name, skip, layer.skip_channels, layer.crop))
+            drawing.add(draw(st.sampled_from(_SHRINK)))
+            _body(draw, drawing, depth - 1)
+            drawing.add(draw(st.sampled_from(_GROW)))
+        elif kind == "unpool":
+            indices = drawing.add(MaxIndices())
+            drawing.add(MaxPool(), start)
+            _body(draw, drawing, depth - 1)
+            drawing.add(MaxUnpool(), drawing.at, indices)
+        elif kind == "crop":  # an unpadded convolution, what it takes off cropped from the skip, and padding again
+            drawing.add(Convolution(1, 3))
+            drawing.add(Concatenate((1, 0)), start, drawing.at)
+            drawing.add(Convolution(1, 3, padding=2))
         else:
-            renamed.append(layer)
-    return tuple(renamed)
+            _body(draw, drawing, depth - 1)
+            if kind == "skip":
+                drawing.add(Concatenate(), start, drawing.at)
+                drawing.add(Convolution(1, 1))
+            else:  # a shortcut with a convolution of its own, written after the branch that it joins
+                branch = drawing.at
+                shortcut = drawing.add(draw(st.sampled_from([Convolution(1, 1), Convolution(1, 3, padding=1)])), start)
+                if kind == "gate":
+                    shortcut = drawing.add(Sigmoid())
+                drawing.add(Add() if kind == "sum" else Multiply(), branch, shortcut)
+
+
+def line(*layers: Layer) -> Graph:
+    """Nodes one after the other, called by their kind and number."""
+    return chain((f"{type(layer).__name__} {number}", layer) for number, layer in enumerate(layers))

@@ -8,12 +8,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.geometry.drawn import convolutions, law, layers, partitions, pools, unets, windows
+from tests.geometry.drawn import convolutions, law, layers, line, partitions, pools, unets, windows
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.decomposition import Decomposition, Partition, WindowExchange, decompose, plan_exchange
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.decomposition import (
+    Decomposition,
+    Partition,
+    WindowExchange,
+    decompose,
+    partition_through,
+    plan_exchange,
+)
+from tiledseg.geometry.graph import Node
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Convolution, Layer, MaxPool
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.resampling import MaxPool
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 
 
@@ -48,7 +58,7 @@ def test_edges_that_do_not_rise_from_0_are_refused(edges: tuple[int, ...]) -> No
 
 def through(partition: Partition, layer: Layer) -> Partition | None:
     try:
-        return partition.through(layer)
+        return partition_through(Node("pool3", layer), [partition])
     except GeometryError:
         return None
 
@@ -90,9 +100,9 @@ def test_a_partition_is_refused_only_where_a_rank_would_own_no_output(partition:
 
 def test_the_refusal_names_layer_ranks_and_remedy() -> None:
     with pytest.raises(GeometryError, match=r"'pool' gives 2 .* 3 ranks share, and none .* rank 1 .* use fewer"):
-        Partition((0, 3, 4, 5)).through(MaxPool("pool"))
+        partition_through(Node("pool", MaxPool()), [Partition((0, 3, 4, 5))])
     with pytest.raises(GeometryError, match="'conv' gives 0 positions"):
-        Partition((0, 2, 3)).through(Convolution("conv", 1, 7))
+        partition_through(Node("conv", Convolution(1, 7)), [Partition((0, 2, 3))])
 
 
 @st.composite
@@ -163,7 +173,7 @@ Decomposed = tuple[Tiling, tuple[int, int], Decomposition]
 
 @st.composite
 def decompositions(draw: st.DrawFn) -> Decomposed:
-    footprint = network_footprint(draw(unets).layers())
+    footprint = network_footprint(draw(unets).graph())
     raster = draw(st.tuples(st.integers(1, 120), st.integers(1, 120)))
     grid = tuple(draw(st.integers(1, min(6, most))) for most in finest_grid(raster, footprint))
     shape = tuple(draw(st.integers(1, tiles)) for tiles in grid)
@@ -204,6 +214,6 @@ def test_the_context_windows_are_what_the_tiles_of_a_block_read(drawn: Decompose
 
 @pytest.mark.parametrize(("shape", "word"), [((3, 1), "rows"), ((1, 5), "columns")])
 def test_more_ranks_than_tiles_are_refused(shape: tuple[int, int], word: str) -> None:
-    footprint = network_footprint((Convolution("conv", 1, 3, padding=1),))
+    footprint = network_footprint(line(Convolution(1, 3, padding=1)))
     with pytest.raises(GeometryError, match=rf"{max(shape)} {word} of ranks .* at most \[2, 4\]"):
         decompose(make_tiling((40, 40), (2, 4), footprint), shape)

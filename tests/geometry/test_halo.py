@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import (
     Footprint,
     is_padded,
@@ -16,8 +19,8 @@ from tiledseg.geometry.halo import (
     round_up,
 )
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Convolution, Layer
 from tiledseg.geometry.receptive_field import is_legal_size, required_input
+from tiledseg.geometry.shapes import tensor_shapes
 
 
 def test_paper_formula() -> None:
@@ -42,17 +45,17 @@ def test_table_of_exact_halos(
 ) -> None:
     assert paper_halo(levels, 2, paper_shrink(3)) == formula
     for upsampling in ("transposed", "nearest"):
-        layers = UNet(levels=levels, upsampling=upsampling).layers()
+        layers = UNet(levels=levels, upsampling=upsampling).graph()
         assert minimum_halo(layers) == (exact, exact)
         assert network_footprint(layers) == Footprint(2 ** (levels - 1), rounded, rounded)
-    layers = UNet(levels=levels, upsampling="bilinear").layers()
+    layers = UNet(levels=levels, upsampling="bilinear").graph()
     assert minimum_halo(layers) == (bilinear, bilinear)
     assert network_footprint(layers) == Footprint(2 ** (levels - 1), bilinear_rounded, bilinear_rounded)
 
 
 @pytest.mark.parametrize("levels", [2, 3, 4, 5, 6])
 def test_an_unpadded_network_takes_off_what_the_formula_says(levels: int) -> None:
-    footprint = network_footprint(UNet(levels=levels, padding="valid").layers())
+    footprint = network_footprint(UNet(levels=levels, padding="valid").graph())
     assert footprint.mirror
     assert footprint.offset == paper_halo(levels, 2, 2)
 
@@ -63,21 +66,19 @@ def test_an_unpadded_network_takes_off_what_the_formula_says(levels: int) -> Non
 def test_lost_pixels_are_found_where_a_search_from_nothing_finds_them(
     levels: int, kernel: int, upsampling: str
 ) -> None:
-    layers = UNet(levels=levels, kernel=kernel, convs_per_level=1, padding="valid", upsampling=upsampling).layers()
+    layers = UNet(levels=levels, kernel=kernel, convs_per_level=1, padding="valid", upsampling=upsampling).graph()
     smallest = next(n for n in range(1, 4000) if is_legal_size(layers, n))
     assert network_footprint(layers).offset * 2 == smallest - _outputs(layers, smallest)
 
 
-def _outputs(layers: tuple[Layer, ...], size: int) -> int:
-    for layer in layers:
-        size = layer.output_size(size)
-    return size
+def _outputs(graph: Graph, size: int) -> int:
+    return tensor_shapes(graph, 1, size, size)[-1][1]
 
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
 def test_a_wider_halo_is_taken_and_still_legal(padding: str, upsampling: str) -> None:
-    layers = UNet(levels=4, padding=padding, upsampling=upsampling).layers()
+    layers = UNet(levels=4, padding=padding, upsampling=upsampling).graph()
     minimum = max(minimum_halo(layers))
     for halo in range(minimum, minimum + 20):
         footprint = network_footprint(layers, halo)
@@ -88,7 +89,7 @@ def test_a_wider_halo_is_taken_and_still_legal(padding: str, upsampling: str) ->
 
 
 def test_impossible_halos_name_both_values() -> None:
-    layers = UNet(levels=5).layers()
+    layers = UNet(levels=5).graph()
     with pytest.raises(GeometryError, match=r"halo 92 is less than the 94 pixels"):
         network_footprint(layers, 92)
     assert network_footprint(layers, 92, exact=False).before == 96
@@ -97,7 +98,7 @@ def test_impossible_halos_name_both_values() -> None:
 
 
 def test_a_network_without_context_needs_no_halo() -> None:
-    assert network_footprint([Convolution("pointwise", 2, 1)]) == Footprint(1, 0, 0)
+    assert network_footprint(line(Convolution(2, 1))) == Footprint(1, 0, 0)
 
 
 def test_round_up() -> None:
@@ -106,7 +107,7 @@ def test_round_up() -> None:
 
 def test_halo_is_that_of_every_aligned_core_and_enough_for_any() -> None:
     for upsampling in ("transposed", "nearest", "bilinear"):
-        layers = UNet(levels=4, upsampling=upsampling).layers()
+        layers = UNet(levels=4, upsampling=upsampling).graph()
         before, after = minimum_halo(layers)
         for start in range(0, 64):
             for size in (1, 3, 8, 16, 40):

@@ -15,7 +15,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.receptive_field import is_legal_size, output_size
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 
 
 def positive_network(unet: UNet) -> nn.Module:
@@ -47,7 +47,7 @@ def test_minimum_halo_is_the_support_of_the_gradient(
     levels: int, convs: int, kernel: int, padding: str, upsampling: str
 ) -> None:
     unet = UNet(levels, convs, kernel, 1, padding, upsampling=upsampling, bands=1, classes=2)
-    layers = unet.layers()
+    layers = unet.graph()
     before, after = minimum_halo(layers)
     footprint = network_footprint(layers)
     unit = footprint.alignment

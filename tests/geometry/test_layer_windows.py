@@ -6,112 +6,116 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.geometry.drawn import law, layers, networks, partitions, unets
+from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.graph import Graph, Node, chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Convolution, Layer, MaxPool, Norm, Pool, PopConcatenate, Stash, Upsample
-from tiledseg.geometry.layer_windows import WHOLE, LayerWindows, layer_windows, settle
+from tiledseg.geometry.joins import Concatenate
+from tiledseg.geometry.layer import Layer, Mark, Norm
+from tiledseg.geometry.layer_windows import WHOLE, NodeWindows, layer_windows, settle
 from tiledseg.geometry.receptive_field import is_legal_size, total_stride
+from tiledseg.geometry.resampling import MaxPool, Pool, Upsample
 
 fusions = st.sampled_from([1, 2, 3, WHOLE])
-Plan = tuple[LayerWindows, ...]
+Plan = tuple[NodeWindows, ...]
+JOIN = Node("pop", Concatenate(), ("stash", "up"))
 
 
-def planned(sequence: tuple[Layer, ...], partition: Partition, fusion: int, early: bool = True) -> Plan | None:
+def planned(graph: Graph, partition: Partition, fusion: int, early: bool = True) -> Plan | None:
     try:
-        return layer_windows(sequence, partition, fusion, early)
+        return layer_windows(graph, partition, fusion, early)
     except GeometryError:
         return None
 
 
-def follow(plan: Plan, partition: Partition) -> None:
+def follow(graph: Graph, plan: Plan, partition: Partition) -> None:
     """Every rank has what it computes from, or an exchange brings it from owners who have theirs."""
     for rank in range(partition.parts):
-        extent, stashed = partition.owned(rank), {}
-        for at in plan:
-            layer, read, out = at.layer, at.read[rank], at.given[rank]
-            if isinstance(layer, PopConcatenate):
-                assert at.skip[rank] == out.shift(layer.crop)
-                assert at.skip_partition.whole.contains(at.skip[rank])
-                needed = at.skip_partition.owned(rank) if at.exchanged else at.skip[rank]
-                assert stashed[layer.skip].contains(needed), "the skip was not kept so far"
-                assert extent.contains(out)
-            else:
-                needed = at.input.owned(rank) if at.exchanged else read.clip(at.input.whole)
-                assert extent.contains(needed), f"{layer.name} reads what is not there"
-                assert at.held[rank] == needed or (at.held[rank] == read and _behind_padding(plan, at))
-                assert read.contains(layer.required_input(out).clip(at.input.whole))
-            if isinstance(layer, Norm) and layer.kind == "batch":
-                assert read.contains(at.input.owned(rank)), "statistics miss owned pixels"
+        extents = [partition.owned(rank)]
+        for k, at in enumerate(plan):
+            layer, out = at.node.layer, at.given[rank]
+            for index, (one, source) in enumerate(zip(at.inputs, graph.sources[k], strict=True)):
+                read = one.read[rank]
+                needed = one.partition.owned(rank) if one.exchanged else read.clip(one.partition.whole)
+                assert extents[source].contains(needed), f"{at.node.name} reads what is not there"
+                assert one.held[rank] == needed or (one.held[rank] == read and _after_padding(graph, plan, k))
+                assert read.contains(layer.required_input(out, index).clip(one.partition.whole))
+                assert layer.arity == 1 or one.partition.whole.contains(read)
+                if layer.statistics:
+                    assert read.contains(one.partition.owned(rank)), "statistics miss owned pixels"
             assert out.size
             assert at.output.whole.contains(out) or layer.keeps_zero
-            extent = out
-            if isinstance(layer, Stash):
-                stashed[layer.skip] = extent
-        assert extent == plan[-1].output.owned(rank)
+            extents.append(out)
+        assert extents[graph.results[0]] == plan[graph.results[0] - 1].output.owned(rank)
 
 
-def _behind_padding(plan: Plan, at: LayerWindows) -> bool:
-    """Whether nothing but layers that keep zeros lie between an exchange, which has padded, and this layer."""
-    before = plan[: plan.index(at)][::-1]
-    return next((b.exchanged for b in before if b.exchanged or not b.layer.keeps_zero), False)
+def _after_padding(graph: Graph, plan: Plan, k: int) -> bool:
+    """Whether nothing but layers that keep zeros lie between an exchange, which has padded, and this node."""
+    while graph.sources[k][0]:
+        k = graph.sources[k][0] - 1
+        if plan[k].exchanges or not graph.layers[k].keeps_zero:
+            return plan[k].exchanges
+    return False
 
 
 @law
 @given(networks(), st.integers(3, 12), st.data(), fusions)
 def test_a_plan_can_be_carried_out_by_every_rank(
-    sequence: tuple[Layer, ...], quarter: int, data: st.DataObject, fusion: int
+    sequence: Graph, quarter: int, data: st.DataObject, fusion: int
 ) -> None:
     partition = data.draw(partitions(size=4 * quarter))
     plan = planned(sequence, partition, fusion)
     assume(plan is not None)
-    follow(plan, partition)
-    assert [at.layer for at in plan] == list(sequence)
-    assert plan[0].input == partition
-    assert all(a.output == b.input for a, b in itertools.pairwise(plan))
+    follow(sequence, plan, partition)
+    assert [at.node for at in plan] == list(sequence.nodes)
+    cuts = [partition, *(at.output for at in plan)]
+    for at, sources in zip(plan, sequence.sources, strict=True):
+        assert [given.partition for given in at.inputs] == [cuts[source] for source in sources]
 
 
 @law
-@given(st.lists(layers, min_size=1, max_size=5).map(tuple), partitions(), fusions)
-def test_a_plan_of_any_chain_can_be_carried_out(sequence: tuple[Layer, ...], partition: Partition, fusion: int) -> None:
+@given(st.lists(layers, min_size=1, max_size=5).map(lambda each: line(*each)), partitions(), fusions)
+def test_a_plan_of_any_chain_can_be_carried_out(sequence: Graph, partition: Partition, fusion: int) -> None:
     plan = planned(sequence, partition, fusion)
     assume(plan is not None)
-    follow(plan, partition)
+    follow(sequence, plan, partition)
 
 
 @law
 @given(networks(), st.integers(3, 12), st.data(), fusions)
 def test_an_exchange_serves_as_many_layers_as_asked_and_one_that_no_layer_needs_is_not_planned(
-    sequence: tuple[Layer, ...], quarter: int, data: st.DataObject, fusion: int
+    sequence: Graph, quarter: int, data: st.DataObject, fusion: int
 ) -> None:
     partition = data.draw(partitions(size=4 * quarter))
     plan = planned(sequence, partition, fusion, early=False)
     assume(plan is not None)
-    since = None
-    for at in plan:
-        if isinstance(at.layer, PopConcatenate):
-            continue
-        wants = [at.layer.required_input(out).clip(at.input.whole) for out in at.output.blocks]
-        needs = not all(own.contains(w) for own, w in zip(at.input.blocks, wants, strict=True))
-        assert needs or not at.exchanged
-        if needs:
-            since = 1 if at.exchanged else since + 1
-            assert since <= fusion
+    since = [0]  # of each tensor, the halos on the longest way from an exchange
+    for at, sources in zip(plan, sequence.sources, strict=True):
+        longest = 0
+        for index, (one, source) in enumerate(zip(at.inputs, sources, strict=True)):
+            whole = one.partition.whole
+            wants = [at.node.layer.required_input(out, index).clip(whole) for out in at.output.blocks]
+            needs = not all(own.contains(w) for own, w in zip(one.partition.blocks, wants, strict=True))
+            assert needs or not one.exchanged
+            before = 0 if one.exchanged else since[source]
+            longest = max(longest, before + (needs and at.node.layer.arity == 1))
+        assert longest <= fusion
+        since.append(longest)
 
 
 @st.composite
 def padded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
     """A padded U-Net and an input cut on its alignment."""
     unet = draw(unets.filter(lambda u: u.padding == "same"))
-    unit = total_stride(unet.layers())
+    unit = total_stride(unet.graph())
     edges = draw(partitions(largest=8)).edges
     return unet, Partition(tuple(edge * unit for edge in edges))
 
@@ -122,9 +126,9 @@ def test_thin_halos_compute_nothing_twice_in_padded_unets(drawn: tuple[UNet, Par
     """E = 1: each rank gives its own block of every tensor; but activations, which have no multiply-adds, work on the
     halo too where it is there already."""
     unet, partition = drawn
-    for at in layer_windows(unet.layers(), partition, 1):
-        assert at.given == at.output.blocks or at.layer.keeps_zero
-        assert not (isinstance(at.layer, PopConcatenate | Pool) and at.exchanged)
+    for at in layer_windows(unet.graph(), partition, 1):
+        assert at.given == at.output.blocks or at.node.layer.keeps_zero
+        assert not (isinstance(at.node.layer, Concatenate | Pool) and at.exchanges)
 
 
 @law
@@ -132,21 +136,22 @@ def test_thin_halos_compute_nothing_twice_in_padded_unets(drawn: tuple[UNet, Par
 def test_runs_of_a_padded_unet(drawn: tuple[UNet, Partition], fusion: int) -> None:
     """Exchanges fall as runs grow; the longest is one exchange of the network's input, or none for one rank."""
     unet, partition = drawn
-    sequence = unet.layers()
-    counts = [sum(at.exchanged for at in layer_windows(sequence, partition, f)) for f in (1, fusion, fusion + 1, WHOLE)]
+    sequence = unet.graph()
+    counts = [sum(at.exchanges for at in layer_windows(sequence, partition, f)) for f in (1, fusion, fusion + 1, WHOLE)]
     assert counts[0] >= counts[1] >= counts[3]
     assert counts[0] >= counts[2] >= counts[3]
-    halos = any(isinstance(layer, Convolution) and layer.kernel > 1 for layer in sequence)
-    bilinear = any(isinstance(layer, Upsample) and layer.mode == "bilinear" for layer in sequence)
-    assert counts[3] == int(partition.parts > 1 and (halos or bilinear))
+    halos = any(isinstance(layer, Convolution) and layer.kernel > 1 for layer in sequence.layers)
+    bilinear = any(isinstance(layer, Upsample) and layer.mode == "bilinear" for layer in sequence.layers)
+    if halos or not bilinear:  # else upsampling alone needs a halo, at each level an exchange, after that of its skip
+        assert counts[3] == int(partition.parts > 1 and halos)
 
 
 @law
 @given(networks(), st.integers(2, 12), fusions)
-def test_one_rank_exchanges_nothing(sequence: tuple[Layer, ...], quarter: int, fusion: int) -> None:
+def test_one_rank_exchanges_nothing(sequence: Graph, quarter: int, fusion: int) -> None:
     plan = planned(sequence, Partition((0, 4 * quarter)), fusion)
     assume(plan is not None)
-    assert not any(at.exchanged for at in plan)
+    assert not any(at.exchanges for at in plan)
     assert all(at.given == at.output.blocks for at in plan)
 
 
@@ -154,7 +159,7 @@ def test_one_rank_exchanges_nothing(sequence: tuple[Layer, ...], quarter: int, f
 def unpadded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
     """An unpadded U-Net, a legal size, and blocks that can be cut through all its levels."""
     unet = draw(unets.filter(lambda u: u.padding == "valid"))
-    sequence, unit = unet.layers(), total_stride(unet.layers())
+    sequence, unit = unet.graph(), total_stride(unet.graph())
     parts = draw(st.integers(1, 4))
     smallest = next(n for n in itertools.count(4 * unit * parts) if is_legal_size(sequence, n))
     size = smallest + unit * draw(st.integers(0, 12))
@@ -168,7 +173,7 @@ def unpadded_unets(draw: st.DrawFn) -> tuple[UNet, Partition]:
 def test_settled_edges_leave_halos_to_convolutions_and_bilinear_upsampling(drawn: tuple[UNet, Partition]) -> None:
     """And they are near: within the alignment of where they were."""
     unet, partition = drawn
-    sequence = unet.layers()
+    sequence = unet.graph()
     settled = settle(sequence, partition)
     assert settled.parts == partition.parts
     assert settled.size == partition.size
@@ -176,72 +181,70 @@ def test_settled_edges_leave_halos_to_convolutions_and_bilinear_upsampling(drawn
     plan = planned(sequence, settled, 1)
     assume(plan is not None)
     for at in plan:
-        bilinear = isinstance(at.layer, Upsample) and at.layer.mode == "bilinear"
-        assert not at.exchanged or isinstance(at.layer, Convolution) or at.layer.keeps_zero or bilinear
-        assert at.given == at.output.blocks or at.layer.keeps_zero
+        bilinear = isinstance(at.node.layer, Upsample) and at.node.layer.mode == "bilinear"
+        assert not at.exchanges or isinstance(at.node.layer, Convolution) or at.node.layer.keeps_zero or bilinear
+        assert at.given == at.output.blocks or at.node.layer.keeps_zero
 
 
 @law
 @given(networks(), partitions(), st.integers(1, 4))
-def test_an_early_exchange_brings_the_same(sequence: tuple[Layer, ...], partition: Partition, fusion: int) -> None:
+def test_an_early_exchange_brings_the_same(sequence: Graph, partition: Partition, fusion: int) -> None:
     """It only comes before activations: as many exchanges, and the same windows for every other layer."""
     late = planned(sequence, partition, fusion, early=False)
     early = planned(sequence, partition, fusion)
     assume(late is not None and early is not None)
-    assert sum(at.exchanged for at in early) == sum(at.exchanged for at in late)
+    assert sum(at.exchanges for at in early) == sum(at.exchanges for at in late)
     for a, b in zip(early, late, strict=True):
-        assert a.layer.keeps_zero or (a.read, a.given) == (b.read, b.given)
+        assert a.node.layer.keeps_zero or ([i.read for i in a.inputs], a.given) == ([i.read for i in b.inputs], b.given)
 
 
 @law
 @given(padded_unets())
 def test_edges_on_the_alignment_of_a_padded_unet_are_settled_already(drawn: tuple[UNet, Partition]) -> None:
     unet, partition = drawn
-    assert settle(unet.layers(), partition) == partition
+    assert settle(unet.graph(), partition) == partition
 
 
 @law
 @given(networks(), partitions())
-def test_settling_keeps_blocks(sequence: tuple[Layer, ...], partition: Partition) -> None:
+def test_settling_keeps_blocks(sequence: Graph, partition: Partition) -> None:
     """Where no place fits, the edge stays; never does one pass another."""
     settled = settle(sequence, partition)
     assert (settled.parts, settled.size) == (partition.parts, partition.size)
 
 
-HALVED: Sequence[Layer] = (Stash("stash", "skip"), MaxPool("pool"), Upsample("up"), PopConcatenate("pop", "skip", 1))
-
-
 def test_a_skip_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(GeometryError, match=r"layer 'pop' concatenates 8 positions with a skip of 9.* another input"):
-        layer_windows(tuple(HALVED), Partition((0, 4, 9)))
+    halved = Graph((Node("stash", Mark()), Node("pool", MaxPool()), Node("up", Upsample()), JOIN))
+    with pytest.raises(GeometryError, match=r"layer 'pop': it joins tensors of 9 and 8 positions.* another input size"):
+        layer_windows(halved, Partition((0, 4, 9)))
 
 
 @pytest.mark.parametrize("fusion", [0, -3])
 def test_a_fusion_of_no_layers_is_refused(fusion: int) -> None:
     with pytest.raises(GeometryError, match=f"fusion of {fusion} layers; give at least 1"):
-        layer_windows((Layer("keep"),), Partition((0, 4)), fusion)
+        layer_windows(line(Layer()), Partition((0, 4)), fusion)
 
 
 def test_a_rank_without_pixels_in_the_depths_is_refused_by_the_layer_that_takes_them() -> None:
-    deep = tuple(MaxPool(f"pool{i}") for i in range(3))
+    deep = chain((f"pool{i}", MaxPool()) for i in range(3))
     with pytest.raises(GeometryError, match="'pool2' gives 3 positions along a dim that 3 ranks share"):
         layer_windows(deep, Partition((0, 4, 6, 24)))
 
 
 def test_a_norm_sees_the_pixels_that_later_layers_drop() -> None:
-    sequence = (Norm("norm", "batch"), Convolution("every third", 1, 1, 3))
+    sequence = line(Norm("batch"), Convolution(1, 1, 3))
     partition = Partition((0, 5, 11))
     plan = layer_windows(sequence, partition)
-    assert plan[0].read == partition.blocks
-    assert plan[1].read == (Interval(0, 4), Interval(6, 10))
-    follow(plan, partition)
+    assert plan[0].inputs[0].read == partition.blocks
+    assert plan[1].inputs[0].read == (Interval(0, 4), Interval(6, 10))
+    follow(sequence, plan, partition)
 
 
 def test_a_skip_cut_elsewhere_than_its_tensor_travels() -> None:
     """With nothing that needs a halo between them, and with nothing before the skip that could bring it along."""
-    sequence = (Stash("stash", "skip"), Convolution("half", 1, 1, 2), Upsample("up"), PopConcatenate("pop", "skip", 1))
+    sequence = Graph((Node("stash", Mark()), Node("half", Convolution(1, 1, 2)), Node("up", Upsample()), JOIN))
     partition = Partition((0, 5, 10))
     plan = layer_windows(sequence, partition)
-    assert [at.exchanged for at in plan] == [False, False, False, True]
-    assert plan[-1].exchange(0).receives[0].part == Interval(5, 6)
-    follow(plan, partition)
+    assert [at.exchanges for at in plan] == [False, False, False, True]
+    assert plan[-1].inputs[0].exchange(0).receives[0].part == Interval(5, 6)
+    follow(sequence, plan, partition)

@@ -10,26 +10,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import GeometryError
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import (
-    Activation,
-    Convolution,
-    Layer,
-    MaxPool,
-    PopConcatenate,
-    Stash,
-    TransposedConvolution,
-    Upsample,
-)
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, total_stride
+from tiledseg.geometry.joins import Add, Concatenate
+from tiledseg.geometry.layer import Activation, Layer, Mark
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, resized, total_stride
+from tiledseg.geometry.resampling import MaxPool, Upsample
 
 law = settings(derandomize=True, max_examples=150, deadline=None)
 
 convolutions = st.builds(
     Convolution,
-    st.just("conv"),
     st.just(1),
     st.integers(1, 5),
     stride=st.integers(1, 3),
@@ -38,11 +33,11 @@ convolutions = st.builds(
 )
 layer_kinds = st.one_of(
     convolutions,
-    st.builds(MaxPool, st.just("pool"), st.integers(1, 3)),
-    st.builds(TransposedConvolution, st.just("up"), st.just(1), st.integers(1, 3)),
-    st.builds(Upsample, st.just("near"), st.just("nearest"), st.integers(1, 3)),
-    st.builds(Upsample, st.just("bil"), st.just("bilinear"), st.just(2)),
-    st.just(Activation("act")),
+    st.builds(MaxPool, st.integers(1, 3)),
+    st.builds(TransposedConvolution, st.just(1), st.integers(1, 3)),
+    st.builds(Upsample, st.just("nearest"), st.integers(1, 3)),
+    st.builds(Upsample, st.just("bilinear"), st.just(2)),
+    st.just(Activation()),
 )
 chains = st.lists(layer_kinds, min_size=1, max_size=6)
 
@@ -89,7 +84,7 @@ def test_any_chain_needs_what_its_gradient_reaches(chain: list[Layer], size: int
     out = Interval(start, data.draw(st.integers(start + 1, outputs)))
     network = nn.Sequential(*map(twin, chain))
     found = support(network, size, out)
-    need = required_input(chain, out)
+    need = required_input(line(*chain), out)
     assert need.contains(found) or found.size == 0  # nothing else is read
     if Interval(0, size).contains(need) and no_position_is_skipped(chain) and inside(chain, out, size):
         assert found == need  # and every end of it is
@@ -116,7 +111,7 @@ def inside(chain: list[Layer], out: Interval, size: int) -> bool:
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 @pytest.mark.parametrize("padding", [0, 1, 2])
 def test_one_convolution_reads_its_taps_exactly(kernel: int, stride: int, dilation: int, padding: int) -> None:
-    layer = Convolution("conv", 1, kernel, stride=stride, padding=padding, dilation=dilation)
+    layer = Convolution(1, kernel, stride=stride, padding=padding, dilation=dilation)
     size = 40
     outputs = layer.output_size(size)
     assert outputs == twin(layer)(torch.zeros(1, 1, size, dtype=torch.float64)).shape[-1]
@@ -127,28 +122,33 @@ def test_one_convolution_reads_its_taps_exactly(kernel: int, stride: int, dilati
 
 
 def test_a_skip_widens_the_need_of_the_layers_before_its_stash() -> None:
-    deep = [Convolution("a", 1, 3), Stash("s", "skip"), Convolution("b", 1, 5), PopConcatenate("p", "skip", 1, crop=2)]
+    stash, pop = Node("s", Mark()), ("s", "b")
+    before, after = Node("a", Convolution(1, 3)), Node("b", Convolution(1, 5))
+    deep = Graph((before, stash, after, Node("p", Concatenate((2, 0)), pop)))
     assert required_input(deep, Interval(10, 11)) == Interval(10, 17)
-    shallow = [Stash("s", "skip"), Upsample("u", "nearest"), MaxPool("m"), PopConcatenate("p", "skip", 1, crop=3)]
+    shallow = Graph((stash, Node("u", Upsample()), Node("b", MaxPool()), Node("p", Concatenate((3, 0)), pop)))
     assert required_input(shallow, Interval(4, 5)) == Interval(4, 8)  # position 4 through the layers, 7 by the skip
+
+
+def test_branches_of_one_tensor_need_the_widest_and_two_outputs_both() -> None:
+    nodes = Node("a", Convolution(1, 3)), Node("b", Convolution(1, 7), ("a",)), Node("c", Convolution(1, 1), ("a",))
+    assert required_input(Graph((*nodes, Node("d", Add((0, 3)), ("b", "c")))), Interval(4, 6)) == Interval(4, 14)
+    assert required_input(Graph(nodes, ("c", "b")), Interval(0, 1)) == Interval(0, 9)
 
 
 @pytest.mark.parametrize("upsampling", ["transposed", "nearest", "bilinear"])
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_the_total_stride_of_a_unet_is_that_of_its_poolings(upsampling: str, padding: str) -> None:
     for levels in range(1, 8):
-        assert total_stride(UNet(levels=levels, upsampling=upsampling, padding=padding).layers()) == 2 ** (levels - 1)
+        assert total_stride(UNet(levels=levels, upsampling=upsampling, padding=padding).graph()) == 2 ** (levels - 1)
 
 
 def test_total_stride_counts_strided_convolutions() -> None:
-    assert (
-        total_stride([Convolution("a", 1, 3, stride=3), Convolution("b", 1, 3, stride=2), Upsample("u", "bilinear")])
-        == 6
-    )
+    assert total_stride(line(Convolution(1, 3, stride=3), Convolution(1, 3, stride=2), Upsample("bilinear"))) == 6
 
 
 def test_legal_sizes_of_the_unpadded_unet() -> None:
-    layers = UNet(levels=5, padding="valid").layers()
+    layers = UNet(levels=5, padding="valid").graph()
     assert output_size(layers, 572) == 388
     legal = [n for n in range(188, 1500) if is_legal_size(layers, n)]
     assert legal == [n for n in range(188, 1500) if (n - 572) % 16 == 0]
@@ -159,13 +159,22 @@ def test_legal_sizes_of_the_unpadded_unet() -> None:
 
 
 def test_legal_sizes_of_the_padded_unet_are_the_multiples_of_the_alignment() -> None:
-    layers = UNet(levels=5).layers()
+    layers = UNet(levels=5).graph()
     assert [n for n in range(1, 200) if is_legal_size(layers, n)] == list(range(16, 200, 16))
     assert not is_legal_size(layers, 1434)
     assert output_size(layers, 1440) == 1440
 
 
 def test_a_skip_that_does_not_fit_names_both_sizes() -> None:
-    layers = [Stash("s", "skip"), Convolution("c", 1, 3), PopConcatenate("p", "skip", 1)]
-    with pytest.raises(GeometryError, match=r"10 pixels.*against 8"):
+    layers = Graph((Node("s", Mark()), Node("c", Convolution(1, 3)), Node("p", Concatenate(), ("s", "c"))))
+    with pytest.raises(GeometryError, match=r"input size 10 is not legal: layer 'p': .* of 10 and 8 positions"):
         output_size(layers, 10)
+
+
+def test_resizing_to_another_tensor_is_a_whole_factor() -> None:
+    nodes = [Node("a", Convolution(1, 3, 2, 1)), Node("b", MaxPool()), Node("c", Convolution(1, 1, 3))]
+    assert resized(nodes, "up", "b", "a").layer == Upsample("bilinear", 2)
+    assert resized(nodes, "up", "c", "input", "nearest") == Node("up", Upsample("nearest", 12), ("c",))
+    assert resized(nodes, "up", "b", "b").layer == Mark()
+    with pytest.raises(ConfigError, match="would resize 'a' by 1/2 to the size of 'b'"):
+        resized(nodes, "up", "a", "b")

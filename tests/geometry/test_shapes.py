@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.shapes import layer_shapes
-from tiledseg.models.unet import build_unet
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.network import build_unet
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ def test_shapes_are_those_of_real_tensors(unet: UNet, size: tuple[int, int]) -> 
         module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))
     with torch.no_grad():
         network(torch.zeros(1, unet.bands, *size))
-    assert list(layer_shapes(unet.layers(), unet.bands, *size)) == found
+    assert list(tensor_shapes(unet.graph(), unet.bands, *size)[1:]) == found
 
 
 def test_no_layers_have_no_shapes() -> None:
-    assert layer_shapes((), 4, 10, 10) == ()
+    assert tensor_shapes(Graph(()), 4, 10, 10) == ((4, 10, 10),)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, round_up
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.receptive_field import output_size, required_input
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid, make_tiling
 
@@ -33,12 +33,12 @@ sides = st.one_of(st.integers(1, 90), st.sampled_from([1, 2, 31, 97, 127, 128, 1
 
 
 @functools.cache
-def footprint_of(unet: UNet) -> tuple[tuple[Layer, ...], Footprint]:
-    return unet.layers(), network_footprint(unet.layers())
+def footprint_of(unet: UNet) -> tuple[Graph, Footprint]:
+    return unet.graph(), network_footprint(unet.graph())
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[tuple[Layer, ...], Tiling]:
+def cases(draw: st.DrawFn) -> tuple[Graph, Tiling]:
     """A network with its own halo or a wider one, and any legal grid on any raster."""
     unet = draw(networks)
     layers, footprint = footprint_of(unet)
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Layer, ...], Tiling]:
 
 @law
 @given(cases())
-def test_cores_cover_every_pixel_once(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_cores_cover_every_pixel_once(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     count_HW = np.zeros(tiling.raster, dtype=int)
     for tile in tiling.tiles:
@@ -64,7 +64,7 @@ def test_cores_cover_every_pixel_once(case: tuple[tuple[Layer, ...], Tiling]) ->
 
 @law
 @given(cases())
-def test_core_edges_lie_on_the_alignment_or_the_rasters_end(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_core_edges_lie_on_the_alignment_or_the_rasters_end(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     unit = tiling.footprint.alignment
     for tile in tiling.tiles:
@@ -75,7 +75,7 @@ def test_core_edges_lie_on_the_alignment_or_the_rasters_end(case: tuple[tuple[La
 
 @law
 @given(cases())
-def test_tiles_are_even_to_one_alignment_unit(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_tiles_are_even_to_one_alignment_unit(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     unit = tiling.footprint.alignment
     for dim, word in ((0, "row"), (1, "col")):
@@ -87,7 +87,7 @@ def test_tiles_are_even_to_one_alignment_unit(case: tuple[tuple[Layer, ...], Til
 
 @law
 @given(cases())
-def test_tiles_are_numbered_row_major(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_tiles_are_numbered_row_major(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     rows, cols = tiling.grid
     assert len(tiling) == rows * cols
@@ -107,7 +107,7 @@ def dims(tile: Tile) -> list[tuple[Interval, Interval, Interval, Interval]]:
 
 @law
 @given(cases())
-def test_contexts_are_legal_inputs_whose_output_holds_the_core(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_contexts_are_legal_inputs_whose_output_holds_the_core(case: tuple[Graph, Tiling]) -> None:
     layers, tiling = case
     for tile in tiling.tiles:
         for core, context, output, inner in dims(tile):
@@ -120,7 +120,7 @@ def test_contexts_are_legal_inputs_whose_output_holds_the_core(case: tuple[tuple
 
 @law
 @given(cases())
-def test_a_context_contains_the_receptive_field_of_its_core(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_a_context_contains_the_receptive_field_of_its_core(case: tuple[Graph, Tiling]) -> None:
     layers, tiling = case
     unit = tiling.footprint.alignment
     for tile in tiling.tiles:
@@ -139,7 +139,7 @@ def test_a_context_contains_the_receptive_field_of_its_core(case: tuple[tuple[La
 
 @law
 @given(cases())
-def test_every_tile_sees_the_pooling_grid_of_the_whole_raster(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_every_tile_sees_the_pooling_grid_of_the_whole_raster(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     whole = make_tiling(tiling.raster, (1, 1), tiling.footprint).tiles[0]
     for tile in tiling.tiles:
@@ -161,7 +161,7 @@ def test_a_grid_finer_than_the_alignment_names_both_values(unet: UNet, raster: t
 
 @law
 @given(cases())
-def test_context_sizes_are_those_of_the_tiles(case: tuple[tuple[Layer, ...], Tiling]) -> None:
+def test_context_sizes_are_those_of_the_tiles(case: tuple[Graph, Tiling]) -> None:
     _, tiling = case
     rows = context_sizes(tiling.raster[0], tiling.grid[0], tiling.footprint)
     cols = context_sizes(tiling.raster[1], tiling.grid[1], tiling.footprint)
@@ -181,6 +181,6 @@ def test_an_empty_grid_is_refused(grid: tuple[int, int]) -> None:
 
 
 def test_the_papers_raster() -> None:
-    tiling = make_tiling((10000, 10000), (8, 8), network_footprint(UNet(levels=5).layers()))
+    tiling = make_tiling((10000, 10000), (8, 8), network_footprint(UNet(levels=5).graph()))
     assert tiling.core_max == (1264, 1264)
     assert tiling.context_max == (1440, 1440)

@@ -18,8 +18,9 @@ from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undiv
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")
@@ -55,21 +56,21 @@ class OnDevice(Drawn):
     def source(self) -> torch.Tensor:
         return super().source().to(self.device)
 
-    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
         with autocast(self.precision, self.device):
-            return super().run_layers(x_BCHW, skips, first, stop)
+            super().run_nodes(tensors, first, stop)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
-        return super().loss(output_BKHW.double().cpu())
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(*(output.double().cpu() for output in outputs_BKHW))
 
 
 def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -> Result:
     """By the executor of one stage that holds all layers."""
     network = network_of(unet).float()
-    layers = len(network.descriptions)
+    layers = len(network.graph)
     cast = autocast(precision, device) if precision == "bf16" else None
-    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
-    dtypes = output_dtypes(network, cast, device)
+    cut = cut_network(network.graph, (layers,), "1f1b", 1)
+    dtypes = tensor_dtypes(network, cast, device)
     keep_layers(network, cut.layers_of(0), device, torch.float32)
     executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
     drawn = [OnDevice(network, n, size, device=device, precision=precision) for n, size in enumerate(SIZES)]

@@ -38,7 +38,7 @@ class Setting:
 
     def plan(self, ranks: int) -> Spread:
         case = self.case
-        return choose_spread(self.parallel, case.unet.layers(), [case.tiling()], ranks, 1, case.unet.bands, 8)
+        return choose_spread(self.parallel, case.unet.graph(), [case.tiling()], ranks, 1, case.unet.bands, 8)
 
 
 def unet(padding: str, upsampling: str, norm: str = "none", levels: int = 3, convs: int = 2) -> UNet:

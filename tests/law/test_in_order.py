@@ -99,7 +99,7 @@ def dataset(case: Case, images: int) -> Dataset:
 
 
 def plans(split: Split, ranks: int) -> tuple[Spread, PipelinePlan | None]:
-    layers, case = split.case.unet.layers(), split.case
+    layers, case = split.case.unet.graph(), split.case
     tilings = [case.tiling()] * split.images
     halo = choose_spread(split.parallel, layers, tilings, ranks, split.images, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]) * split.images, split.images, 8)

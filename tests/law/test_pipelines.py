@@ -39,7 +39,7 @@ class Strip(Case):
 
 
 def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[Spread, PipelinePlan | None]:
-    layers, tilings = case.unet.layers(), [case.tiling()]
+    layers, tilings = case.unet.graph(), [case.tiling()]
     halo = choose_spread(parallel, layers, tilings, ranks, 1, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]), 1, 8)
     return halo, plan_pipeline(parallel, layers, case.unet.bands, largest, None)

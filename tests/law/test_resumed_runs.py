@@ -16,7 +16,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.training.optimizer import build_optimizer
 
 

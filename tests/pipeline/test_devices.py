@@ -13,7 +13,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 from tiledseg.pipeline.schedule import RECOMPUTE
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
@@ -36,17 +36,17 @@ class OnDevice(Drawn):
     def source(self) -> torch.Tensor:
         return super().source().to(self.device)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
-        return super().loss(output_BKHW.cpu())
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        return super().loss(*(output.cpu() for output in outputs_BKHW))
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_one_stage_on_a_device(device: torch.device, recompute: str) -> None:
     network = network_of(UNET)
-    layers = len(network.descriptions)
-    cut = cut_network(network.descriptions, (layers,), "1f1b", 1)
+    layers = len(network.graph)
+    cut = cut_network(network.graph, (layers,), "1f1b", 1)
     keep_layers(network, cut.layers_of(0), device, torch.float64)
-    dtypes = output_dtypes(network, None, device)
+    dtypes = tensor_dtypes(network, None, device)
     executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
     drawn = [OnDevice(network, number, size, device=device) for number, size in enumerate(SIZES)]
     executor.train(drawn, lambda parameters: None)
@@ -64,7 +64,7 @@ def test_dtypes_at_the_cuts_are_those_of_the_layers(device: torch.device) -> Non
     network = network_of(unet).float()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     cast = autocast("bf16", device)
-    dtypes = output_dtypes(network, cast, device)
+    dtypes = tensor_dtypes(network, cast, device)
     assert network.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     network.to(device)
@@ -73,5 +73,5 @@ def test_dtypes_at_the_cuts_are_those_of_the_layers(device: torch.device) -> Non
         module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     with torch.no_grad(), autocast("bf16", device):
         network(torch.zeros(1, 2, 16, 16, device=device).contiguous(memory_format=torch.channels_last))
-    assert list(dtypes) == seen
+    assert list(dtypes[1:]) == seen
     assert torch.bfloat16 in seen

@@ -18,13 +18,13 @@ from tiledseg.architecture.presets import PRESETS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.layer import PopConcatenate, Stash
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.balance import choose_balance, choose_folded
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 from tiledseg.pipeline.schedule import RECOMPUTE, SCHEDULES, chunk_ranks, compute_orders
 from tiledseg.pipeline.simulation import in_flight
+from tiledseg.planning.cost import layer_costs
 
 BOUND = 1e-12
 
@@ -58,20 +58,15 @@ def sizes(unet: UNet, count: int) -> tuple[tuple[int, int], ...]:
 
 def work(unet: UNet) -> list[int]:
     """Multiply-adds of each layer and pixel, for a balance that is fair enough."""
-    found, channels, level = [], unet.bands, 0
-    for layer in unet.layers():
-        found.append(1 + layer.multiply_adds(channels) >> (2 * level))
-        channels = layer.output_channels(channels)
-    return found
+    return [1 + cost.multiply_adds for cost in layer_costs(unet.graph(), unet.bands, sizes(unet, 1)[0])]
 
 
 def balance(case: Case, stages: int) -> tuple[int, ...]:
     if case.balance is not None and stages == len(case.balance):
         return case.balance
-    layers = case.unet.layers()
+    layers = case.unet.graph()
     if case.schedule == "folded":
-        stashes = {layer.skip: i for i, layer in enumerate(layers) if isinstance(layer, Stash)}
-        ends = [(stashes[layer.skip], i) for i, layer in enumerate(layers) if isinstance(layer, PopConcatenate)]
+        ends = [(tensor - 1, reader) for tensor, reader in layers.skips]
         return choose_folded(work(case.unet), ends, None, stages)
     return choose_balance(work(case.unet), None, stages)
 
@@ -80,9 +75,9 @@ def run(case: Case, axes: Axes, stages: int) -> tuple[Result, PipelineExecutor, 
     """One step of the pipeline in which this rank stands: what this rank holds after it."""
     assert axes.position is not None
     network = network_of(case.unet)
-    cut = cut_network(network.descriptions, balance(case, stages), case.schedule, stages)
+    cut = cut_network(network.graph, balance(case, stages), case.schedule, stages)
     device = torch.device("cpu")
-    dtypes = output_dtypes(network, None, device)
+    dtypes = tensor_dtypes(network, None, device)
     keep_layers(network, cut.layers_of(axes.position.stage), device, torch.float64)
     settings = Settings(case.schedule, (case.recompute,) * stages)
     executor = PipelineExecutor(network, cut, settings, axes, dtypes, device)

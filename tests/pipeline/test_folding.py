@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pipeline.chained import chained
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config import ModelConfig
 from tiledseg.pipeline import folding
 from tiledseg.pipeline.balance import choose_folded, cuts
 from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.schedule import Pipeline, Route, chunk_ranks, compute_orders, most_in_flight, program
+from tiledseg.pipeline.schedule import Route, chunk_ranks, compute_orders, most_in_flight, program
 from tiledseg.pipeline.simulation import faults, simulate
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.stages_cost import skip_ends
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 7), st.integers(1, 16)
@@ -22,7 +22,7 @@ TIMES = st.lists(st.floats(0, 10, allow_subnormal=False), min_size=13, max_size=
 
 
 def makespan(stages: int, micro_batches: int, times: ChunkTimes, order_for: ChunkTimes | None) -> float:
-    pipeline = Pipeline(chunk_ranks("folded", stages))
+    pipeline = chained(chunk_ranks("folded", stages))
 
     def sending(route: Route) -> float:
         return times.sending[route.source] if times.sending else 0.0
@@ -45,7 +45,7 @@ def test_sound_for_any_times_and_within_the_bound(
     stages: int, micro_batches: int, forward: list[float], backward: list[float]
 ) -> None:
     """At most 2n - 1 - c micro-batches in flight at chunk c; never slower than the order for equal ranks."""
-    pipeline = Pipeline(chunk_ranks("folded", stages))
+    pipeline = chained(chunk_ranks("folded", stages))
     chunks = len(pipeline.ranks)
     times = ChunkTimes(forward[:chunks], backward[:chunks])
     made = program("folded", pipeline, micro_batches, times)
@@ -78,8 +78,8 @@ def test_other_schedules_have_one_order(schedule: str, stages: int, micro_batche
 def preset_times(model: str, stages: int) -> ChunkTimes:
     """Multiply-adds of the chunks of the automatic folded balance, the backward pass twice the forward one."""
     network = build_network(ModelConfig(name=model), bands=4, classes=2)
-    work = [cost.multiply_adds for cost in layer_costs(network.layers(), network.bands, (1024, 1024))]
-    ends = [(stash, pop) for _, stash, pop in skip_ends(network.layers())]
+    work = [cost.multiply_adds for cost in layer_costs(network.graph(), network.bands, (1024, 1024))]
+    ends = [(tensor - 1, reader) for tensor, reader in network.graph().skips]
     forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded(work, ends, None, stages))]
     return ChunkTimes(forward, [2 * f for f in forward])
 

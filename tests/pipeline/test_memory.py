@@ -14,10 +14,10 @@ from tests.pipeline.test_executor import Case as ExecutorCase
 from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.layer import Stash
+from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.schedule import SCHEDULES, Route
+from tiledseg.pipeline.schedule import SCHEDULES, Route, is_skip
 
 COUNT = 8
 
@@ -106,21 +106,21 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
 
     def noted(executor: PipelineExecutor, route: Route, micro_batch: Drawn) -> torch.Tensor:
         tensor = make(executor, route, micro_batch)
-        if route.skip and route.target in executor.chunks:
+        if is_skip(route, executor._cut.runs) and route.target in executor.chunks:
             received.append((micro_batch.number, weakref.ref(tensor)))
         return tensor
 
-    def counted(micro_batch: Drawn, output_BKHW: torch.Tensor) -> torch.Tensor:
+    def counted(micro_batch: Drawn, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         if micro_batch.number == COUNT - 1:
             alive.append(sum(number < COUNT - 1 and ref() is not None for number, ref in received))
-        return loss(micro_batch, output_BKHW)
+        return loss(micro_batch, *outputs_BKHW)
 
     monkeypatch.setattr(PipelineExecutor, "buffer", noted)
     monkeypatch.setattr(Drawn, "loss", counted)
     axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
     # All stashes on the first stage, all pops on the last.
-    layers = PLAIN.layers()
-    encoder = max(index for index, layer in enumerate(layers) if isinstance(layer, Stash)) + 1
+    layers = PLAIN.graph()
+    encoder = max(index for index, layer in enumerate(layers.layers) if isinstance(layer, Mark)) + 1
     between = mesh.size - 2
     stages = (encoder, *(1,) * between, len(layers) - encoder - between)
     run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT, stages), axes, mesh.size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.pipeline.chained import chained
 from tiledseg.pipeline.forward_only import forward_program
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
     SCHEDULES,
     Forward,
-    Pipeline,
     Program,
     ReceiveActivation,
     SendActivation,
@@ -68,7 +68,7 @@ def test_a_receive_does_not_hold_up_what_is_computed_before_it_is_needed(
     schedule: str, stages: int, micro_batches: int
 ) -> None:
     """Six stages, gpipe, 24 micro-batches: 432 units of time where all sends were placed stage by stage, now 87."""
-    pipeline = Pipeline(chunk_ranks(schedule, stages))
+    pipeline = chained(chunk_ranks(schedule, stages))
     actions = program(schedule, pipeline, micro_batches)
     chunks = len(pipeline.ranks)
     least = simulate(actions, [FORWARD] * chunks, [BACKWARD] * chunks).makespan
@@ -78,7 +78,7 @@ def test_a_receive_does_not_hold_up_what_is_computed_before_it_is_needed(
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_pass_without_gradients_is_not_held_up(schedule: str, stages: int) -> None:
-    pipeline = Pipeline(chunk_ranks(schedule, stages))
+    pipeline = chained(chunk_ranks(schedule, stages))
     actions = forward_program(pipeline, 20)
     chunks = len(pipeline.ranks)
     least = simulate(actions, [FORWARD] * chunks, [BACKWARD] * chunks).makespan

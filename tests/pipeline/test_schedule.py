@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pipeline.chained import FIRST_SKIP, chained
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.joins import Add
+from tiledseg.geometry.layer import Mark
+from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
     RECOMPUTE,
     SCHEDULES,
@@ -19,7 +25,7 @@ from tiledseg.pipeline.schedule import (
     SendActivation,
     SendGradient,
     chunk_ranks,
-    chunk_skips,
+    chunk_routes,
     compute_orders,
     kept_of,
     most_in_flight,
@@ -45,7 +51,7 @@ def test_every_schedule_is_sound(schedule: str, stages: int, micro_batches: int,
     ranks = chunk_ranks(schedule, stages)
     ends = st.tuples(st.integers(0, len(ranks) - 1), st.integers(0, len(ranks) - 1)).map(sorted)
     drawn = data.draw(st.lists(ends, max_size=3))
-    pipeline = Pipeline(ranks, tuple(Route(a, b, f"skip{i}") for i, (a, b) in enumerate(drawn)))
+    pipeline = chained(ranks, drawn)
     made = program(schedule, pipeline, micro_batches)
     most = most_in_flight(schedule, stages, micro_batches)
     assert faults(made, pipeline, micro_batches, most) == []
@@ -59,7 +65,7 @@ def test_the_bubble_of_equal_stages(
     schedule: str, stages: int, micro_batches: int, forward: int, backward: int
 ) -> None:
     """M + n - 1 turns for M turns of work (Huang et al., 2019)."""
-    made = program(schedule, Pipeline(chunk_ranks(schedule, stages)), micro_batches)
+    made = program(schedule, chained(chunk_ranks(schedule, stages)), micro_batches)
     line = simulate(made, [forward] * stages, [backward] * stages)
     assert line.makespan == (micro_batches + stages - 1) * (forward + backward)
     assert line.bubble_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
@@ -69,7 +75,7 @@ def test_the_bubble_of_equal_stages(
 @given(STAGES, MICRO_BATCHES)
 def test_folding_costs_no_more_than_a_third_of_a_turn(stages: int, micro_batches: int) -> None:
     """Equal ranks: a turn is 6 slots, 2 forward and 4 backward, of two chunks, or of the innermost alone."""
-    made = program("folded", Pipeline(chunk_ranks("folded", stages)), micro_batches)
+    made = program("folded", chained(chunk_ranks("folded", stages)), micro_batches)
     forward = [2 if chunk == stages - 1 else 1 for chunk in range(2 * stages - 1)]
     line = simulate(made, forward, [2 * f for f in forward])
     assert 0 <= line.makespan - 6 * (micro_batches + stages - 1) <= 2
@@ -79,18 +85,18 @@ def test_folding_costs_no_more_than_a_third_of_a_turn(stages: int, micro_batches
 @given(STAGES, MICRO_BATCHES)
 def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
     ranks = chunk_ranks("folded", stages)
-    pipeline = Pipeline(ranks, tuple(Route(c, len(ranks) - 1 - c, f"skip{c}") for c in range(stages)))
+    pipeline = chained(ranks, [(c, len(ranks) - 1 - c) for c in range(stages)])
     messages = [a for actions in program("folded", pipeline, micro_batches) for a in actions if isinstance(a, Message)]
-    assert not any(message.route.skip for message in messages)
+    assert not any(message.route.tensor >= FIRST_SKIP for message in messages)
     assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
 
 
 def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
-    skip = Route(0, 2, "skip0")
-    made = program("1f1b", Pipeline((0, 1, 2), (skip,)), 1)
-    chain = Route(0, 1), Route(1, 2)
+    pipeline = chained((0, 1, 2), [(0, 2)])
+    made = program("1f1b", pipeline, 1)
+    *chain, skip = pipeline.routes
     assert made[0][:3] == (Forward(0, 0), SendActivation(0, chain[0], 1), SendActivation(0, skip, 2))
-    assert not any(isinstance(a, Message) and a.route.skip for a in made[1])
+    assert not any(isinstance(a, Message) and a.route == skip for a in made[1])
     assert made[2] == (
         ReceiveActivation(0, chain[1], 1),
         ReceiveActivation(0, skip, 0),
@@ -122,11 +128,32 @@ def test_what_recomputation_keeps(schedule: str, recompute: str, stages: int, mi
             assert peak == 10 * complete + inputs * inputs_only
 
 
-def test_several_consumers_have_a_route_a_chunk() -> None:
-    skips = [("a", 1, 2), ("a", 1, 5), ("a", 1, 6), ("b", 0, 1)]
-    routes = chunk_skips(skips, [(0, 2), (2, 4), (4, 7)])
-    assert routes == (Route(0, 0, "b"), Route(0, 1, "a"), Route(0, 2, "a"))
-    assert Pipeline((0, 1, 2), routes).routes == (Route(0, 1), Route(1, 2), Route(0, 1, "a"), Route(0, 2, "a"))
+def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
+    """The weights stand in `a`: nothing before it has a gradient. Nor have indices."""
+    nodes = (
+        Node("mark", Mark()),
+        Node("a", Convolution(1, 3, padding=1)),
+        Node("indices", MaxIndices()),
+        Node("pool", MaxPool(), ("a",)),
+        Node("up", MaxUnpool(), ("pool", "indices")),
+        Node("sum", Add((0, 0, 0)), ("a", "up", "mark")),
+        Node("head", Convolution(2, 1)),
+    )
+    graph = Graph(nodes, ("head", "up"))
+    routes = chunk_routes(graph, [(0, 2), (2, 4), (4, 6), (6, 7)])
+    assert routes == (
+        Route(0, 1, 2),
+        Route(1, 2, 4),
+        Route(2, 3, 6),
+        Route(0, 2, 1, returns=False),
+        Route(0, 2, 2),
+        Route(1, 2, 3, returns=False),
+        Route(2, 3, 5),
+    )
+    made = program("1f1b", Pipeline((0, 1, 2, 3), routes), 2)
+    assert faults(made, Pipeline((0, 1, 2, 3), routes), 2, (2, 2, 2, 1)) == []
+    returned = {action.route.tensor for actions in made for action in actions if isinstance(action, SendGradient)}
+    assert returned == {2, 4, 5, 6}
 
 
 def test_what_cannot_be_scheduled() -> None:

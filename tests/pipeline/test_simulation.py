@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.pipeline.chained import FIRST_SKIP, chained
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
     SCHEDULES,
     Backward,
     Forward,
     Message,
-    Pipeline,
     Program,
     ReceiveActivation,
     Route,
@@ -23,7 +23,7 @@ from tiledseg.pipeline.schedule import (
 from tiledseg.pipeline.simulation import draw, faults, simulate, verify
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
-TWO = Pipeline((0, 1))
+TWO = chained((0, 1))
 
 
 def without(made: Program, rank: int, index: int) -> Program:
@@ -36,7 +36,7 @@ def without(made: Program, rank: int, index: int) -> Program:
 def test_any_action_left_out_or_done_twice_is_a_fault(
     schedule: str, stages: int, micro_batches: int, data: st.DataObject
 ) -> None:
-    pipeline = Pipeline(chunk_ranks(schedule, stages), (Route(0, stages - 1, "skip0"),))
+    pipeline = chained(chunk_ranks(schedule, stages), [(0, stages - 1)])
     made = program(schedule, pipeline, micro_batches)
     rank = data.draw(st.integers(0, stages - 1))
     index = data.draw(st.integers(0, len(made[rank]) - 1))
@@ -50,7 +50,7 @@ def test_any_action_left_out_or_done_twice_is_a_fault(
 def test_a_backward_before_its_forward_is_a_fault(
     schedule: str, stages: int, micro_batches: int, data: st.DataObject
 ) -> None:
-    pipeline = Pipeline(chunk_ranks(schedule, stages))
+    pipeline = chained(chunk_ranks(schedule, stages))
     made = program(schedule, pipeline, micro_batches)
     rank, m = data.draw(st.integers(0, stages - 1)), data.draw(st.integers(0, micro_batches - 1))
     forward, backward = made[rank].index(Forward(m, rank)), made[rank].index(Backward(m, rank))
@@ -93,7 +93,7 @@ def test_too_many_in_flight() -> None:
 
 def test_a_message_to_the_wrong_rank_and_a_needless_one() -> None:
     made = program("gpipe", TWO, 1)
-    stray = SendActivation(0, Route(0, 1), 5)
+    stray = SendActivation(0, Route(0, 1, 1), 5)
     found = faults(((made[0][0], stray, *made[0][2:]), made[1]), TWO, 1)
     assert any("lacks the send" in fault for fault in found)
     assert any("needless send" in fault and "rank 5" in fault for fault in found)
@@ -118,7 +118,7 @@ def test_bounds_of_the_makespan(
     ranks = chunk_ranks(schedule, stages)
     forward = times[: len(ranks)]
     backward = [2 * f for f in forward]
-    made = program(schedule, Pipeline(ranks), micro_batches)
+    made = program(schedule, chained(ranks), micro_batches)
     line, slower = (simulate(made, forward, backward, lambda route, t=t: t) for t in (0, transfer))  # type: ignore[misc]
     work = [
         3 * micro_batches * sum(f for f, r in zip(forward, ranks, strict=True) if r == rank) for rank in range(stages)
@@ -131,8 +131,10 @@ def test_bounds_of_the_makespan(
 
 
 def test_messages_take_turns_on_a_ranks_link_and_cost_it_no_time() -> None:
-    pipeline = Pipeline((0, 1, 2), (Route(0, 2, "skip0"),))
-    line = simulate(program("gpipe", pipeline, 1), [1, 1, 1], [1, 1, 1], lambda route: 10 if route.skip else 2)
+    pipeline = chained((0, 1, 2), [(0, 2)])
+    line = simulate(
+        program("gpipe", pipeline, 1), [1, 1, 1], [1, 1, 1], lambda route: 10 if route.tensor >= FIRST_SKIP else 2
+    )
     start = {span.action: span.start for spans in line.spans for span in spans}
     assert start[Forward(0, 1)] == 3  # 1 of work, 2 on the way
     assert start[Forward(0, 2)] == 13  # the skip left after the activation: 1 + 2 + 10
@@ -145,7 +147,7 @@ def test_drawings() -> None:
         "stage 0 F0 F1 .  .  B0 B0 .  B1 B1\n"
         "stage 1 .  F0 B0 B0 F1 B1 B1 .  ."
     )  # fmt: skip
-    folded = Pipeline((0, 1, 0))
+    folded = chained((0, 1, 0))
     assert draw(program("folded", folded, 1), folded) == (
         "stage 0 F0 .  f0 b0 b0 .  .  B0 B0\n"
         "stage 1 .  F0 .  .  .  B0 B0 .  ."
@@ -155,7 +157,7 @@ def test_drawings() -> None:
 @law
 @given(st.sampled_from(SCHEDULES), st.integers(1, 8), st.integers(1, 40), st.integers(40, 140))
 def test_drawings_keep_their_width(schedule: str, stages: int, micro_batches: int, width: int) -> None:
-    pipeline = Pipeline(chunk_ranks(schedule, stages))
+    pipeline = chained(chunk_ranks(schedule, stages))
     made = program(schedule, pipeline, micro_batches)
     lines = draw(made, pipeline, width).splitlines()
     assert len(lines) == stages

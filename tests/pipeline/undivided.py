@@ -9,16 +9,16 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, Tensors, build_unet
 
 
 @dataclass
 class Drawn:
     """A micro-batch of so many pixels, the same on every rank; it sums the losses that this rank takes."""
 
-    network: FlatNetwork
+    network: GraphNetwork
     number: int
     size: tuple[int, int]
     losses: list[float] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Drawn:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        return layer_shapes(self.network.descriptions, self.network.bands, *self.size)
+        return tensor_shapes(self.network.graph, self.network.bands, *self.size)
 
     def source(self) -> torch.Tensor:
         self.sources += 1
@@ -35,11 +35,12 @@ class Drawn:
         dtype = next(p.dtype for p in self.network.parameters())
         return x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
 
-    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
         set_dropout_key(self.network, DropoutKey(seed=9, step=4, image=self.number))
-        return self.network.run_layers(x_BCHW, skips, first, stop)
+        self.network.run_nodes(tensors, first, stop)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        (output_BKHW,) = outputs_BKHW
         draw = torch.Generator().manual_seed(1000 + self.number)
         classes, height, width = output_BKHW.shape[1:]
         target_BHW = torch.randint(0, classes, (1, height, width), generator=draw)
@@ -57,7 +58,7 @@ class Result:
     buffers: dict[str, torch.Tensor]
 
 
-def network_of(unet: UNet) -> FlatNetwork:
+def network_of(unet: UNet) -> GraphNetwork:
     return build_unet(unet, seed=2).double().to(memory_format=torch.channels_last).train()
 
 
@@ -67,12 +68,14 @@ def undivided(unet: UNet, sizes: Sequence[tuple[int, int]]) -> Result:
     loss = 0.0
     for number, size in enumerate(sizes):
         drawn = Drawn(network, number, size)
-        drawn.loss(drawn.run_layers(drawn.source(), {}, 0, len(network.descriptions))).backward()
+        tensors = {0: drawn.source()}
+        drawn.run_nodes(tensors, 0, len(network.graph))
+        drawn.loss(*tensors.values()).backward()
         loss += drawn.losses[0]
     return result_of(network, loss)
 
 
-def result_of(network: FlatNetwork, loss: float) -> Result:
+def result_of(network: GraphNetwork, loss: float) -> Result:
     """What a network holds; that of other ranks (on the meta device) is left out."""
     gradients = {k: p.grad for k, p in network.named_parameters() if not p.is_meta and p.grad is not None}
     return Result(loss, gradients, {k: b.clone() for k, b in network.named_buffers() if not b.is_meta})

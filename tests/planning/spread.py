@@ -15,7 +15,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_unet
 from tiledseg.planning.mode_cost import settled
 from tiledseg.planning.rank_steps import RankSteps, rank_steps
 from tiledseg.spatial.network import SpatialNetwork
@@ -34,7 +34,7 @@ SHAPES = {2: (1, 2), 3: (1, 3), 4: (2, 2)}  # of the mesh, by ranks of the job
 def cut(unet: UNet, shape: tuple[int, int], raster: tuple[int, int] = (58, 126)) -> Decomposition:
     """A raster whose sides divide by nothing, in uneven blocks wider than any halo, over `shape` ranks."""
     grid = shape[0] + 1, shape[1] + 1
-    return decompose(make_tiling(raster, grid, network_footprint(unet.layers())), shape)
+    return decompose(make_tiling(raster, grid, network_footprint(unet.graph())), shape)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Run:
     """One rank's network and place."""
 
     axes: Axes
-    module: FlatNetwork
+    module: GraphNetwork
     network: SpatialNetwork
     rows: Partition
     cols: Partition
@@ -73,7 +73,7 @@ def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True, overlap: bo
     """This rank's part of a network in layer mode, with the steps that the planner predicts."""
     decomposition = cut(unet, (axes.shape.rows, axes.shape.cols))
     assert axes.position is not None
-    layers, at = unet.layers(), (axes.position.row, axes.position.col)
+    layers, at = unet.graph(), (axes.position.row, axes.position.col)
     rows, cols = settled(layers, decomposition) if settle else (decomposition.rows, decomposition.cols)
     module = build_unet(unet, seed=1).train().to(memory_format=torch.channels_last)
     steps = rank_steps(layers, rows, fusion)[at[0]], rank_steps(layers, cols, fusion)[at[1]]

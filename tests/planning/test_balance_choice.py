@@ -16,15 +16,15 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 from tiledseg.planning.stages_cost import StagePrices
 
-LAYERS = UNet(2, 1, base_channels=2).layers()
+LAYERS = UNet(2, 1, base_channels=2).graph()
 PRICES = StagePrices(LAYERS, layer_costs(LAYERS, 4, (32, 32), 4), 4)
 
 
 def case_of(schedule: str, stages: int, seed: int, per_byte: float | None = None, **more: object) -> PipelineCase:
     """Layers of drawn times."""
     draw = random.Random(seed)
-    forward = [draw.uniform(0.2, 1.0) for _ in LAYERS]
-    backward = [draw.uniform(0.5, 2.0) for _ in LAYERS]
+    forward = [draw.uniform(0.2, 1.0) for _ in LAYERS.nodes]
+    backward = [draw.uniform(0.5, 2.0) for _ in LAYERS.nodes]
     message = None if per_byte is None else lambda size: 0.01 + per_byte * size
     case = PipelineCase(schedule, ("never",) * stages, 6, PRICES, forward, backward, message, None)
     return replace(case, **more)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.config import ModelConfig
 from tiledseg.errors import GeometryError
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.cost import layer_costs, loss_bytes
 
 CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
@@ -50,8 +50,8 @@ def test_kept_bytes_are_those_of_autograd(padding: str, norm: str, upsampling: s
     """To the byte, in float32 and float64."""
     unet = UNet(4, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, dropout=dropout, classes=3)
     for dtype, width in ((torch.float32, 4), (torch.float64, 8)):
-        costs = layer_costs(unet.layers(), unet.bands, CONTEXTS[padding], width)
-        counted = sum(c.kept_bytes for c in costs), loss_bytes(costs, width)
+        costs = layer_costs(unet.graph(), unet.bands, CONTEXTS[padding], width)
+        counted = sum(c.kept_bytes for c in costs), loss_bytes(costs[-1], width)
         assert counted == kept_by_autograd(unet, CONTEXTS[padding], dtype, autocast=False)
 
 
@@ -59,7 +59,7 @@ def test_kept_bytes_are_those_of_autograd(padding: str, norm: str, upsampling: s
 def test_kept_bytes_under_bf16_autocast(norm: str) -> None:
     """To the byte, with the cast weights. Group and pixel norm are left out: autocast casts them on GPUs only."""
     unet = UNet(4, base_channels=4, norm=norm, classes=3)
-    costs = layer_costs(unet.layers(), unet.bands, CONTEXTS["same"], 2)
+    costs = layer_costs(unet.graph(), unet.bands, CONTEXTS["same"], 2)
     weights = sum(
         m.weight.numel() for m in build_unet(unet).modules() if hasattr(m, "kernel_size") and hasattr(m, "weight")
     )
@@ -79,7 +79,7 @@ def test_parameters_and_shapes_are_those_of_the_network(padding: str, norm: str)
             lambda module, inputs, output, name=name: shapes.__setitem__(name, tuple(output.shape[1:]))
         )
     network(torch.zeros(1, 5, *context))
-    costs = layer_costs(unet.layers(), 5, context)
+    costs = layer_costs(unet.graph(), 5, context)
     assert [c.shape for c in costs] == list(shapes.values())
     counts = [sum(p.numel() for p in module.parameters()) for module in network.layers.values()]
     assert [c.parameters for c in costs] == counts
@@ -92,13 +92,13 @@ def test_multiply_adds_are_half_of_torchs_flops(padding: str, upsampling: str) -
     network = build_unet(unet, seed=0)
     with flop_counter() as counter, torch.no_grad():
         network(torch.zeros(1, 4, 52, 60))
-    costs = layer_costs(unet.layers(), 4, (52, 60))
+    costs = layer_costs(unet.graph(), 4, (52, 60))
     assert 2 * sum(c.multiply_adds for c in costs) == counter.get_total_flops()
 
 
 def test_an_illegal_context_is_refused() -> None:
     with pytest.raises(GeometryError, match="1434 is not legal"):
-        layer_costs(UNet().layers(), 4, (1440, 1434))
+        layer_costs(UNet().graph(), 4, (1440, 1434))
 
 
 def stage_shares(work: list[int], balance: tuple[int, ...]) -> list[float]:
@@ -111,7 +111,7 @@ def stage_shares(work: list[int], balance: tuple[int, ...]) -> list[float]:
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_the_papers_balance_lists_leave_one_stage_with_a_quarter_to_a_third(name: str) -> None:
     unet = build_network(ModelConfig(name=name), bands=4, classes=2)
-    work = [c.multiply_adds for c in layer_costs(unet.layers(), 4, (1024, 1024))]
+    work = [c.multiply_adds for c in layer_costs(unet.graph(), 4, (1024, 1024))]
     largest = max(stage_shares(work, PRESETS[name].balance))
     assert 0.26 <= largest <= 0.325
     assert 3.1 <= 1 / largest <= 3.75, "the cap on 6 stages before any bubble"

@@ -21,7 +21,7 @@ MACHINES = [Machine(), Machine(latency=1e-3), Machine(latency=0), Machine(flops=
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_no_other_depth_takes_less_time(padding: str, machine: Machine) -> None:
-    layers = UNet(4, base_channels=8, padding=padding).layers()
+    layers = UNet(4, base_channels=8, padding=padding).graph()
     decomposition = decompose(make_tiling((500, 700), (2, 3), network_footprint(layers)), (2, 3))
     task = Task(layers, 4, decomposition)
     fusion = choose_fusion(layers, *settled(layers, decomposition), 4, 4, machine)
@@ -32,7 +32,7 @@ def test_no_other_depth_takes_less_time(padding: str, machine: Machine) -> None:
 
 def test_what_costs_most_decides() -> None:
     """Dear messages: one exchange. Messages for nothing: a thin halo at each layer."""
-    layers, cut = UNet(3, base_channels=8).layers(), Partition.even(1024, 4)
+    layers, cut = UNet(3, base_channels=8).graph(), Partition.even(1024, 4)
     assert choose_fusion(layers, cut, cut, 4, 4, Machine(latency=1.0)) == WHOLE
     assert choose_fusion(layers, cut, cut, 4, 4, Machine(latency=0, bandwidth=1e15)) == 1
     alone = Partition((0, 1024))
@@ -41,7 +41,7 @@ def test_what_costs_most_decides() -> None:
 
 def test_an_impossible_partition_is_refused() -> None:
     with pytest.raises(GeometryError, match="none of them to rank"):
-        choose_fusion(UNet(3, base_channels=2).layers(), Partition.even(16, 8), Partition((0, 16)), 4, 4, Machine())
+        choose_fusion(UNet(3, base_channels=2).graph(), Partition.even(16, 8), Partition((0, 16)), 4, 4, Machine())
 
 
 def cost(mode: str, seconds: float, memory: int = 10, fusion: int = 0) -> ModeCost:

@@ -20,8 +20,8 @@ from tiledseg.planning.halo_traffic import (
     input_tensor,
     input_traffic,
     layer_traffic,
-    norm_reductions,
-    tensors_before,
+    statistic_sums,
+    tensors_of,
 )
 from tiledseg.planning.mode_cost import block_work
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -62,9 +62,9 @@ def test_layer_mode_does_what_is_predicted(
 ) -> None:
     """Messages and bytes forward and backward, sums of statistics, and multiply-adds, on each rank, step after step."""
     unet, traffic = UNETS[name], axes.point_to_point.meter
-    run, layers = spread(unet, axes, fusion, settle), unet.layers()
-    expected = layer_traffic(*run.steps, tensors_before(layers, unet.bands))
-    sums = norm_reductions(layers, unet.bands, axes.shape.ranks_per_image)
+    run, layers = spread(unet, axes, fusion, settle), unet.graph()
+    expected = layer_traffic(layers, *run.steps, tensors_of(layers, unet.bands))
+    sums = statistic_sums(layers, unet.bands, axes.shape.ranks_per_image)
     for _ in range(2):
         traffic.reset()
         reductions.clear()
@@ -88,7 +88,7 @@ def test_overlap_sends_the_same(axes: Axes, fusion: int) -> None:
     run = spread(unet, axes, fusion, overlap=True)
     traffic.reset()
     run().sum().backward()
-    expected = layer_traffic(*run.steps, tensors_before(unet.layers(), unet.bands)).step
+    expected = layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), unet.bands)).step
     assert Sent(traffic.messages, traffic.bytes) == expected
 
 
@@ -99,7 +99,10 @@ def test_prediction_sends_what_the_forward_pass_does(axes: Axes) -> None:
     traffic.reset()
     with torch.no_grad():
         run()
-    assert Sent(traffic.messages, traffic.bytes) == layer_traffic(*run.steps, tensors_before(unet.layers(), 4)).forward
+    assert (
+        Sent(traffic.messages, traffic.bytes)
+        == layer_traffic(unet.graph(), *run.steps, tensors_of(unet.graph(), 4)).forward
+    )
 
 
 @pytest.mark.mpi(min_size=2)
@@ -124,27 +127,17 @@ def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
 def test_widths_of_what_travels_with_two_byte_values() -> None:
     """Under autocast a network's input and a pixel norm's output have four bytes; a convolution's output has two."""
     unet = UNETS["pixel"]
-    tensors = tensors_before(unet.layers(), unet.bands, 2)
-    before = {layer.name: tensor for layer, tensor in zip(unet.layers(), tensors, strict=True)}
-    assert input_tensor(4, 2).pixel_bytes == before["encoder0.conv0"].pixel_bytes == 16
-    assert before["encoder0.conv1"].pixel_bytes == 4 * 4, "after a pixel norm"
-    assert before["encoder0.norm0"].pixel_bytes == 4 * 2
-    assert tensors_before(unet.layers(), 4, 8)[0].pixel_bytes == 32
+    graph = unet.graph()
+    made = dict(zip(graph.names, tensors_of(graph, unet.bands, 2), strict=True))
+    assert input_tensor(4, 2).pixel_bytes == made["input"].pixel_bytes == 16
+    assert made["encoder0.act0"].pixel_bytes == 4 * 4, "after a pixel norm"
+    assert made["encoder0.dropout0"].pixel_bytes == 4 * 2
+    assert tensors_of(graph, 4, 8)[0].pixel_bytes == 32
 
 
-def test_channels_before_each_layer_are_those_of_the_costs() -> None:
+def test_channels_of_each_tensor_are_those_of_the_costs() -> None:
     unet = UNETS["padded"]
-    costs = layer_costs(unet.layers(), unet.bands, (16, 16))
-    tensors = tensors_before(unet.layers(), unet.bands)
-    outputs = {cost.name: cost.shape[0] for cost in costs}
-    stashed = {
-        layer.skip: outputs[layer.name]
-        for layer in unet.layers()
-        if hasattr(layer, "skip") and not hasattr(layer, "crop")
-    }
-    for k, layer in enumerate(unet.layers()):
-        expected = stashed[layer.skip] if hasattr(layer, "crop") else costs[k - 1].shape[0] if k else unet.bands
-        assert tensors[k].channels == expected
-        assert tensors[k].has_gradient == any(
-            cost.parameters for cost in costs[: k if not hasattr(layer, "crop") else 1]
-        )
+    costs = layer_costs(unet.graph(), unet.bands, (16, 16))
+    tensors = tensors_of(unet.graph(), unet.bands)
+    assert [tensor.channels for tensor in tensors] == [unet.bands, *(cost.shape[0] for cost in costs)]
+    assert [tensor.has_gradient for tensor in tensors] == [False, *(True for _ in costs)]

@@ -15,7 +15,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.halo_traffic import Sent, Traffic, layer_traffic, tensors_before
+from tiledseg.planning.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
 from tiledseg.planning.layer_memory import block_memory, strip_bytes
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import (
@@ -34,14 +34,14 @@ MACHINE = Machine()
 
 
 def task_of(unet: UNet, size: tuple[int, int], grid: tuple[int, int], mesh: tuple[int, int] | None = None) -> Task:
-    layers = unet.layers()
+    layers = unet.graph()
     tiling = make_tiling(size, grid, network_footprint(layers))
     return Task(layers, unet.bands, decompose(tiling, mesh or grid))
 
 
 @functools.cache
 def work(unet: UNet, context: tuple[int, int]) -> int:
-    return sum(c.multiply_adds for c in layer_costs(unet.layers(), unet.bands, context))
+    return sum(c.multiply_adds for c in layer_costs(unet.graph(), unet.bands, context))
 
 
 @pytest.mark.parametrize(("levels", "base"), [(2, 8), (3, 16), (5, 64)])
@@ -49,14 +49,14 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     """An interior tile of q px: 4q (c_in + c0 (1 + 4.5 (L - 1))) values forward in 2 (2L - 1) exchanges of two passes,
     and the corners, which the formula leaves out: 4 a channel. Backward as much, but for the input's exchange."""
     q, unet = 512, UNet(levels, base_channels=base)
-    layers, partition = unet.layers(), Partition.even(3 * q, 3)
+    layers, partition = unet.graph(), Partition.even(3 * q, 3)
     steps = rank_steps(layers, partition)[1]
-    exchanged = [k for k, step in enumerate(steps) if step.exchanged]
+    tensors = tensors_of(layers, unet.bands)
+    exchanged = [tensor for step, _, tensor in inputs_of(layers, steps, steps, tensors) if step.exchanged]
     assert len(exchanged) == 2 * (2 * levels - 1)
-    tensors = tensors_before(layers, unet.bands)
-    corners = 4 * sum(tensors[k].channels for k in exchanged)
+    corners = 4 * sum(tensor.channels for tensor in exchanged)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))
-    traffic = layer_traffic(steps, steps, tensors)
+    traffic = layer_traffic(layers, steps, steps, tensors)
     assert traffic.forward == Sent(4 * len(exchanged), 4 * int(volume + corners))
     of_input = 4 * unet.bands * (4 * q + 4)
     assert traffic.backward == Sent(4 * (len(exchanged) - 1), traffic.forward.bytes - of_input)
@@ -112,22 +112,22 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     of_tiles = {at: sum(work(unet, shape) for shape in tiles[at]) for at in places}
     assert read.work == exchange.work == sum(of_tiles.values())
     assert read.work_max == exchange.work_max == max(of_tiles.values())
-    assert read.memory == max(training_memory(task.layers, 4, s).total for shapes in tiles.values() for s in shapes)
+    assert read.memory == max(training_memory(task.graph, 4, s).total for shapes in tiles.values() for s in shapes)
     assert read.memory <= exchange.memory
 
     cost = layer_cost(task, MACHINE, fusion)
-    cut_rows, cut_cols = settled(task.layers, task.decomposition)
-    rows, cols = (rank_steps(task.layers, cut, fusion) for cut in (cut_rows, cut_cols))
-    tensors = tensors_before(task.layers, 4)
-    traffics = [layer_traffic(rows[i], cols[j], tensors) for i, j in places]
-    works = [block_work(task.layers, 4, rows[i], cols[j]) for i, j in places]
+    cut_rows, cut_cols = settled(task.graph, task.decomposition)
+    rows, cols = (rank_steps(task.graph, cut, fusion) for cut in (cut_rows, cut_cols))
+    tensors = tensors_of(task.graph, 4)
+    traffics = [layer_traffic(task.graph, rows[i], cols[j], tensors) for i, j in places]
+    works = [block_work(task.graph, 4, rows[i], cols[j]) for i, j in places]
     assert (cost.work, cost.work_max) == (sum(works), max(works))
     assert cost.traffic == sum(traffics, Traffic())
     assert cost.busiest.step.bytes == max(t.step.bytes for t in traffics)
     assert cost.traffic.forward.messages >= cost.traffic.backward.messages
     needed = [
-        block_memory(task.layers, 4, rows[i], cols[j], task.ranks, 4).total
-        + strip_bytes(task.layers, 4, rows[i], cols[j], 4)
+        block_memory(task.graph, 4, rows[i], cols[j], task.ranks, 4).total
+        + strip_bytes(task.graph, 4, rows[i], cols[j], 4)
         for i, j in places
     ]
     blocks = [16 * cut_rows.owned(i).size * cut_cols.owned(j).size for i, j in places]
@@ -140,15 +140,15 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
 
 def test_the_exchange_of_the_whole_network_is_one() -> None:
     task = task_of(UNet(3, base_channels=2), (200, 200), (2, 2))
-    windows = layer_windows(task.layers, settled(task.layers, task.decomposition)[0], WHOLE)
-    assert sum(w.exchanged for w in windows) == 1
+    windows = layer_windows(task.graph, settled(task.graph, task.decomposition)[0], WHOLE)
+    assert sum(w.exchanges for w in windows) == 1
     assert layer_cost(task, MACHINE, WHOLE).busiest == Traffic(layer_cost(task, MACHINE, WHOLE).busiest.forward, Sent())
 
 
 def test_gradients_and_norms() -> None:
     unet = UNet(3, base_channels=4, norm="instance")
     task = task_of(unet, (200, 200), (2, 2))
-    parameters = sum(c.parameters for c in layer_costs(unet.layers(), 4, (16, 16)))
+    parameters = sum(c.parameters for c in layer_costs(unet.graph(), 4, (16, 16)))
     assert gradient_bytes(task) == 8 * parameters
     channels = [4, 4, 8, 8, 16, 16, 8, 8, 4, 4]
     forward = Sent(len(channels), 8 * 4 * sum(1 + 2 * c for c in channels))

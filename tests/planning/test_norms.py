@@ -9,18 +9,18 @@ from tiledseg.architecture.unet import NORMS, UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.run.norms import MODES, check_statistics, exact_modes, norm_fault
 
 
 def one_tile(unet: UNet, raster: tuple[int, int]) -> Tiling:
-    return make_tiling(raster, (1, 1), network_footprint(unet.layers()))
+    return make_tiling(raster, (1, 1), network_footprint(unet.graph()))
 
 
 def refused(unet: UNet, raster: tuple[int, int], mode: str, training: bool) -> bool:
     tiling = one_tile(unet, raster)
     try:
-        check_statistics(unet.layers(), unet.bands, [tiling], mode, training)
+        check_statistics(unet.graph(), unet.bands, [tiling], mode, training)
     except ConfigError:
         return True
     return False
@@ -49,16 +49,16 @@ def test_what_torch_would_refuse(norm: str, training: bool) -> None:
 def test_in_layer_mode_the_image_counts() -> None:
     """However it is cut."""
     unet = UNet(3, 1, base_channels=8, norm="instance")
-    tiling = make_tiling((8, 8), (2, 2), network_footprint(unet.layers()))
-    check_statistics(unet.layers(), unet.bands, [tiling], "layer")
+    tiling = make_tiling((8, 8), (2, 2), network_footprint(unet.graph()))
+    check_statistics(unet.graph(), unet.bands, [tiling], "layer")
     with pytest.raises(ConfigError, match=r"image of 4 x 4 px, halo included, leaves 1 pixel at .*; use larger"):
-        check_statistics(unet.layers(), unet.bands, [one_tile(unet, (4, 4))], "layer")
+        check_statistics(unet.graph(), unet.bands, [one_tile(unet, (4, 4))], "layer")
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["trained", "mapped"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
-    layers = UNet(3, 1, base_channels=8, norm=norm).layers()
+    layers = UNet(3, 1, base_channels=8, norm=norm).graph()
     anywhere = norm in ("none", "pixel") or (norm == "batch" and not trains)
     assert exact_modes(layers, 4, trains) == (MODES if anywhere else ("layer",))
     assert exact_modes(layers, 1, trains) == MODES
@@ -68,7 +68,7 @@ def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
 
 
 def test_several_images_move_a_trained_batch_norms_statistics() -> None:
-    layers = UNet(3, 1, base_channels=8, norm="batch").layers()
+    layers = UNet(3, 1, base_channels=8, norm="batch").graph()
     fault = norm_fault(layers, "layer", 4, 3)
     assert fault is not None
     assert fault.startswith("model.norm is batch: 3 images at once")

@@ -25,7 +25,7 @@ from tiledseg.planning.run.spread import choose_spread
 from tiledseg.planning.stages_cost import StagePrices
 
 UNET = UNet(3, base_channels=8, classes=3)
-LAYERS = UNET.layers()
+LAYERS = UNET.graph()
 TILES = MicroBatchSize((128, 96), 8, 4)
 
 
@@ -57,7 +57,7 @@ def test_measured_messages_decide_too() -> None:
     costs = layer_costs(LAYERS, UNET.bands, TILES.pixels, TILES.value_bytes)
     prices = StagePrices(LAYERS, costs, TILES.value_bytes)
     assert prices.received(slow.balance[0], len(LAYERS)) < prices.received(quick.balance[0], len(LAYERS))
-    assert quick.times.sending == pytest.approx([1e-12 * prices.activation_bytes(quick.balance[0])])
+    assert quick.times.sending == pytest.approx([1e-12 * prices.tensor_bytes(quick.balance[0])])
 
 
 @pytest.mark.parametrize("brackets", [None, "{}", "[]"], ids=["list", "braces", "brackets"])
@@ -65,7 +65,7 @@ def test_measured_messages_decide_too() -> None:
 def test_the_papers_balances_are_taken_as_they_are(preset: str, brackets: str | None) -> None:
     """As a list, and as text, in braces as the paper writes them."""
     named = PRESETS[preset]
-    layers = UNet(named.levels, norm=named.norm, base_channels=1).layers()
+    layers = UNet(named.levels, norm=named.norm, base_channels=1).graph()
     text = ",".join(map(str, named.balance))
     parallel = ParallelConfig(stages=6, balance=text.join(brackets) if brackets else list(named.balance))
     parallel.check()
@@ -110,7 +110,7 @@ def test_recomputation_and_shorter_rounds_need_less_memory(schedule: str) -> Non
 def test_a_given_balance_is_checked() -> None:
     with pytest.raises(ConfigError, match="sums to 6 layers"):
         plan(stages=3, balance=[2, 2, 2])
-    with pytest.raises(ConfigError, match="skip0 from stage 0 to 1"):
+    with pytest.raises(ConfigError, match=r"encoder0\.stash from stage 0 to 1"):
         plan(stages=2, schedule="folded", balance=[9, len(LAYERS) - 10, 1])
 
 
@@ -119,13 +119,13 @@ def test_a_given_balance_is_checked() -> None:
 def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, padding: str) -> None:
     """In layer mode a block of an unpadded network may be no legal input by itself: it is priced as the next one."""
     unet = UNet(3, base_channels=4, padding=padding)
-    tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.layers()))
+    tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.graph()))
     parallel = ParallelConfig(halo=halo, stages=2, mesh="auto" if halo == "read" else [2, 1])
-    plans = choose_spread(parallel, unet.layers(), [tiling], 4, 1, 4, 4)
+    plans = choose_spread(parallel, unet.graph(), [tiling], 4, 1, 4, 4)
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
-    largest = micro_batch_size(plans, unet.layers(), [tiling], 16, 1, 4)
+    largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
-    assert plan_pipeline(parallel, unet.layers(), 4, largest, None) is not None
+    assert plan_pipeline(parallel, unet.graph(), 4, largest, None) is not None
 
 
 def test_a_pipeline_on_several_hosts_is_told() -> None:

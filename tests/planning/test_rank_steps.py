@@ -42,22 +42,20 @@ def test_swaps_are_those_of_the_plan(case: tuple[Partition, list[Interval]]) -> 
     st.sampled_from([1, 2, WHOLE]),
 )
 def test_steps_are_those_of_the_windows(name: str, parts: int, more: int, fusion: int) -> None:
-    layers = UNETS[name].layers()
+    layers = UNETS[name].graph()
     partition = Partition.even(92 + 4 * more, parts)
     windows = layer_windows(layers, partition, fusion)
     for index, steps in enumerate(rank_steps(layers, partition, fusion)):
         for at, step in zip(windows, steps, strict=True):
-            plan = at.exchange(index)
-            assert step.exchanged == (plan is not None)
-            if plan is not None:
-                assert (step.window, step.source, step.moves) == (
-                    plan.window.size,
-                    plan.owned.size,
-                    not plan.is_identity,
-                )
+            for one, taken in zip(at.inputs, step.inputs, strict=True):
+                plan = one.exchange(index)
+                assert taken.exchanged == (plan is not None)
+                if plan is not None:
+                    expected = plan.window.size, plan.owned.size, not plan.is_identity
+                    assert (taken.window, taken.source, taken.moves) == expected
+                assert taken.source <= taken.held
             if parts > 1:
                 assert step.given == at.given[index].size
-            assert step.source <= step.held
             assert step.given <= step.computed
         assert steps[-1].given == windows[-1].output.owned(index).size
 
@@ -65,7 +63,7 @@ def test_steps_are_those_of_the_windows(name: str, parts: int, more: int, fusion
 @law
 @given(st.integers(1, 5), st.sampled_from([1, 3]))
 def test_kinds_count_every_rank(parts: int, fusion: int) -> None:
-    layers, partition = UNETS["padded"].layers(), Partition.even(100, parts)
+    layers, partition = UNETS["padded"].graph(), Partition.even(100, parts)
     found = rank_kinds(layers, partition, fusion)
     steps = rank_steps(layers, partition, fusion)
     assert sum(found.counts) == parts

@@ -69,7 +69,7 @@ def test_the_balance_waits_for_times_only_where_they_are_measured() -> None:
     asked = question(stages=2, memory=1 << 30, grid=(2, 2))
     plan = plan_run(asked)
     assert plan.pipeline is None
-    layers = len(asked.network.layers())
+    layers = len(asked.network.graph())
     last = [0.0] * (layers - 1) + [1.0]
     found = balanced(asked, plan, Measured(last, last, lambda size: 0.0))
     assert found.pipeline is not None

@@ -24,7 +24,7 @@ UNETS = [
 
 @functools.cache
 def step_bytes(unet: UNet, context: tuple[int, int]) -> int:
-    return training_memory(unet.layers(), unet.bands, context, 4).total
+    return training_memory(unet.graph(), unet.bands, context, 4).total
 
 
 @settings(derandomize=True, max_examples=25, deadline=None)
@@ -35,7 +35,7 @@ def step_bytes(unet: UNet, context: tuple[int, int]) -> int:
     st.integers(1, 30),
 )
 def test_no_other_grid_has_fewer_tiles(unet: UNet, raster: tuple[int, int], tightness: float, ranks: int) -> None:
-    layers = unet.layers()
+    layers = unet.graph()
     footprint = network_footprint(layers)
     finest = finest_grid(raster, footprint)
     grids = [(rows, cols) for rows in range(1, finest[0] + 1) for cols in range(1, finest[1] + 1)]
@@ -58,13 +58,13 @@ def test_no_other_grid_has_fewer_tiles(unet: UNet, raster: tuple[int, int], tigh
 
 
 def test_nothing_fits_names_both_values() -> None:
-    layers = UNet().layers()
+    layers = UNet().graph()
     with pytest.raises(GeometryError, match=r"208 x 208 pixels needs \d+ bytes, but the memory is 1000 bytes"):
         choose_grid((10000, 10000), layers, network_footprint(layers), 1000, 4, 1)
 
 
 def test_every_rank_gets_a_tile_where_the_alignment_allows() -> None:
-    layers = UNet(5, base_channels=2).layers()
+    layers = UNet(5, base_channels=2).graph()
     footprint = network_footprint(layers)
     assert choose_grid((10000, 10000), layers, footprint, 2**40, 4, 1) == (1, 1)
     assert choose_grid((10000, 10000), layers, footprint, 2**40, 4, 64) == (8, 8)
@@ -73,12 +73,12 @@ def test_every_rank_gets_a_tile_where_the_alignment_allows() -> None:
 
 
 def test_a_narrow_raster_is_cut_across() -> None:
-    layers = UNet(5, base_channels=2).layers()
+    layers = UNet(5, base_channels=2).graph()
     assert choose_grid((100, 10000), layers, network_footprint(layers), 2**40, 4, 8) == (1, 8)
 
 
 def test_bands_and_precision_count() -> None:
-    layers = UNet(5).layers()
+    layers = UNet(5).graph()
     footprint = network_footprint(layers)
     memory = 8 * 2**30
 

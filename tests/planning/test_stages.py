@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from benchmarks.pipeline.paper_network import paper_layers
+from benchmarks.pipeline.paper_network import paper_graph
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config import ModelConfig
 from tiledseg.errors import ConfigError
@@ -26,7 +26,7 @@ def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
 @pytest.mark.parametrize("px", [512, 1024])
 def test_the_papers_lists_on_the_papers_network_cap_where_the_reference_says(model: str, px: int) -> None:
     """26-32 % of the multiply-adds on one stage: 3.2-3.6 x; the best contiguous split: 5.2-5.7 x. Any square size."""
-    layers = paper_layers(PRESETS[model].levels - 1)
+    layers = paper_graph(PRESETS[model].levels - 1)
     work = [cost.multiply_adds for cost in layer_costs(layers, 3, (px, px))]
     by_hand = parse_balance(PRESETS[model].balance, len(layers))
     caps = [sum(work) / max(sum(work[a:b]) for a, b in cuts(b)) for b in (by_hand, choose_balance(work, None, 6))]
@@ -50,7 +50,7 @@ def test_the_papers_lists_on_our_presets(
     assert given["cap"] == pytest.approx(by_hand, abs=0.005)
     assert best * 0.85 < chosen["cap"] < best + 0.005, "no cut has a higher cap, but one with less may be faster"
     assert chosen["step"]["speed_up"] > given["step"]["speed_up"]
-    layers = build_network(ModelConfig(name=model), 4, 2).layers()
+    layers = build_network(ModelConfig(name=model), 4, 2).graph()
     work = [cost.multiply_adds for cost in layer_costs(layers, 4, (1024, 1024))]
     assert sum(work) / max(sum(work[a:b]) for a, b in cuts(choose_balance(work, None, 6))) == pytest.approx(
         best, abs=0.005
@@ -204,7 +204,7 @@ def test_counts_as_people_write_them() -> None:
         ("--stages 2 --balance [89,0]", ["stage 1", "0 layers", "at least 1"]),
         ("--stages 3 --balance [40,49]", ["--balance has 2 parts", "--stages is 3", "3 counts"]),
         ("--stages 2 --balance [40,49] --schedule folded", ["2 parts", "3 parts when folded"]),
-        ("--stages 2 --balance [10,78,1] --schedule folded", ["skip0 from stage 0 to 1", "auto"]),
+        ("--stages 2 --balance [10,78,1] --schedule folded", ["encoder0.stash from stage 0 to 1", "auto"]),
         ("--stages 2 --balance half", ["--balance is 'half'", "auto"]),
         ("--stages 2 --micro-batches 0", ["--micro-batches is 0", "1 to 256"]),
         ("--stages 2 --schedule zigzag", ["--schedule", "zigzag", "folded"]),

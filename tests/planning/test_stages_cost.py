@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.models.blocks import PopSkip, StashSkip
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import Tensors, build_unet
 from tiledseg.pipeline.balance import cuts
 from tiledseg.planning.cost import layer_costs, loss_bytes
-from tiledseg.planning.stages_cost import StagePrices, skip_ends
+from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.planning.step_memory import training_memory
 
 CONTEXT = (48, 64)
@@ -22,9 +21,8 @@ def stage_bytes(unet: UNet, balance: tuple[int, ...]) -> list[int]:
     """Bytes that autograd keeps of each stage; whatever comes from another stage arrives in memory of its own."""
     network = build_unet(unet, seed=0).train()
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    modules = list(network.layers.values())
-    x_BCHW = torch.randn(1, unet.bands, *CONTEXT)
-    skips: dict[str, torch.Tensor] = {}
+    source_BCHW = torch.randn(1, unet.bands, *CONTEXT)
+    made: Tensors = {0: source_BCHW}
     found, held = [], []
     for first, stop in cuts(balance):
         kept: dict[int, torch.UntypedStorage] = {}
@@ -33,19 +31,11 @@ def stage_bytes(unet: UNet, balance: tuple[int, ...]) -> list[int]:
             kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
             return tensor
 
-        x_BCHW = x_BCHW.detach().requires_grad_(first > 0).clone()
-        own: dict[str, torch.Tensor] = {}
+        tensors = {t: made[t].detach().requires_grad_(t > 0).clone() for t in network.graph.entering(first, stop)}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            for module in modules[first:stop]:
-                if isinstance(module, PopSkip):
-                    skip = own[module.skip] if module.skip in own else skips[module.skip].detach().clone()
-                    x_BCHW = module(x_BCHW, skip)
-                else:
-                    x_BCHW = module(x_BCHW)
-                if isinstance(module, StashSkip):
-                    own[module.skip] = x_BCHW
-        skips |= own
-        held.append((kept, x_BCHW))  # nothing is freed while others are counted
+            network.run_nodes(tensors, first, stop)
+        made |= tensors
+        held.append(kept)  # nothing is freed while others are counted
         found.append(sum(s.nbytes() for pointer, s in kept.items() if pointer not in weights))
     return found
 
@@ -54,18 +44,18 @@ def stage_bytes(unet: UNet, balance: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("norm", ["none", "instance", "batch", "pixel"])
 def test_kept_bytes_of_any_run_are_those_of_autograd(balance: tuple[int, ...], norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3)
-    layers = unet.layers()
+    layers = unet.graph()
     assert sum(balance) == len(layers)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT), 4)
     counted = [prices.memory(*run).activations for run in cuts(balance)]
-    counted[-1] -= loss_bytes(prices.costs, 4)
+    counted[-1] -= loss_bytes(prices.costs[-1], 4)
     assert counted == stage_bytes(unet, balance)
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_one_stage_is_the_whole_network(width: int) -> None:
     unet = UNet(4, base_channels=4, norm="instance")
-    layers = unet.layers()
+    layers = unet.graph()
     whole = training_memory(layers, unet.bands, CONTEXT, width)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT, width), width)
     assert prices.memory(0, len(layers)).total(1) == whole.total
@@ -74,15 +64,25 @@ def test_one_stage_is_the_whole_network(width: int) -> None:
 
 def test_a_stage_receives_its_input_and_each_foreign_skip_once() -> None:
     unet = UNet(3, base_channels=4)
-    layers = unet.layers()
+    layers = unet.graph()
     costs = layer_costs(layers, unet.bands, CONTEXT)
     prices = StagePrices(layers, costs, 4)
-    (inner, stash1, pop1), (outer, stash0, pop0) = skip_ends(layers)
-    assert (inner, outer) == ("skip1", "skip0")
-    assert prices.skip_bytes("skip0") == 4 * 4 * 48 * 64
+    (stash1, pop1), (stash0, pop0) = prices.skips
+    assert prices.tensor_bytes(stash0 + 1) == 4 * 4 * 48 * 64
     assert prices.received(0, len(layers)) == 0
-    first = stash1 + 1  # the inner level's pooling
+    first = stash1 + 2  # after the inner level's pooling
     skips = costs[stash1].output_bytes + costs[stash0].output_bytes
-    assert prices.received(first, len(layers)) == costs[stash1].output_bytes + skips
-    assert prices.received(stash1, pop0) == costs[stash1].input_bytes
+    assert prices.received(first, len(layers)) == costs[first - 1].output_bytes + skips
+    assert prices.received(stash1, pop0) == sum(costs[stash1].input_bytes)
     assert pop1 < pop0
+
+
+def test_a_tensor_that_is_taken_twice_is_received_once() -> None:
+    """The inner level's pooling, and its concatenation, take one mark."""
+    unet = UNet(3, base_channels=4)
+    layers = unet.graph()
+    costs = layer_costs(layers, unet.bands, CONTEXT)
+    prices = StagePrices(layers, costs, 4)
+    (stash1, _), (stash0, _) = prices.skips
+    received = costs[stash1].output_bytes + costs[stash0].output_bytes
+    assert prices.received(stash1 + 1, len(layers)) == received

@@ -10,9 +10,9 @@ import torch
 from tests.pipeline.undivided import Drawn
 from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.chunk import ACTIVATION, Chunk
+from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import Cut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.cost import layer_costs
@@ -30,7 +30,8 @@ class Labelled(Drawn):
 
     labels: list[torch.Tensor] = field(default_factory=list)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        (output_BKHW,) = outputs_BKHW
         self.labels.append(torch.zeros(1, *output_BKHW.shape[2:], dtype=torch.long))
         return torch.nn.functional.cross_entropy(output_BKHW, self.labels[0], reduction="sum")
 
@@ -56,16 +57,18 @@ def measured_chunks(unet: UNet, cut: Cut, size: tuple[int, int], recompute: bool
         chunk, drawn = Chunk(network, cut, index), Labelled(network, 0, size)
         source = drawn.source()
         with AllocationMeter(known) as meter:
-            inputs = {route.skip: sent[route].clone() for route in routes if route.target == index}
+            inputs = {route.tensor: sent[route].clone() for route in routes if route.target == index}
             if chunk.is_first:
-                inputs[ACTIVATION] = source.clone()
+                inputs[0] = source.clone()
             held, outputs = chunk.forward(drawn, inputs, recompute)
             del inputs
-            sent |= {r: received(outputs[r.skip]) for r in routes if r.source == index}
+            sent |= {r: received(outputs[r.tensor]) for r in routes if r.source == index}
             del outputs
             own = sum(sent[r].untyped_storage().nbytes() for r in routes if r.source == index)
             kept, meter.peak = meter.bytes - own, 0
-            gradients = {r.skip: torch.ones_like(sent[r]) for r in routes if r.source == index}
+            gradients = {
+                tensor: [torch.ones_like(sent[r]) for r in routes if r.tensor == tensor] for tensor in chunk.leaving
+            }
             chunk.backward(drawn, held, gradients)
         found.append(Measured(kept, meter.peak - kept - own))
         del held, gradients
@@ -86,7 +89,7 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
 ) -> None:
     """Kept: to the byte, but for batch norm's running statistics, which are there before. The peak within 2 %."""
     unet = UNet(3, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, classes=3)
-    layers, context = unet.layers(), CONTEXTS[padding]
+    layers, context = unet.graph(), CONTEXTS[padding]
     prices = StagePrices(layers, layer_costs(layers, unet.bands, context), 4)
     measured = measured_chunks(unet, cut_network(layers, balance, "1f1b", len(balance)), context)
     for run, found in zip(cuts(balance), measured, strict=True):
@@ -98,7 +101,7 @@ def test_kept_bytes_and_the_peak_of_the_backward_pass(
 @pytest.mark.parametrize("norm", ["none", "instance"])
 def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -> None:
     unet = UNet(3, base_channels=4, norm=norm, classes=3)
-    layers, context, balance = unet.layers(), CONTEXTS["same"], BALANCES[0]
+    layers, context, balance = unet.graph(), CONTEXTS["same"], BALANCES[0]
     prices = StagePrices(layers, layer_costs(layers, unet.bands, context), 4)
     measured = measured_chunks(unet, cut_network(layers, balance, "1f1b", len(balance)), context, recompute=True)
     for (first, stop), found in zip(cuts(balance), measured, strict=True):

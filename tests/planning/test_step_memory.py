@@ -20,7 +20,7 @@ from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
@@ -53,8 +53,8 @@ def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, d
     """Within 0.1 %."""
     unet = UNet(4, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, dropout=dropout)
     context = {"same": (64, 96), "valid": (140, 156)}[padding]
-    assert all(is_legal_size(unet.layers(), side) for side in context)
-    memory = training_memory(unet.layers(), unet.bands, context)
+    assert all(is_legal_size(unet.graph(), side) for side in context)
+    memory = training_memory(unet.graph(), unet.bands, context)
     ratio = (memory.activations + memory.backward) / measured_peak(unet, context)
     assert 0.999 <= ratio <= 1.001
 
@@ -78,7 +78,7 @@ def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, d
 )
 def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_cols: int) -> None:
     """Within 1 %, and 2 KiB for the smallest: rounding of buffers that only batch norm has."""
-    layers = unet.layers()
+    layers = unet.graph()
     legal = [n for n in range(16, 300) if is_legal_size(layers, n)]
     context = legal[more_rows], legal[more_cols]
     memory = training_memory(layers, unet.bands, context)
@@ -89,7 +89,7 @@ def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_col
 def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float) -> None:
     """With weights, the optimizer's values and the sums of gradients in float64, which were not counted."""
     unet, side = UNet(3, base_channels=16), 96
-    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.layers()))
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
     tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
     labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
     sample = Sample(0, tile, np.ones((unet.bands, side, side), INPUT_DTYPES[precision]), labels_HW, valid_HW)
@@ -101,19 +101,19 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float)
         for step in range(2):  # the optimizer makes its values in the first
             meter.peak = 0
             stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
-    memory = training_memory(unet.layers(), unet.bands, (side, side), ACTIVATION_BYTES[precision])
+    memory = training_memory(unet.graph(), unet.bands, (side, side), ACTIVATION_BYTES[precision])
     assert memory.total == pytest.approx(meter.peak, rel=most)
 
 
 def test_totals_and_states() -> None:
     unet = UNet(3, base_channels=8)
     parameters = sum(p.numel() for p in build_unet(unet).parameters())
-    single = training_memory(unet.layers(), 4, (64, 64), 4)
+    single = training_memory(unet.graph(), 4, (64, 64), 4)
     assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 8 * parameters, 8 * parameters)
     assert single.total == 20 * parameters + single.activations + single.backward
-    assert training_memory(unet.layers(), 4, (64, 64), 4, optimizer_values=1).optimizer == 4 * parameters
-    double = training_memory(unet.layers(), 4, (64, 64), 8)
+    assert training_memory(unet.graph(), 4, (64, 64), 4, optimizer_values=1).optimizer == 4 * parameters
+    double = training_memory(unet.graph(), 4, (64, 64), 8)
     assert double.gradients == 8 * parameters
-    half = training_memory(unet.layers(), 4, (64, 64), 2)
+    half = training_memory(unet.graph(), 4, (64, 64), 2)
     assert (half.weights, half.gradients) == (6 * parameters, 8 * parameters)
     assert half.activations < single.activations < double.activations

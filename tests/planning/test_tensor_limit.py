@@ -13,14 +13,14 @@ from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.plan import main as plan
 from tiledseg.planning.mode_cost import check_blocks, settled
 from tiledseg.planning.run.grid import check_tiles, choose_grid
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.planning.tensor_limit import MOST_VALUES, is_countable, largest_tensor
 
-LAYERS = UNet().layers()
+LAYERS = UNet().graph()
 FOOTPRINT = network_footprint(LAYERS)
 
 
@@ -40,7 +40,7 @@ def test_the_largest_is_that_of_the_network(padding: str, norm: str, upsampling:
         for module in network.layers.values():
             module.register_forward_hook(lambda m, args, y: made.append(y.numel()))
         network(torch.empty(1, 4, 92, 100))
-    assert largest_tensor(unet.layers(), 4, (92, 100)).values == max(made)
+    assert largest_tensor(unet.graph(), 4, (92, 100)).values == max(made)
 
 
 def test_the_concatenation_at_4096_px_is_one_too_large() -> None:
@@ -65,7 +65,7 @@ def test_a_tile_too_large_is_refused_with_a_grid_that_does() -> None:
 
 
 def test_a_network_too_large_for_any_grid_says_so() -> None:
-    layers = UNet(4, base_channels=1 << 20).layers()
+    layers = UNet(4, base_channels=1 << 20).graph()
     with pytest.raises(GeometryError, match="use a smaller network"):
         choose_grid((200, 200), layers, network_footprint(layers), 2**60, 4, 1)
 

@@ -15,7 +15,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import NORMS, UNet
 from tiledseg.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.training.preparation import prepare
@@ -81,7 +81,7 @@ def test_torchs_tensors_are_as_wide(precision: str, norm: str) -> None:
     assert source.element_size() == loss.element_size() == wide
     parameters = list(network.parameters())
     assert {t.element_size() for p in parameters for t in (p, p.grad)} == {wide}
-    kinds = ("SteadyConvolution", "ConvTranspose2d", "LeakyReLU", "MaxPool2d", "PopSkip")
+    kinds = ("SteadyConvolution", "ConvTranspose2d", "LeakyReLU", "MaxPool2d", "Concatenate")
     assert {size for kind in kinds for size in outputs[kind]} == {width}
     kernels = {size for shape, size in saved if shape == tuple(network.layers["encoder0-conv1"].weight.shape)}
     assert kernels == {copy_bytes(width) or wide}

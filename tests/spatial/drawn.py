@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.geometry.drawn import partitions
-from tests.spatial.twins import FLOOR, DrawnNetwork, Network
+from tests.spatial.twins import FLOOR, Drawn, Network, network_of
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.blocks import PopSkip, StashSkip
+from tiledseg.models.convolution import FilterBank
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.joins import Add, Concatenate, Multiply
+from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import PixelNorm
+from tiledseg.models.pooling import MaxIndices, MaxUnpool
 
 CHANNELS = 4  # of every layer but where groups and widths are drawn
 
@@ -180,37 +183,73 @@ def growing() -> list[nn.Module]:
     ]
 
 
-def skip_over(*inner: nn.Module, crop: int = 0, name: str = "skip") -> list[nn.Module]:
-    """The layers with their input, cropped, put before their output; it has twice CHANNELS channels."""
-    return [StashSkip(name), *inner, PopSkip(name, crop)]
+def cropped_skip(channels: int = CHANNELS) -> list[Drawn]:
+    """An unpadded convolution, its input cropped and put before its output, and padding that brings it back."""
+    mark, conv = Drawn(nn.Identity()), Drawn(nn.Conv2d(channels, channels, 3))
+    return [mark, conv, Drawn(Concatenate((1, 0)), (1, 2)), Drawn(nn.Conv2d(2 * channels, channels, 3, padding=2))]
+
+
+def pointwise() -> nn.Module:
+    return nn.Conv2d(CHANNELS, CHANNELS, 1)
 
 
 @st.composite
-def bodies(draw: st.DrawFn, depth: int, skips: list[int]) -> list[nn.Module]:
-    """Layers whose outputs are as many as their inputs where those are a multiple of 4; skips where there is depth."""
-    sequence: list[nn.Module] = []
+def bodies(draw: st.DrawFn, depth: int, nodes: list[Drawn]) -> None:
+    """Nodes whose outputs are as many as their inputs where those are a multiple of 4; where there is depth with skips,
+    sums with a projected shortcut, gates, pooling that is undone by its indices, and means of the image."""
+    kinds = ["keep", "scale", "skip", "crop", "sum", "gate", "unpool", "mean", "filters"] if depth else ["keep"]
     for _ in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(["keep", "scale", "skip", "crop"] if depth else ["keep"]))
-        skip = f"skip{len(skips)}"
+        kind, start = draw(st.sampled_from(kinds)), len(nodes)
+
+        def add(module: nn.Module, *sources: int) -> int:
+            nodes.append(Drawn(module, sources or (len(nodes),)))
+            return len(nodes)
+
         if kind == "keep":
-            sequence.append(draw(st.sampled_from(keeping())))
+            add(draw(st.sampled_from(keeping())))
         elif kind == "scale":
-            inner = draw(bodies(depth - 1, skips))
-            sequence += [draw(st.sampled_from(shrinking())), *inner, draw(st.sampled_from(growing()))]
+            add(draw(st.sampled_from(shrinking())))
+            draw(bodies(depth - 1, nodes))
+            add(draw(st.sampled_from(growing())))
+        elif kind == "crop":
+            add(nn.Conv2d(CHANNELS, CHANNELS, 3))
+            add(Concatenate((1, 0)), start, len(nodes))
+            add(nn.Conv2d(2 * CHANNELS, CHANNELS, 3, padding=2))
+        elif kind == "unpool":
+            indices = add(MaxIndices(2, 2, 0, 1))
+            add(nn.MaxPool2d(2), start)
+            draw(bodies(depth - 1, nodes))
+            add(MaxUnpool(2), len(nodes), indices)
+        elif kind == "mean":
+            mean = add(WholeImageMean())
+            add(pointwise())
+            add(Concatenate((0, 0, 0)), start, mean, len(nodes))
+            add(nn.Conv2d(3 * CHANNELS, CHANNELS, 1))
+        elif kind == "filters":
+            add(FilterBank(CHANNELS, EDGES))
+            add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
         else:
-            skips.append(len(skips))
-            crop = int(kind == "crop")
-            inner = [nn.Conv2d(CHANNELS, CHANNELS, 3)] if crop else draw(bodies(depth - 1, skips))
-            sequence += skip_over(*inner, crop=crop, name=skip)
-            # What an unpadded convolution took off comes back, so that the next skip fits.
-            sequence.append(nn.Conv2d(2 * CHANNELS, CHANNELS, 1 + 2 * crop, padding=2 * crop))
-    return sequence
+            draw(bodies(depth - 1, nodes))
+            branch = len(nodes)
+            if kind == "skip":
+                add(Concatenate((0, 0)), start, branch)
+                add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
+            elif kind == "sum":
+                add(Add((0, 0)), branch, add(draw(st.sampled_from([pointwise(), *keeping()])), start))
+            else:
+                add(nn.Conv2d(CHANNELS, 1, 1), start)
+                add(Multiply((0, 0)), branch, add(nn.Sigmoid()))
+
+
+EDGES = (((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)), ((-1.0, -2.0, -1.0), (0.0,) * 3, (1.0, 2.0, 1.0)))
 
 
 @st.composite
 def networks(draw: st.DrawFn, shape: tuple[int, int]) -> Case:
-    """Skips, nested or not; pooling and upsampling of any kind; norms over few pixels."""
-    network = with_weights(DrawnNetwork(draw(bodies(2, []))), draw(st.integers(0, 3)))
+    """Skips, nested or not, of all kinds; pooling and upsampling of any kind; norms over few pixels."""
+    nodes: list[Drawn] = []
+    draw(bodies(2, nodes))
+    network = with_weights(network_of(nodes), draw(st.integers(0, 3)))
     height, width = (4 * draw(st.integers(max(2, n), max(4, n + 1))) for n in shape)
     x_BCHW = image((draw(st.integers(1, 2)), CHANNELS, height, width), 5)
     rows, cols = draw(cuts(shape[0], height)), draw(cuts(shape[1], width))

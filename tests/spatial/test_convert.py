@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, image, with_weights
-from tests.spatial.twins import DrawnNetwork, forward, undivided
+from tests.spatial.twins import Drawn, forward, network_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
@@ -18,8 +18,8 @@ from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.network import build_unet
 from tiledseg.models.norm import PixelNorm
-from tiledseg.models.unet import build_unet
 from tiledseg.spatial.convert import POINTWISE, convert_layers
 from tiledseg.spatial.network import SpatialNetwork
 
@@ -142,8 +142,8 @@ def test_a_unet_on_one_rank_is_the_unconverted_one_to_the_last_bit(
 
 def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:
     """A skip then still fits the tensor that it meets."""
-    modules = [*drawn.skip_over(nn.Conv2d(CHANNELS, CHANNELS, 3), crop=1), nn.Conv2d(2 * CHANNELS, CHANNELS, 1, 2)]
-    one_rank(with_weights(DrawnNetwork(modules), 3), image((1, CHANNELS, 12, 10), 5))
+    modules = [*drawn.cropped_skip(), Drawn(nn.Conv2d(CHANNELS, CHANNELS, 1, 2))]
+    one_rank(with_weights(network_of(modules), 3), image((1, CHANNELS, 12, 10), 5))
 
 
 def test_weights_and_buffers_are_the_networks_own() -> None:

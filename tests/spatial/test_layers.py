@@ -21,9 +21,9 @@ from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.network import build_unet
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import How, Sharing, measure, normalise
-from tiledseg.models.unet import build_unet
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 

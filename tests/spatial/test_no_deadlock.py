@@ -14,13 +14,23 @@ from hypothesis import strategies as st
 from tests.spatial import drawn
 from tests.spatial.drawn import CHANNELS, Network, image, with_weights
 from tests.spatial.together import for_all
-from tests.spatial.twins import DrawnNetwork, OpenAxes, Result, copied, difference, loss_weights, refusal, start
+from tests.spatial.twins import (
+    Drawn,
+    OpenAxes,
+    Result,
+    copied,
+    difference,
+    loss_weights,
+    network_of,
+    refusal,
+    start,
+)
 from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS, UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.receptive_field import is_legal_size, total_stride
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.spatial.network import SpatialNetwork
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -68,12 +78,14 @@ def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
     """A U-Net, or a network drawn layer by layer; sizes that it takes, or that some rank would have nothing of."""
     if draw(st.booleans()):
         unet = draw(small_unets())
-        unit = total_stride(unet.layers())
-        sizes = [n for n in range(8, 160) if is_legal_size(unet.layers(), n)][: max(4, 32 // unit)]
+        unit = total_stride(unet.graph())
+        sizes = [n for n in range(8, 160) if is_legal_size(unet.graph(), n)][: max(4, 32 // unit)]
         network = build_unet(unet, seed=1).double()
     else:
         sizes = [8, 12, 16, 20]
-        network = with_weights(DrawnNetwork(draw(drawn.bodies(2, []))), 1)
+        nodes: list[Drawn] = []
+        draw(drawn.bodies(2, nodes))
+        network = with_weights(network_of(nodes), 1)
     steps = draw(st.integers(1, 3))
     shapes = []
     for _ in range(steps):

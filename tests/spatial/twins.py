@@ -14,12 +14,13 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork
 
-Network = FlatNetwork | nn.Sequential
+Network = GraphNetwork | nn.Sequential
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 NAMED_SHAPES = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 3), (4, 4)]
 FLOOR = 1e-2  # of all gradients together; see difference
@@ -29,16 +30,26 @@ class AgreedFaultError(AssertionError):
     """A fault that all ranks know of."""
 
 
-class DrawnNetwork(FlatNetwork):
-    """A flat network of any modules, skips included; it runs as FlatNetwork does."""
+@dataclass(frozen=True)
+class Drawn:
+    """A module and the tensors that it takes, counted as in a graph; none stands for what is made right before."""
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        nn.Module.__init__(self)
-        self.layers = nn.ModuleDict({f"layer{i}": module for i, module in enumerate(modules)})
-        axes = serial_axes()
-        self.descriptions = tuple(convert_layer(n, m, axes).descriptions[0] for n, m in self.layers.items())
-        last = {getattr(d, "skip", ""): d.name for d in self.descriptions}
-        self._last_pops = set(last.values())
+    module: nn.Module
+    sources: tuple[int, ...] = ()
+
+
+def network_of(drawn: Sequence[Drawn]) -> GraphNetwork:
+    """A network of these modules; the last one's output is the network's."""
+    axes = serial_axes()
+    nodes = [
+        Node(
+            f"layer{number}",
+            convert_layer(f"layer{number}", each.module, axes).descriptions[0],
+            tuple(f"layer{source - 1}" if source else INPUT for source in each.sources),
+        )
+        for number, each in enumerate(drawn)
+    ]
+    return GraphNetwork(Graph(tuple(nodes)), 0, [each.module for each in drawn])
 
 
 def axes_of(mesh: Mesh, rows: int, cols: int) -> Axes | None:
@@ -242,15 +253,14 @@ def loss_weights(shape: Sequence[int]) -> torch.Tensor:
 def difference(found: Result, expected: Result, floor: float = FLOOR) -> str | None:
     """Where the results differ by more than rounding: y, dx, a gradient or a buffer, and by how much. None: nowhere.
 
-    `floor`: a gradient smaller than this part of all of them together is judged as if it were as large. Give 1 where
-    norms follow one another, or see next to no variance: what cancels there leaves the rounding of all the rest.
+    `floor`: a gradient or a buffer smaller than this part of all together is judged as if it were as large. Give 1
+    where norms follow one another, or see next to no variance: what cancels there leaves the rounding of all the rest.
     """
     bound = TOLERANCE[expected.y_BCHW.dtype]
     assert found.gradients.keys() == expected.gradients.keys()
     assert found.buffers.keys() == expected.buffers.keys()
     faults = _far({"y": found.y_BCHW}, {"y": expected.y_BCHW}, bound, floor)
-    for name, buffer in expected.buffers.items():
-        faults += _far({name: found.buffers[name]}, {name: buffer}, bound, floor)
+    faults += _far(found.buffers, expected.buffers, bound, floor)
     gradients = {"dx": expected.dx_BCHW, **expected.gradients}
     faults += _far({"dx": found.dx_BCHW, **found.gradients}, gradients, bound, floor)
     return "; ".join(faults) or None

@@ -1,4 +1,4 @@
-"""The U-Net as a value: its options in, one flat sequence of layers out.
+"""The U-Net as a value: its options in, its graph out.
 
 Level l has base_channels * 2^l channels. A convolution unit is always four layers (convolution, dropout, norm,
 activation), whatever is turned off, so a balance list fits a network whatever its options:
@@ -12,18 +12,11 @@ from dataclasses import dataclass, fields
 from tiledseg.config import ModelConfig
 from tiledseg.config_checks import Range, check_value
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import (
-    Activation,
-    Convolution,
-    Dropout,
-    Layer,
-    MaxPool,
-    Norm,
-    PopConcatenate,
-    Stash,
-    TransposedConvolution,
-    Upsample,
-)
+from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.joins import Concatenate
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm
+from tiledseg.geometry.resampling import MaxPool, Upsample
 
 PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
@@ -78,40 +71,39 @@ class UNet:
         """Groups of channels that a group norm takes apart."""
         return min(8, self.channels(level))
 
-    def layers(self) -> tuple[Layer, ...]:
-        """The flat sequence, encoder to head; skips are `Stash` and `PopConcatenate` pairs."""
+    def graph(self) -> Graph:
+        """The nodes, encoder to head. Where a level goes down, a mark keeps what its way up concatenates."""
         bottom = self.levels - 1
-        sequence: list[Layer] = []
+        nodes: list[Node] = []
         for level in range(bottom):
-            sequence += self._units(f"encoder{level}", level)
-            sequence += [Stash(f"encoder{level}.stash", f"skip{level}"), MaxPool(f"encoder{level}.pool")]
-        sequence += self._units("bottom", bottom)
+            nodes += self._units(f"encoder{level}", level)
+            nodes += [Node(f"encoder{level}.stash", Mark()), Node(f"encoder{level}.pool", MaxPool())]
+        nodes += self._units("bottom", bottom)
         for level in reversed(range(bottom)):
-            sequence += [
-                self._upsample(f"decoder{level}.up", level),
-                PopConcatenate(f"decoder{level}.pop", f"skip{level}", self.channels(level), self._crop(level)),
-            ]
-            sequence += self._units(f"decoder{level}", level)
-        return (*sequence, Convolution("head", self.classes, 1))
+            up = Node(f"decoder{level}.up", self._upsample(level))
+            skipped = f"encoder{level}.stash", up.name
+            nodes += [up, Node(f"decoder{level}.pop", Concatenate((self._crop(level), 0)), skipped)]
+            nodes += self._units(f"decoder{level}", level)
+        return Graph((*nodes, Node("head", Convolution(self.classes, 1))))
 
-    def _units(self, prefix: str, level: int) -> list[Layer]:
+    def _units(self, prefix: str, level: int) -> list[Node]:
         channels = self.channels(level)
         padding = self.kernel // 2 if self.padding == "same" else 0
         bias = self.norm == "none"  # a norm brings its own shift
-        units: list[Layer] = []
+        units: list[Node] = []
         for i in range(self.convs_per_level):
             units += [
-                Convolution(f"{prefix}.conv{i}", channels, self.kernel, padding=padding, bias=bias),
-                Dropout(f"{prefix}.dropout{i}", self.dropout),
-                Norm(f"{prefix}.norm{i}", self.norm, groups=self.groups(level)),
-                Activation(f"{prefix}.act{i}"),
+                Node(f"{prefix}.conv{i}", Convolution(channels, self.kernel, padding=padding, bias=bias)),
+                Node(f"{prefix}.dropout{i}", Dropout(self.dropout)),
+                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=self.groups(level))),
+                Node(f"{prefix}.act{i}", Activation()),
             ]
         return units
 
-    def _upsample(self, name: str, level: int) -> Layer:
+    def _upsample(self, level: int) -> Layer:
         if self.upsampling == "transposed":
-            return TransposedConvolution(name, self.channels(level))
-        return Upsample(name, self.upsampling)
+            return TransposedConvolution(self.channels(level))
+        return Upsample(self.upsampling)
 
     def _crop(self, level: int) -> int:
         """What the levels below take off, in pixels of `level`, a side: 0 where convolutions are padded."""

@@ -10,7 +10,7 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.checkpoint.typed_json import MalformedError, quoted
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import GraphNetwork, build_unet
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -39,13 +39,13 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
     _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop())
 
 
-def _described(unet: UNet, tensors: int) -> FlatNetwork:
+def _described(unet: UNet, tensors: int) -> GraphNetwork:
     """The network without values; it must not be larger than a file of so many tensors can hold."""
     if unet.convs_per_level > tensors:
         raise MalformedError(f"state.network.convs_per_level is {unet.convs_per_level}, but it holds {tensors} tensors")
     try:
         with torch.device("meta"):
-            return FlatNetwork(unet.layers(), unet.bands)
+            return build_unet(unet)
     except (RuntimeError, OverflowError, TypeError, ValueError):
         raise MalformedError(f"state.network is {quoted(unet)}, which cannot be built") from None
 

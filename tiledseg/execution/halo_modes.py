@@ -24,9 +24,9 @@ from tiledseg.execution.precision import autocast, to_network_input
 from tiledseg.geometry.blocks import LayerBlocks, exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, decompose, plan_exchange
-from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -66,7 +66,7 @@ class HaloMode(Protocol):
     """One way to run a network on the images of one list of tilings."""
 
     @property
-    def network(self) -> FlatNetwork:
+    def network(self) -> GraphNetwork:
         """The network whose layers run, of which a stage holds its own."""
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
@@ -80,14 +80,12 @@ class HaloMode(Protocol):
         """The network's input for each micro-batch of a loaded part. Collective over the ranks of its image in mode
         `exchange`: with stages, over those of the first one."""
 
-    def run_layers(
-        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
-    ) -> torch.Tensor:
-        """Layers `first` to `stop` on a micro-batch, as `FlatNetwork.run_layers`. Collective over the ranks of its
-        image and stage in mode `layer`."""
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        """Nodes `first` to `stop` on a micro-batch, as `GraphNetwork.run_nodes`. Collective over the ranks of its image
+        and stage in mode `layer`."""
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
-        """(channels, height, width) of each layer's output on a micro-batch, of this rank's block of it."""
+        """(channels, height, width) of each tensor of the graph on a micro-batch, of this rank's block of it."""
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         """Whether this rank's buffers count, after a step in which it had `parts`, where ranks agree on theirs."""
@@ -97,7 +95,7 @@ class HaloMode(Protocol):
 class ReadMode:
     """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines."""
 
-    network: FlatNetwork
+    network: GraphNetwork
     mesh: Mesh
     tilings: tuple[Tiling, ...]
     precision: str
@@ -116,14 +114,12 @@ class ReadMode:
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
-    def run_layers(
-        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
-    ) -> torch.Tensor:
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         with autocast(self.precision, self.mesh.device):
-            return self.network.run_layers(x_BCHW, skips, first, stop)
+            self.network.run_nodes(tensors, first, stop)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
-        return layer_shapes(self.network.descriptions, self.network.bands, *micro_batch.tile.context.shape)
+        return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         return len(parts) > 0
@@ -133,7 +129,7 @@ class ExchangeMode(ReadMode):
     """The input's halo comes from the neighbours; behind that, tile by tile as in mode read."""
 
     def __init__(
-        self, network: FlatNetwork, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str
+        self, network: GraphNetwork, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str
     ) -> None:
         super().__init__(network, mesh, tilings, precision)
         self._axes = axes
@@ -173,15 +169,15 @@ class LayerMode:
     def __init__(
         self,
         spatial: SpatialNetwork,
-        network: FlatNetwork,
+        network: GraphNetwork,
         mesh: Mesh,
         tilings: tuple[Tiling, ...],
         precision: str,
     ) -> None:
         self.spatial, self.network, self.mesh, self.precision = spatial, network, mesh, precision
-        shape, layers = self.spatial.axes.shape, network.descriptions
+        shape, graph = self.spatial.axes.shape, network.graph
         self._images: tuple[LayerBlocks, ...] = tuple(
-            layer_blocks(tiling, layers, (shape.rows, shape.cols), spatial.fusion) for tiling in tilings
+            layer_blocks(tiling, graph, (shape.rows, shape.cols), spatial.fusion) for tiling in tilings
         )
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
@@ -196,19 +192,16 @@ class LayerMode:
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
-    def run_layers(
-        self, micro_batch: MicroBatch, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int
-    ) -> torch.Tensor:
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]
         with autocast(self.precision, self.mesh.device):
-            return self.spatial.run_layers(x_BCHW, image.rows, image.cols, skips, first, stop)
+            self.spatial.run_nodes(tensors, image.rows, image.cols, first, stop)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         image = self._images[micro_batch.image]
-        # Channels do not depend on pixels: those of any input will do.
-        channels = layer_shapes(self.network.descriptions, self.network.bands, 0, 0)
+        channels = tensor_channels(self.network.graph, self.network.bands)
         blocks = self.spatial.blocks(image.rows, image.cols)
-        return tuple((count, *block.shape) for (count, _, _), block in zip(channels, blocks, strict=True))
+        return tuple((count, *block.shape) for count, block in zip(channels, blocks, strict=True))
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         """The ranks of an image have taken the same statistics: one of them speaks for all."""

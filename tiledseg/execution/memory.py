@@ -11,6 +11,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import why_not_kept
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
 
 _SHARE = 0.6  # of what is free: the rest is for the raster cache, the interpreter and fragmentation
@@ -44,10 +45,7 @@ def check_weights(network: UNet, copies: int, precision: str, mesh: Mesh) -> Non
     Every rank builds the whole network before it knows its part. Counted against all of the host's memory, free or
     not: a network that is refused could not have been trained.
     """
-    channels, parameters = network.bands, 0
-    for layer in network.layers():
-        parameters += layer.parameters(channels)
-        channels = layer.output_channels(channels)
+    parameters = count_parameters(network.graph(), network.bands)
     ranks = mesh.launch.local_size
     needed = parameters * copies * wide_bytes(ACTIVATION_BYTES[precision]) * ranks
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

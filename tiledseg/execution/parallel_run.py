@@ -17,9 +17,9 @@ from tiledseg.execution.passes import Passes, SerialPasses
 from tiledseg.execution.pipeline_passes import PipelinePasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, output_dtypes
+from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
 from tiledseg.spatial.network import SpatialNetwork
@@ -31,7 +31,7 @@ class ParallelRun:
 
     spread: Spread
     pipeline: PipelinePlan | None
-    network: FlatNetwork
+    network: GraphNetwork
     mesh: Mesh
     axes: Axes
     spatial: SpatialNetwork | None
@@ -40,7 +40,7 @@ class ParallelRun:
 
     @staticmethod
     def open(
-        spread: Spread, network: FlatNetwork, mesh: Mesh, precision: str, pipeline: PipelinePlan | None = None
+        spread: Spread, network: GraphNetwork, mesh: Mesh, precision: str, pipeline: PipelinePlan | None = None
     ) -> ParallelRun:
         """Puts `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
         the layers of this rank's stage: the values of the others are let go.
@@ -79,13 +79,13 @@ class ParallelRun:
 
 
 def _open_stage(
-    pipeline: PipelinePlan, network: FlatNetwork, mesh: Mesh, axes: Axes, precision: str
+    pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
     """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
-    cut = cut_network(network.descriptions, pipeline.balance, pipeline.schedule, axes.shape.stages)
+    cut = cut_network(network.graph, pipeline.balance, pipeline.schedule, axes.shape.stages)
     cast = autocast(precision, mesh.device) if precision == "bf16" else None
     network.to(PARAMETER_DTYPES[precision])
-    dtypes = output_dtypes(network, cast, mesh.device)
+    dtypes = tensor_dtypes(network, cast, mesh.device)
     own = set() if axes.position is None else cut.layers_of(axes.position.stage)
     keep_layers(network, own, mesh.device, PARAMETER_DTYPES[precision])
     if axes.position is None:

@@ -97,10 +97,12 @@ class SerialPasses:
         return None
 
     def _pieces(self, sample: Sample) -> Iterator[Piece]:
-        layers = len(self.mode.network.descriptions)
+        graph = self.mode.network.graph
         micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
         for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
-            yield micro_batch.piece(self.mode.run_layers(micro_batch, x_BCHW, {}, 0, layers))
+            tensors = {0: x_BCHW}
+            self.mode.run_nodes(micro_batch, tensors, 0, len(graph))
+            yield micro_batch.piece(tensors.pop(graph.results[0]))
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:

@@ -17,6 +17,7 @@ from tiledseg.execution.halo_modes import HaloMode, MicroBatch, Part, Piece
 from tiledseg.execution.passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.dataset import Sample
 
@@ -155,13 +156,14 @@ class _Staged:
         assert x_BCHW is not None, "only the rank of the first chunk asks for the input"
         return x_BCHW
 
-    def run_layers(self, x_BCHW: torch.Tensor, skips: dict[str, torch.Tensor], first: int, stop: int) -> torch.Tensor:
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
         if self._key is not None:
             set_dropout_key(self._mode.network, self._key(self.micro_batch.image))
-        return self._mode.run_layers(self.micro_batch, x_BCHW, skips, first, stop)
+        self._mode.run_nodes(self.micro_batch, tensors, first, stop)
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         assert self._loss is not None, "a pass without gradients takes no loss"
+        (output_BKHW,) = outputs_BKHW
         result = self._loss(self.micro_batch.piece(output_BKHW), self.sample)
         self._sample = None  # its labels are not needed again
         return result

@@ -6,7 +6,6 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.models.unet import FlatNetwork
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.pipeline.link_time import slowest_link
 from tiledseg.planning.run.pipeline import Measured
@@ -29,8 +28,6 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
 
 def _layer_times(plan: RunPlan, precision: str, device: torch.device) -> tuple[LayerTime, ...]:
     network = plan.network
-    with torch.device("meta"):
-        described = FlatNetwork(network.layers(), network.bands)
     cast = torch.bfloat16 if precision == "bf16" else None
     pixels = plan.micro_batch.pixels
-    return measure_layer_times(described, network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)
+    return measure_layer_times(network.graph(), network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)

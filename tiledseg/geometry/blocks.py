@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, Partition, decompose
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.layer_windows import layer_windows, settle
 from tiledseg.geometry.tiling import Tile, Tiling
 
@@ -45,15 +45,15 @@ class LayerBlocks:
         return Tile(_index(self.decomposition, row, col), (row, col), core, context, output)
 
 
-def layer_blocks(tiling: Tiling, layers: tuple[Layer, ...], shape: tuple[int, int], fusion: int = 1) -> LayerBlocks:
-    """Spread a tiling over `shape` (rows, cols) ranks that compute `layers` together.
+def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: int = 1) -> LayerBlocks:
+    """Spread a tiling over `shape` (rows, cols) ranks that compute the network together.
 
     Raises GeometryError where the mesh has more rows or columns than the grid, or a rank would own nothing: of some
     layer's output, or of the raster.
     """
     decomposition = decompose(tiling, shape)
-    rows, cols = settle(layers, decomposition.rows), settle(layers, decomposition.cols)
-    outputs = [layer_windows(layers, partition, fusion)[-1].output for partition in (rows, cols)]
+    rows, cols = settle(graph, decomposition.rows), settle(graph, decomposition.cols)
+    outputs = [layer_windows(graph, partition, fusion)[graph.results[0] - 1].output for partition in (rows, cols)]
     first = tiling.tiles[0].output
     output = Box(_from(first.row.start, outputs[0].size), _from(first.col.start, outputs[1].size))
     blocks = LayerBlocks(decomposition, decomposition.whole, output, rows, cols, outputs[0], outputs[1])

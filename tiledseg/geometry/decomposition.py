@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.graph import Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import Tile, Tiling
 
 
@@ -55,18 +55,23 @@ class Partition:
     def blocks(self) -> tuple[Interval, ...]:
         return tuple(Interval(a, b) for a, b in pairwise(self.edges))
 
-    def through(self, layer: Layer) -> Partition:
-        """The partition of the layer's outputs. GeometryError, naming the layer, where a rank would own none."""
-        size = layer.output_size(self.size)
-        inner = (min(max(layer.output_edge(edge), 0), size) for edge in self.edges[1:-1])
-        edges = (0, *inner, size)
-        empty = next((i for i, (a, b) in enumerate(pairwise(edges)) if b <= a), None)
-        if empty is not None:
-            raise GeometryError(
-                f"layer '{layer.name}' gives {max(size, 0)} positions along a dim that {self.parts} ranks share, and "
-                f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
-            )
-        return Partition(edges)
+
+def partition_through(node: Node, inputs: Sequence[Partition]) -> Partition:
+    """The partition of a node's outputs. Raises GeometryError, naming it, where a rank would own none."""
+    try:
+        size = node.layer.output_size(*(partition.size for partition in inputs))
+    except GeometryError as error:
+        raise GeometryError(f"layer '{node.name}': {error}") from None
+    edges = zip(*(partition.edges[1:-1] for partition in inputs), strict=True)
+    inner = (min(max(node.layer.output_edge(*each), 0), size) for each in edges)
+    found = (0, *inner, size)
+    empty = next((i for i, (a, b) in enumerate(pairwise(found)) if b <= a), None)
+    if empty is not None:
+        raise GeometryError(
+            f"layer '{node.name}' gives {max(size, 0)} positions along a dim that {inputs[0].parts} ranks share, and "
+            f"none of them to rank {empty} along it; use fewer ranks an image, larger images, or fewer levels"
+        )
+    return Partition(found)
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class WindowExchange:
 
     @property
     def outside(self) -> tuple[int, int]:
-        """How many positions of the window lie before the tensor, and how many behind it."""
+        """How many positions of the window lie before the tensor, and how many after it."""
         return self.window.outside(Interval(0, self.size))
 
 

@@ -6,12 +6,11 @@ P padding, N image side, d what one convolution takes off, epsilon the halo.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, total_stride
 
 
@@ -30,8 +29,8 @@ class Footprint:
     """What a network asks of a tile, along either dim.
 
     Core edges lie on multiples of `alignment`; the context reaches `before` pixels before the aligned core and `after`
-    pixels behind it. `offset` is the position of the network's first output, counted from the context's first pixel
-    (0 for a padded network); the output has `surplus` pixels more than the aligned core behind it.
+    pixels after it. `offset` is the position of the network's first output, counted from the context's first pixel
+    (0 for a padded network); the output has `surplus` pixels more than the aligned core after it.
     `mirror`: the context is mirrored at the raster's border (unpadded networks) instead of clipped there, where the
     padding of the network's own convolutions takes over, as it would on the whole raster.
     """
@@ -44,33 +43,33 @@ class Footprint:
 
     @property
     def surplus(self) -> int:
-        """Outputs behind the aligned core that a legal input size brings along (unpadded networks)."""
+        """Outputs after the aligned core that a legal input size brings along (unpadded networks)."""
         return self.after - self.offset if self.mirror else 0
 
 
-def is_padded(layers: Sequence[Layer]) -> bool:
+def is_padded(graph: Graph) -> bool:
     """Whether the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
-    size = total_stride(layers) * 64
-    return is_legal_size(layers, size) and output_size(layers, size) == size
+    size = total_stride(graph) * 64
+    return is_legal_size(graph, size) and output_size(graph, size) == size
 
 
-def minimum_halo(layers: Sequence[Layer]) -> tuple[int, int]:
+def minimum_halo(graph: Graph) -> tuple[int, int]:
     """The exact halo (before, after) of any core whose edges are multiples of the alignment.
 
     The law: one pixel less and some output of some core depends on a pixel that its context lacks.
     """
-    alignment = total_stride(layers)
+    alignment = total_stride(graph)
     core = Interval(64 * alignment, 128 * alignment)
-    need = required_input(layers, core).shift(-_offset(layers))
+    need = required_input(graph, core).shift(-_offset(graph))
     return core.start - need.start, need.stop - core.stop
 
 
-def network_footprint(layers: Sequence[Layer], halo: int | None = None, exact: bool = True) -> Footprint:
+def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
     """The footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 
     Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False.
     """
-    sides = minimum_halo(layers)
+    sides = minimum_halo(graph)
     minimum = max(sides)
     if halo is not None and halo < 0:
         raise GeometryError(f"halo {halo} is negative; give 0 or more pixels, or auto")
@@ -79,39 +78,39 @@ def network_footprint(layers: Sequence[Layer], halo: int | None = None, exact: b
             f"halo {halo} is less than the {minimum} pixels that this network needs; set tiling.halo to auto, "
             f"or to {minimum} or more"
         )
-    alignment = total_stride(layers)
+    alignment = total_stride(graph)
     before, after = sides if halo is None else (halo, halo)
-    if is_padded(layers):
+    if is_padded(graph):
         width = round_up(max(before, after), alignment)
         return Footprint(alignment, width, width)
-    return _unpadded_footprint(layers, alignment, before, after)
+    return _unpadded_footprint(graph, alignment, before, after)
 
 
-def _unpadded_footprint(layers: Sequence[Layer], alignment: int, before: int, after: int) -> Footprint:
-    lost = _lost(layers)
+def _unpadded_footprint(graph: Graph, alignment: int, before: int, after: int) -> Footprint:
+    lost = _lost(graph)
     offset = lost // 2
     before = offset + round_up(max(0, before - offset), alignment)
     after = max(after, lost - offset)
     core = 64 * alignment
-    while not is_legal_size(layers, before + core + after):
+    while not is_legal_size(graph, before + core + after):
         after += 1
     return Footprint(alignment, before, after, offset, mirror=True)
 
 
-def _lost(layers: Sequence[Layer]) -> int:
+def _lost(graph: Graph) -> int:
     """How many pixels a side the network takes off in all (both ends together)."""
-    stride = total_stride(layers)
+    stride = total_stride(graph)
     # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the end.
-    first = max(1, required_input(layers, Interval(0, 1)).stop - 2 * stride)
-    size = next((n for n in range(first, first + 4 * stride) if is_legal_size(layers, n)), None)
+    first = max(1, required_input(graph, Interval(0, 1)).stop - 2 * stride)
+    size = next((n for n in range(first, first + 4 * stride) if is_legal_size(graph, n)), None)
     if size is None:
         raise GeometryError(f"no input of {first} to {first + 4 * stride} pixels is legal for this network; change it")
-    return size - output_size(layers, size)
+    return size - output_size(graph, size)
 
 
-def _offset(layers: Sequence[Layer]) -> int:
+def _offset(graph: Graph) -> int:
     """Position of the first output, counted from the first input."""
-    return 0 if is_padded(layers) else _lost(layers) // 2
+    return 0 if is_padded(graph) else _lost(graph) // 2
 
 
 def round_up(value: int, multiple: int) -> int:

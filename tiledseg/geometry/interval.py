@@ -38,7 +38,7 @@ class Interval:
         return Interval(start, max(start, min(self.stop, other.stop)))
 
     def outside(self, other: Interval) -> tuple[int, int]:
-        """How many positions lie before `other`, and how many behind it; together at most all of them."""
+        """How many positions lie before `other`, and how many after it; together at most all of them."""
         return min(self.size, max(0, other.start - self.start)), min(self.size, max(0, self.stop - other.stop))
 
     def hull(self, other: Interval) -> Interval:

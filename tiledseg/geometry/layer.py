@@ -1,15 +1,14 @@
-"""What a layer is, without its weights: the description that geometry, cost, models and commands share.
+"""What a layer is, without its weights: it states everything about itself, once, and everybody asks it.
 
-Each layer states its own arithmetic along one dim (kernels are square):
+- Geometry along one dim (kernels are square): `required_input`, the positions of an input that some outputs depend on;
+  `output_size`; `output_edge`, where an edge between two ranks' inputs falls among the outputs (each output to the rank
+  that holds the middle of what it reads). Positions below 0 or beyond the size are the padding.
+- Channels: `output_channels`, `parameters`, and `multiply_adds` of an output pixel.
+- Statistics: over what it measures its input, if it does: a part of the image alone cannot know them.
+- Autograd: what it keeps for the backward pass, what it writes over, and how gradients of its inputs come about.
 
-- `required_input(out)`: the input positions that the output positions `out` depend on, in the layer's own indices;
-- `output_size(n)`: how many outputs `n` inputs give;
-- `output_edge(e)`: where an edge between two ranks' inputs falls among the outputs: each output to the rank that holds
-  the middle of what it reads;
-- `output_channels(c)`, `parameters(c)` and `multiply_adds(c)` (per output pixel) for `c` input channels.
-
-Indices count from the first element of the tensor at hand; a padded layer may name positions below 0 or beyond
-the size, which are the padding. A new layer type is added here once, with its receptive field and its cost.
+A layer of several inputs is asked with one value an input, in their order. Here are the layers that work pixel by
+pixel; those that do not stand in the files beside this one.
 """
 
 from __future__ import annotations
@@ -17,197 +16,243 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiledseg.geometry.interval import Interval
+from tiledseg.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
+
+Shape = tuple[int, int, int]  # (channels, height, width)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that works pixel by pixel: geometry and channels unchanged, no weights."""
+    """A layer that works pixel by pixel on one tensor: geometry and channels unchanged, no weights."""
 
-    name: str
+    @property
+    def arity(self) -> int:
+        """How many tensors it takes."""
+        return 1
+
+    # Geometry.
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        """The positions of input `index` that the outputs `out` depend on."""
+        return out
+
+    def output_size(self, size: int, *others: int) -> int:
+        """How many outputs inputs of these sizes give. Raises GeometryError where the sizes do not fit each other."""
+        return size
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge
+
+    def fits_edge(self, *edges: int) -> bool:
+        """Whether inputs cut at these edges are cut where nothing but the halos of convolutions has to travel."""
+        return True
+
+    def computed(self, read: int, given: int) -> int:
+        """Outputs made of `read` positions of a cut dim, of which `given` go on: the rest is cropped."""
+        return given
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether it pads: it then may lose positions at the end of its input, which are padding as well."""
+        return False
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        """Whether what it reads beyond the tensor's ends is zero, or would be if it padded."""
+        return False
+
+    @property
+    def clamps(self) -> bool:
+        """Whether it repeats the last position beyond the tensor's ends by itself, and reads nothing there."""
+        return False
 
     @property
     def keeps_zero(self) -> bool:
-        """Whether the layer works pixel by pixel and makes zeros of zeros: it may then come behind zero padding."""
+        """Whether it works pixel by pixel and makes zeros of zeros: it may then come after zero padding."""
         return False
 
-    def required_input(self, out: Interval) -> Interval:
-        return out
+    def crop(self, index: int) -> int:
+        """Pixels that it cuts from each side of input `index`."""
+        return 0
 
-    def output_size(self, size: int) -> int:
-        return size
+    @property
+    def uncropped(self) -> Layer:
+        """The layer for inputs from which these have been cut."""
+        return self
 
-    def output_edge(self, edge: int) -> int:
-        return edge
+    # Channels.
 
-    def output_channels(self, channels: int) -> int:
+    def output_channels(self, channels: int, *others: int) -> int:
         return channels
 
     def parameters(self, channels: int) -> int:
         return 0
 
     def multiply_adds(self, channels: int) -> int:
+        """Of an output pixel."""
         return 0
 
-
-@dataclass(frozen=True)
-class Convolution(Layer):
-    """A square convolution; `padding` pixels of zeros on each side, and `extra` more behind (even kernels, `same`)."""
-
-    out_channels: int
-    kernel: int
-    stride: int = 1
-    padding: int = 0
-    dilation: int = 1
-    bias: bool = True
-    extra: int = 0
+    # Statistics.
 
     @property
-    def reach(self) -> int:
-        """Input positions spanned by one output, less one."""
-        return self.dilation * (self.kernel - 1)
-
-    def required_input(self, out: Interval) -> Interval:
-        start = out.start * self.stride - self.padding
-        return Interval(start, start + (out.size - 1) * self.stride + self.reach + 1)
-
-    def output_size(self, size: int) -> int:
-        return (size + 2 * self.padding + self.extra - self.reach - 1) // self.stride + 1
-
-    def output_edge(self, edge: int) -> int:
-        return -(-(edge + self.padding - self.reach // 2) // self.stride)
-
-    def output_channels(self, channels: int) -> int:
-        return self.out_channels
-
-    def parameters(self, channels: int) -> int:
-        return self.out_channels * (channels * self.kernel**2 + self.bias)
-
-    def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * channels * self.kernel**2
-
-
-@dataclass(frozen=True)
-class Pool(Layer):
-    """Pooling over windows of `kernel`, which touch unless `stride` says otherwise; a broken last one is left out."""
-
-    kernel: int = 2
-    stride: int | None = None
-    padding: int = 0
-    dilation: int = 1
+    def statistics(self) -> str | None:
+        """Over what it takes statistics: `image`, each by itself; `batch`, all images of a batch; None where over
+        nothing but a pixel's channels."""
+        return None
 
     @property
-    def step(self) -> int:
-        return self.stride or self.kernel
+    def needs_pixels(self) -> bool:
+        """Whether a single pixel of a channel is too little for its statistics."""
+        return False
 
     @property
-    def reach(self) -> int:
-        """Input positions spanned by one output, less one."""
-        return self.dilation * (self.kernel - 1)
+    def in_words(self) -> str:
+        """What takes statistics, for the user."""
+        return type(self).__name__
 
-    def required_input(self, out: Interval) -> Interval:
-        start = out.start * self.step - self.padding
-        return Interval(start, start + (out.size - 1) * self.step + self.reach + 1)
-
-    def output_size(self, size: int) -> int:
-        return (size + 2 * self.padding - self.reach - 1) // self.step + 1
-
-    def output_edge(self, edge: int) -> int:
-        return -(-(edge + self.padding - self.reach // 2) // self.step)
-
-
-@dataclass(frozen=True)
-class MaxPool(Pool):
-    """Max pooling; padding counts as minus infinity."""
-
-
-@dataclass(frozen=True)
-class AveragePool(Pool):
-    """Average pooling; padding counts as zeros, or not at all."""
-
-
-@dataclass(frozen=True)
-class TransposedConvolution(Layer):
-    """A transposed convolution. With stride = kernel, the default, each input becomes its own kernel x kernel block."""
-
-    out_channels: int
-    kernel: int = 2
-    bias: bool = True
-    stride: int | None = None
-    padding: int = 0
-    output_padding: int = 0
-    dilation: int = 1
+    def statistic_sets(self, channels: int) -> int:
+        """Sets of values that have statistics of their own, of an image or a batch."""
+        return 0
 
     @property
-    def step(self) -> int:
-        return self.stride or self.kernel
+    def moments(self) -> int:
+        """Statistics of each set, all-reduced where ranks share an image, forward and backward."""
+        return 0
+
+    # Autograd.
 
     @property
-    def reach(self) -> int:
-        """Output positions spanned by one input, less one."""
-        return self.dilation * (self.kernel - 1)
+    def hands_on(self) -> bool:
+        """Whether its output is its input, the same tensor."""
+        return False
 
-    def required_input(self, out: Interval) -> Interval:
-        """Never empty: where kernel < stride, an output between two blocks names the inputs beside it."""
-        first, last = out.start + self.padding, out.stop - 1 + self.padding
-        start = min(-((self.reach - first) // self.step), first // self.step)
-        stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
-        return Interval(start, stop)
+    @property
+    def overwrites(self) -> bool:
+        """Whether it can write its output over its input, and then keeps this one tensor."""
+        return False
 
-    def output_size(self, size: int) -> int:
-        return (size - 1) * self.step - 2 * self.padding + self.reach + self.output_padding + 1
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        """The inputs that the backward pass needs."""
+        return ()
 
-    def output_edge(self, edge: int) -> int:
-        return edge * self.step - self.padding + self.reach // 2 - (self.step - 1) // 2
+    @property
+    def keeps_output(self) -> bool:
+        """Whether the backward pass needs its output."""
+        return False
 
-    def output_channels(self, channels: int) -> int:
-        return self.out_channels
+    @property
+    def protects_output(self) -> bool:
+        """Whether no other layer may write over its output."""
+        return self.keeps_output or self.overwrites
 
-    def parameters(self, channels: int) -> int:
-        return self.out_channels * (channels * self.kernel**2 + self.bias)
+    @property
+    def gradient(self) -> str:
+        """How the gradients of its inputs come about: `new` tensors; `same`, the output's itself; `parts`, views of it;
+        `none`: there are none, as of a layer that gives integers."""
+        return "new"
 
-    def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * channels * self.kernel**2 // self.step**2
+    @property
+    def returns_view(self) -> bool:
+        """Whether its output is a view of another tensor: what is written over it is copied in the backward pass."""
+        return False
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        """Bytes kept besides inputs and output, for an output of `shape`; `width`: of a value (see `widths`)."""
+        return 0
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        """Bytes that its backward pass takes at once for the new gradient of an input of so many bytes."""
+        return input_bytes
+
+    def input_width(self, at_hand: int, width: int) -> int:
+        """Bytes of a value that it computes from, where its input has `at_hand` and the precision has `width`."""
+        return at_hand
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        """Bytes of a value of its output."""
+        return at_hand
 
 
 @dataclass(frozen=True)
-class Upsample(Layer):
-    """Upsampling by `factor`: `nearest`, or `bilinear` with pixel centres aligned (align_corners=False)."""
+class Mark(Layer):
+    """A place of its own for a tensor that a later layer takes up: it hands its input on."""
 
-    mode: str = "nearest"
-    factor: int = 2
+    @property
+    def hands_on(self) -> bool:
+        return True
 
-    def required_input(self, out: Interval) -> Interval:
-        if self.mode == "nearest":
-            return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
-        return Interval(self._lower(out.start), self._lower(out.stop - 1) + 2)
-
-    def _lower(self, position: int) -> int:
-        """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
-        return (2 * position + 1 - self.factor) // (2 * self.factor)
-
-    def output_size(self, size: int) -> int:
-        return size * self.factor
-
-    def output_edge(self, edge: int) -> int:
-        return edge * self.factor
+    @property
+    def gradient(self) -> str:
+        return "same"
 
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
-
-    All but `none` and `pixel` take statistics over many pixels, so a tile alone cannot compute them.
-    """
+    """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch."""
 
     kind: str = "none"
     groups: int = 1
 
     @property
     def keeps_zero(self) -> bool:
-        return self.kind == "none"
+        return self.hands_on
 
     def parameters(self, channels: int) -> int:
-        return 0 if self.kind == "none" else 2 * channels
+        return 0 if self.hands_on else 2 * channels
+
+    @property
+    def statistics(self) -> str | None:
+        return {"instance": "image", "group": "image", "batch": "batch"}.get(self.kind)
+
+    @property
+    def needs_pixels(self) -> bool:
+        return self.kind in ("instance", "batch")  # a group has several channels
+
+    @property
+    def in_words(self) -> str:
+        return f"model.norm is {self.kind}"
+
+    def statistic_sets(self, channels: int) -> int:
+        return self.groups if self.kind == "group" else channels
+
+    @property
+    def moments(self) -> int:
+        return 2 if self.statistics else 0
+
+    @property
+    def hands_on(self) -> bool:
+        return self.kind == "none"
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return () if self.hands_on else (0,)
+
+    @property
+    def gradient(self) -> str:
+        return "same" if self.hands_on else "new"
+
+    @property
+    def returns_view(self) -> bool:
+        return self.kind == "pixel"  # it computes in another layout
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        """Pixel norm a mean and a deviation a pixel; others, in float64, a scale a channel, a mean and a deviation a
+        channel or group, and their count."""
+        channels, height, columns = shape
+        if self.kind == "pixel":
+            return 2 * height * columns * self.input_width(width, width)
+        return DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        # The rows in which sums are taken are let go before it is made.
+        return max(input_bytes, norm_work_bytes(*shape)) if self.statistics else input_bytes
+
+    def input_width(self, at_hand: int, width: int) -> int:
+        return at_hand if self.hands_on else norm_bytes(self.kind, width)
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return self.input_width(at_hand, width)
 
 
 @dataclass(frozen=True)
@@ -220,6 +265,20 @@ class Dropout(Layer):
     def keeps_zero(self) -> bool:
         return True
 
+    @property
+    def hands_on(self) -> bool:
+        return self.probability == 0
+
+    @property
+    def gradient(self) -> str:
+        return "same" if self.hands_on else "new"
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return width * shape[0]  # a factor a channel
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return width
+
 
 @dataclass(frozen=True)
 class Activation(Layer):
@@ -231,21 +290,19 @@ class Activation(Layer):
     def keeps_zero(self) -> bool:
         return True
 
+    @property
+    def overwrites(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
 
 @dataclass(frozen=True)
-class Stash(Layer):
-    """Keeps its input for the layer that pops `skip`, and passes it on."""
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x)): what a gate multiplies by."""
 
-    skip: str
-
-
-@dataclass(frozen=True)
-class PopConcatenate(Layer):
-    """Concatenates the stashed `skip`, cropped by `crop` pixels on each side, before its own input."""
-
-    skip: str
-    skip_channels: int
-    crop: int = 0
-
-    def output_channels(self, channels: int) -> int:
-        return channels + self.skip_channels
+    @property
+    def keeps_output(self) -> bool:
+        return True

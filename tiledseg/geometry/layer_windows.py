@@ -1,16 +1,20 @@
 """A whole network spread over the ranks of one axis: what each rank holds of each tensor, and where halos travel.
 
-Along one dim, as all of `geometry`. Tensor k is the input of layer k, the last one the network's output. Each rank
-owns a block of every tensor. Where a layer's outputs need more than that, an exchange before it brings the rest; layers
-behind it that need a halo too can share that exchange, at the price of computing their overlap twice: a *run* of
-`fusion` such layers. `fusion` 1 is a thin halo at each layer and nothing computed twice (E = 1); a run as long as the
-network is one exchange of its input. The numbers computed are the same for all.
+Along one dim, as all of `geometry`. Each rank owns a block of every tensor. Where a node needs more than that of an
+input, an exchange before it brings the rest; later nodes that need a halo too can share that exchange, at the price of
+computing their overlap twice: a *run* of `fusion` such nodes. `fusion` 1 is a thin halo at each of them and nothing
+computed twice (E = 1); a run as long as the network is one exchange of its input. The numbers computed are the same.
+
+    a rank's block        |=======|            conv reads a pixel more on either side than it gives:
+    conv1 gives, fused    |=======|            its halo comes by an exchange of its own (fusion 1),
+    conv0 gives         |-=========-|          or conv0 gives that pixel too, from a wider exchange (fusion 2)
+    exchanged         |--===========--|
 
 The exchange for a convolution is made before the activation (and whatever else is zero at zero) in front of it. The
 activation then works in place on the window, halo and zero padding included, and autograd keeps that one tensor for
 both layers in place of two (docs/decisions/0006).
 
-A run does not pass a layer that pops a skip stashed before the run: the skip would need an exchange of its own.
+A run does not pass a node that takes a tensor of an earlier run: that would need a wider exchange as well.
 """
 
 from __future__ import annotations
@@ -20,183 +24,157 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.decomposition import Partition, WindowExchange, plan_exchange
+from tiledseg.geometry.decomposition import Partition, WindowExchange, partition_through, plan_exchange
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import AveragePool, Convolution, Layer, Norm, Pool, PopConcatenate, Stash, Upsample
 from tiledseg.geometry.receptive_field import total_stride
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
 
+Edge = tuple[int, int]  # a node, and which of its inputs
+Windows = tuple[Interval, ...]  # one entry a rank of the axis
+
 
 @dataclass(frozen=True)
-class LayerWindows:
-    """One layer over all ranks of the axis; one entry a rank in each tuple.
+class InputWindows:
+    """One input of a node over all ranks of the axis.
 
-    `held`: the input it has; `read`: the input it computes from, which may reach beyond the tensor where the layer
-    pads, or comes behind the padding of a convolution; `given`: the output. `exchanged`: whether halos travel before
-    the layer, or, for a layer that pops a skip, whether the skip's do; `skip`: what it takes of the skip.
+    `held`: what is taken of the tensor at hand; `read`: what the node computes from, which may reach beyond the tensor
+    where the node pads, or comes after the padding of a convolution; `exchanged`: whether halos travel in between.
     """
 
-    layer: Layer
-    input: Partition
-    output: Partition
-    held: tuple[Interval, ...]
-    read: tuple[Interval, ...]
-    given: tuple[Interval, ...]
+    partition: Partition
+    held: Windows
+    read: Windows
     exchanged: bool
-    skip: tuple[Interval, ...] = ()
-    skip_partition: Partition | None = None
 
     def exchange(self, index: int) -> WindowExchange | None:
-        """Rank `index`'s part in the exchange before the layer; None where there is none."""
-        if not self.exchanged:
-            return None
-        if self.skip_partition is not None:
-            return plan_exchange(self.skip_partition, self.skip, index)
-        return plan_exchange(self.input, self.read, index)
+        """Rank `index`'s part in the exchange; None where there is none."""
+        return plan_exchange(self.partition, self.read, index) if self.exchanged else None
+
+
+@dataclass(frozen=True)
+class NodeWindows:
+    """One node over all ranks of the axis; `given`: what each computes of the output, which `output` cuts."""
+
+    node: Node
+    inputs: tuple[InputWindows, ...]
+    output: Partition
+    given: Windows
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether halos travel before it."""
+        return any(one.exchanged for one in self.inputs)
 
 
 @lru_cache(maxsize=64)
-def layer_windows(
-    layers: tuple[Layer, ...], partition: Partition, fusion: int = 1, early: bool = True
-) -> tuple[LayerWindows, ...]:
-    """The windows of every layer, for an input that is cut by `partition`. `early` False: exchanges come right before
-    the layer that needs them.
+def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bool = True) -> tuple[NodeWindows, ...]:
+    """The windows of every node, for an input that is cut by `partition`. `early` False: exchanges come right before
+    the node that needs them.
 
-    Raises GeometryError where a rank would own nothing of a tensor, a skip does not fit, or `fusion` is below 1.
+    Raises GeometryError where a rank would own nothing of a tensor, tensors that meet do not fit, or `fusion` is below
+    1.
     """
     if fusion < 1:
         raise GeometryError(f"fusion of {fusion} layers; give at least 1")
-    partitions = _partitions(layers, partition)
-    exchanges = _exchange_points(layers, partitions, fusion)
-    carried = _carriers(layers, exchanges) if early else {}
-    return tuple(reversed(list(_walk_back(layers, partitions, exchanges, carried))))
+    partitions = graph.fold(partition, lambda k, given: partition_through(graph.nodes[k], given))
+    exchanges = _exchanges(graph, partitions, fusion)
+    carried = _carriers(graph, exchanges) if early else {}
+    return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried))))
 
 
-def settle(layers: tuple[Layer, ...], partition: Partition) -> Partition:
+def settle(graph: Graph, partition: Partition) -> Partition:
     """The partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
 
-    That is: no pooling window lies across it, and a skip is cut where the tensor is that it meets. Then no halo travels
-    but what convolutions need. Padded networks fit at every multiple of their alignment; unpadded ones elsewhere. An
-    edge without such a place within the alignment stays.
+    That is: no pooling window lies across it, and tensors that meet are cut alike. Then no halo travels but what
+    convolutions need. Padded networks fit at every multiple of their alignment; unpadded ones elsewhere. An edge
+    without such a place within the alignment stays.
     """
-    reach = total_stride(layers)
+    reach = total_stride(graph)
     inner: list[int] = []
     for edge, low, high in zip(partition.edges[1:-1], partition.edges, partition.edges[2:], strict=False):
         near = sorted(range(max(low + 1, edge - reach), min(high, edge + reach + 1)), key=lambda e: abs(e - edge))
-        inner.append(next((e for e in near if _fits(layers, e) and e > (inner or [0])[-1]), edge))
+        inner.append(next((e for e in near if _fits(graph, e) and e > (inner or [0])[-1]), edge))
     return Partition((0, *inner, partition.size))
 
 
-def _fits(layers: Sequence[Layer], edge: int) -> bool:
-    stashed: dict[str, int] = {}
-    for layer in layers:
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = edge
-        elif isinstance(layer, PopConcatenate) and stashed[layer.skip] - layer.crop != edge:
-            return False
-        following = layer.output_edge(edge)
-        if isinstance(layer, Pool) and layer.required_input(Interval(following, following + 1)).start != edge:
-            return False
-        edge = following
-    return True
+def _fits(graph: Graph, edge: int) -> bool:
+    edges = graph.fold(edge, lambda k, given: graph.layers[k].output_edge(*given))
+    return all(
+        layer.fits_edge(*(edges[source] for source in sources))
+        for layer, sources in zip(graph.layers, graph.sources, strict=True)
+    )
 
 
-def _partitions(layers: Sequence[Layer], partition: Partition) -> list[Partition]:
-    """The partition of every tensor. Behind a concatenation it is that of the input, whose size the skip must have."""
-    partitions, stashed = [partition], {}
-    for layer in layers:
-        current = partitions[-1]
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = current
-        elif isinstance(layer, PopConcatenate) and stashed[layer.skip].size - 2 * layer.crop != current.size:
-            raise GeometryError(
-                f"layer '{layer.name}' concatenates {current.size} positions with a skip of "
-                f"{stashed[layer.skip].size}, less 2 x {layer.crop} cropped; choose another input size"
-            )
-        partitions.append(current.through(layer))
-    return partitions
+def _exchanges(graph: Graph, partitions: Sequence[Partition], fusion: int) -> set[Edge]:
+    """The edges along which halos travel: the first of each run, and those of nodes that end one."""
+    found: set[Edge] = set()
+    runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
+    for k, sources in enumerate(graph.sources):
+        run = _common_run([runs[source] for source in sources])
+        short = [(k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i)]
+        if len(sources) > 1:
+            found.update(short if run is None else ())
+        elif short:
+            if run is None or run[1] == fusion:
+                found.add((k, 0))
+                run = sources[0], 0
+            run = run[0], run[1] + 1
+        runs.append(run)
+    return found
 
 
-def _exchange_points(layers: Sequence[Layer], partitions: Sequence[Partition], fusion: int) -> set[int]:
-    """The layers before which halos travel: the first of each run."""
-    points: set[int] = set()
-    stashed: dict[str, int] = {}
-    run, start = 0, -1
-    for k, layer in enumerate(layers):
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = k
-        if isinstance(layer, PopConcatenate) and stashed[layer.skip] < start:
-            run = 0
-        if not _needs_halo(layer, partitions[k], partitions[k + 1]):
-            continue
-        if run == 0 or run == fusion:
-            run, start = 0, k
-            points.add(k)
-        run += 1
-    return points
+def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """That of tensors that all come of one exchange: the longest way; else None."""
+    known = [run for run in runs if run is not None]
+    return max(known) if len(known) == len(runs) and len({run[0] for run in known}) == 1 else None
 
 
-def _carriers(layers: Sequence[Layer], exchanges: set[int]) -> dict[int, int]:
-    """For each exchange that can come earlier, the layer before which it will, by the layer that needs it."""
+def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
+    """Whether some rank needs more of an input than it owns, for its own block of the output."""
+    source, layer = partitions[graph.sources[k][index]], graph.layers[k]
+    wanted = (layer.required_input(out, index).clip(source.whole) for out in partitions[k + 1].blocks)
+    return source.parts > 1 and any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
+
+
+def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
+    """For the nodes before which halos travel and could travel earlier: the nodes that they pass, first to last."""
     earlier = {}
-    for k in exchanges:
-        first = k
-        while isinstance(layers[k], Convolution | AveragePool) and first > 0 and layers[first - 1].keeps_zero:
-            first -= 1
-        if first < k:
-            earlier[k] = first
+    for k, _ in exchanges:
+        passed = [k]
+        while graph.layers[k].pads_with_zeros and (source := graph.sources[passed[0]][0]) > 0:
+            if not graph.layers[source - 1].keeps_zero or graph.readers[source] != (passed[0],):
+                break
+            passed.insert(0, source - 1)
+        if len(passed) > 1:
+            earlier[k] = tuple(passed)
     return earlier
 
 
-def _needs_halo(layer: Layer, source: Partition, target: Partition) -> bool:
-    if source.parts == 1 or isinstance(layer, PopConcatenate):
-        return False
-    wanted = (layer.required_input(out).clip(source.whole) for out in target.blocks)
-    return any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
-
-
 def _walk_back(
-    layers: Sequence[Layer], partitions: Sequence[Partition], exchanges: set[int], carried: Mapping[int, int]
-) -> Iterator[LayerWindows]:
+    graph: Graph, partitions: Sequence[Partition], exchanges: set[Edge], carried: Mapping[int, tuple[int, ...]]
+) -> Iterator[NodeWindows]:
     """From the outputs, which each rank gives for its own block, back to what must be held of the input."""
-    points = {carried.get(k, k) for k in exchanges}
-    padded = {m for k, first in carried.items() for m in range(first, k + 1)}  # layers that read padding made before
-    wanted = partitions[-1].blocks  # of the tensor behind the layer at hand
-    stashes = {layer.skip: k for k, layer in enumerate(layers) if isinstance(layer, Stash)}
-    skips: dict[int, list[tuple[Interval, ...]]] = {}
-    for k in reversed(range(len(layers))):
-        layer, source, target = layers[k], partitions[k], partitions[k + 1]
-        given = wanted if source.parts > 1 else target.blocks  # a dim that is not cut is computed whole
-        for skip in skips.pop(k, []):
-            given = _hull(given, skip)
-        read = tuple(_reads(layer, out, source) for out in given)
-        if isinstance(layer, Norm) and layer.kind not in ("none", "pixel"):
-            read = given = _hull(given, source.blocks)  # its statistics are those of the owned pixels
-        if isinstance(layer, PopConcatenate):
-            at = stashes[layer.skip]
-            skip_source = partitions[at + 1]
-            skip = tuple(out.shift(layer.crop) for out in given)
-            travels = any(not own.contains(s) for own, s in zip(skip_source.blocks, skip, strict=True))
-            # An exchange before the stash can bring along what the skip needs besides; one between them is too late.
-            late = any(at < point < k for point in points)
-            travels = travels and (late or not any(point <= at for point in points))
-            skips.setdefault(at, []).append(skip_source.blocks if travels else skip)
-            yield LayerWindows(layer, source, target, given, given, given, travels, skip, skip_source)
-            wanted = given
-            continue
-        exchanged = k in points
-        within = read if k in padded else tuple(r.clip(source.whole) for r in read)
-        held = source.blocks if exchanged else within
-        yield LayerWindows(layer, source, target, held, read, given, exchanged)
-        wanted = held
+    points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
+    padded = {k for passed in carried.values() for k in passed}  # nodes that read padding made before
+    wanted: dict[int, Windows] = {tensor: partitions[tensor].blocks for tensor in graph.results}
+    for k in reversed(range(len(graph))):
+        layer, target = graph.layers[k], partitions[k + 1]
+        given = wanted[k + 1] if target.parts > 1 else target.blocks  # a dim that is not cut is computed whole
+        if layer.statistics:
+            given = _hull(given, target.blocks)  # they are those of the owned pixels
+        inputs = []
+        for index, tensor in enumerate(graph.sources[k]):
+            source = partitions[tensor]
+            read = tuple(layer.required_input(out, index) for out in given)
+            inside = read if k in padded else tuple(r.clip(source.whole) for r in read)
+            exchanged = (k, index) in points
+            held = source.blocks if exchanged else inside
+            inputs.append(InputWindows(source, held, inside if layer.clamps else read, exchanged))
+            wanted[tensor] = _hull(held, wanted.get(tensor, held))
+        yield NodeWindows(graph.nodes[k], tuple(inputs), target, given)
 
 
-def _reads(layer: Layer, out: Interval, source: Partition) -> Interval:
-    """The input that the outputs `out` are computed from, padding included where a layer fills it in."""
-    wanted = layer.required_input(out)
-    return wanted.clip(source.whole) if isinstance(layer, Upsample) else wanted
-
-
-def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> tuple[Interval, ...]:
+def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
     return tuple(a.hull(b) for a, b in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""Interval arithmetic through a flat sequence of layers with skips: which inputs do these outputs need?
+"""Interval arithmetic through a network: which inputs do these outputs need?
 
 The law: the result contains exactly the input positions that an output of the range depends on through some path,
 per side; positions below 0 or beyond the size are padding. Checked against the support of real gradients in the tests.
@@ -6,72 +6,96 @@ per side; positions below 0 or beyond the size are padding. Checked against the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from fractions import Fraction
 
-from tiledseg.errors import GeometryError
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
+from tiledseg.geometry.layer import Layer, Mark
+from tiledseg.geometry.resampling import Upsample
 
 
-def required_input(layers: Sequence[Layer], out: Interval) -> Interval:
-    """The input positions on which the outputs `out` of the sequence depend (unclipped)."""
-    need = out
-    stashed: dict[str, Interval] = {}
-    for layer in reversed(layers):
-        if isinstance(layer, PopConcatenate):
-            wanted = need.shift(layer.crop)
-            stashed[layer.skip] = wanted.hull(stashed.get(layer.skip, wanted))
-        elif isinstance(layer, Stash) and layer.skip in stashed:
-            need = need.hull(stashed.pop(layer.skip))
-        need = layer.required_input(need)
-    return need
+def required_input(graph: Graph, out: Interval) -> Interval:
+    """The input positions on which the positions `out` of the outputs depend (unclipped)."""
+    need: dict[int, Interval] = dict.fromkeys(graph.results, out)
+    for k in reversed(range(len(graph))):
+        for index, source in enumerate(graph.sources[k]):
+            wanted = graph.layers[k].required_input(need[k + 1], index)
+            need[source] = wanted.hull(need.get(source, wanted))
+    return need[0]
 
 
-def output_size(layers: Iterable[Layer], size: int) -> int:
-    """Output positions along one dim for `size` input positions.
+def tensor_sizes(graph: Graph, size: int) -> list[int]:
+    """Positions of each tensor along one dim for `size` input positions.
 
-    Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or a skip does not fit:
+    Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or tensors that meet differ:
     the sizes for which the network is not the same function everywhere on the raster.
     """
-    stashed: dict[str, int] = {}
-    current = size
-    for layer in layers:
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = current
-        elif isinstance(layer, PopConcatenate) and stashed[layer.skip] - 2 * layer.crop != current:
-            raise GeometryError(
-                f"input size {size} is not legal: at layer '{layer.name}' the skip has {stashed[layer.skip]} pixels, "
-                f"less 2 x {layer.crop} cropped, against {current}; choose another size"
-            )
-        following = layer.output_size(current)
-        shrunk = layer.required_input(Interval(0, max(following, 1))).size
-        if following < 1 or (following < current and getattr(layer, "padding", 0) == 0 and shrunk != current):
-            raise GeometryError(
-                f"input size {size} is not legal: layer '{layer.name}' would turn {current} pixels into {following} "
-                "with a remainder; choose another size"
-            )
-        current = following
-    return current
+
+    def step(k: int, sizes: list[int]) -> int:
+        try:
+            return _output_size(graph.layers[k], sizes)
+        except GeometryError as error:
+            raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
+
+    return graph.fold(size, step)
 
 
-def is_legal_size(layers: Sequence[Layer], size: int) -> bool:
+def _output_size(layer: Layer, sizes: list[int]) -> int:
+    following = layer.output_size(*sizes)
+    shrunk = layer.required_input(Interval(0, max(following, 1))).size
+    if following < 1 or (following < sizes[0] and not layer.is_padded and shrunk != sizes[0] and layer.arity == 1):
+        raise GeometryError(f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size")
+    return following
+
+
+def output_size(graph: Graph, size: int) -> int:
+    """Positions of the first output. Raises GeometryError as `tensor_sizes`."""
+    return tensor_sizes(graph, size)[graph.results[0]]
+
+
+def is_legal_size(graph: Graph, size: int) -> bool:
     """Whether the network takes an input of `size` pixels without dropping a remainder anywhere."""
     try:
-        output_size(layers, size)
+        output_size(graph, size)
     except GeometryError:
         return False
     return True
 
 
-def total_stride(layers: Iterable[Layer]) -> int:
-    """The coarsest grid of the sequence, in input pixels: tiles that start on its multiples see the same pooling."""
-    coarsest = scale = 1
-    for layer in layers:
-        one_in = layer.required_input(Interval(0, 1)), layer.required_input(Interval(1, 2))
-        step = one_in[1].start - one_in[0].start
-        if step > 1:
-            scale *= step
-        elif (grown := layer.output_size(64)) > 64 and grown % 64 == 0:
-            scale //= grown // 64
-        coarsest = max(coarsest, scale)
-    return coarsest
+def total_stride(graph: Graph) -> int:
+    """The coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling."""
+    return max(1, *map(int, scales(graph)))
+
+
+def scales(graph: Graph) -> list[Fraction]:
+    """Input pixels a pixel of each tensor."""
+    return graph.fold(Fraction(1), lambda k, given: max(given) * _step(graph.layers[k]))
+
+
+def _step(layer: Layer) -> Fraction:
+    """Input positions a step of the layer's output."""
+    one, other = (layer.required_input(Interval(at, at + 1)).start for at in (0, 1))
+    if other - one > 1:
+        return Fraction(other - one)
+    if layer.arity > 1 and other > one:
+        return Fraction(1)
+    grown = layer.output_size(*(64,) * layer.arity)
+    return Fraction(64, grown) if grown > 64 and grown % 64 == 0 else Fraction(1)
+
+
+def resized(nodes: Sequence[Node], name: str, source: str, like: str, mode: str = "bilinear") -> Node:
+    """A node after these that brings the tensor `source` to the size of the tensor `like`.
+
+    Raises ConfigError where that is not a whole number of times as large, whatever the input.
+    """
+    graph = Graph(tuple(nodes), tuple(node.name for node in nodes))
+    steps = dict(zip(graph.names, scales(graph), strict=True))
+    factor = steps[source] / steps[like]
+    if factor.denominator > 1:
+        raise ConfigError(
+            f"node '{name}' would resize '{source}' by {factor} to the size of '{like}'; only whole factors fall on "
+            "the ranks' edges"
+        )
+    return Node(name, Upsample(mode, int(factor)) if factor > 1 else Mark(), (source,))

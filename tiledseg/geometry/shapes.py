@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layer import Shape
 
-from tiledseg.geometry.layer import Layer
+
+def tensor_channels(graph: Graph, bands: int) -> list[int]:
+    """Of each tensor, the input first. Raises GeometryError, naming the node, where tensors that meet do not fit."""
+
+    def step(k: int, given: list[int]) -> int:
+        try:
+            return graph.layers[k].output_channels(*given)
+        except GeometryError as error:
+            raise GeometryError(f"layer '{graph.nodes[k].name}': {error}") from None
+
+    return graph.fold(bands, step)
 
 
-def layer_shapes(layers: Sequence[Layer], bands: int, height: int, width: int) -> tuple[tuple[int, int, int], ...]:
-    """(channels, height, width) of each layer's output, for an input of `bands` x `height` x `width`."""
-    shapes: list[tuple[int, int, int]] = []
-    shape = bands, height, width
-    for layer in layers:
-        shape = layer.output_channels(shape[0]), layer.output_size(shape[1]), layer.output_size(shape[2])
-        shapes.append(shape)
-    return tuple(shapes)
+def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Shape, ...]:
+    """(channels, height, width) of each tensor, of the input, `bands` x `height` x `width`, first."""
+    channels = tensor_channels(graph, bands)
+    rows, cols = (graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes)) for size in (height, width))
+    return tuple(zip(channels, rows, cols, strict=True))
+
+
+def count_parameters(graph: Graph, bands: int) -> int:
+    """Weights of all layers."""
+    channels = tensor_channels(graph, bands)
+    nodes = zip(graph.layers, graph.sources, strict=True)
+    return sum(layer.parameters(channels[sources[0]]) for layer, sources in nodes)

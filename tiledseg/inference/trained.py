@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, load_network
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_unet
 from tiledseg.raster.dataset import Normalizer
 from tiledseg.raster.statistics import Normalization
 
@@ -23,7 +23,7 @@ class Trained:
     """`network`: in evaluation mode, on the CPU, in the dtype that it was trained in; it takes normalised pixels
     (B, bands, height, width) and gives logits (B, classes, height, width)."""
 
-    network: FlatNetwork
+    network: GraphNetwork
     checkpoint: Checkpoint
 
     @property
@@ -62,7 +62,7 @@ def load(run: str | Path) -> Trained:
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
-def load_trained(checkpoint: Checkpoint, unet: UNet, weights: Mapping[str, torch.Tensor] | None = None) -> FlatNetwork:
+def load_trained(checkpoint: Checkpoint, unet: UNet, weights: Mapping[str, torch.Tensor] | None = None) -> GraphNetwork:
     """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
 
     `weights` and buffers by name, in place of the checkpoint's.

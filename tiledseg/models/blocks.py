@@ -1,96 +1,91 @@
-"""From a layer's description to the torch module that computes it."""
+"""From a layer's description to the torch module that computes it.
+
+A new layer has a line in `BUILDERS`, and its module, if torch has none, beside the others of its kind.
+"""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 from torch import nn
 
-from tiledseg.geometry.layer import (
-    Activation,
-    Convolution,
-    Dropout,
-    Layer,
-    MaxPool,
-    Norm,
-    PopConcatenate,
-    Stash,
-    TransposedConvolution,
-    Upsample,
-)
-from tiledseg.models import upsample
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
+from tiledseg.geometry.graph import Node
+from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
+from tiledseg.models import joins, pooling, upsample
+from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 
 
-class StashSkip(nn.Module):
-    """Marks where the sequence keeps its tensor; the sequence itself holds it."""
+class Site(NamedTuple):
+    """Where a module will work: its node's name and layer, the channels of each input, and whether it may write over
+    its input."""
 
-    def __init__(self, skip: str) -> None:
-        super().__init__()
-        self.skip = skip
-
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return x_BCHW
-
-
-class PopSkip(nn.Module):
-    """Concatenates a stashed tensor, cropped by `crop` pixels a side, before the input, along channels."""
-
-    def __init__(self, skip: str, crop: int) -> None:
-        super().__init__()
-        self.skip = skip
-        self.crop = crop
-
-    def forward(self, x_BCHW: torch.Tensor, skip_BCHW: torch.Tensor) -> torch.Tensor:
-        if self.crop:
-            skip_BCHW = skip_BCHW[:, :, self.crop : -self.crop, self.crop : -self.crop]
-        return torch.cat([skip_BCHW, x_BCHW], dim=1)
+    name: str
+    layer: Any
+    channels: tuple[int, ...]
+    overwrites: bool
 
 
-def build_layer(layer: Layer, channels: int) -> nn.Module:
-    """The module of one layer that takes `channels` channels."""
-    match layer:
-        case Convolution():
-            return SteadyConvolution(
-                channels,
-                layer.out_channels,
-                layer.kernel,
-                stride=layer.stride,
-                padding=layer.padding,
-                dilation=layer.dilation,
-                bias=layer.bias,
-            )
-        case TransposedConvolution():
-            return nn.ConvTranspose2d(channels, layer.out_channels, layer.kernel, stride=layer.kernel, bias=layer.bias)
-        case MaxPool():
-            return nn.MaxPool2d(layer.kernel)
-        case Upsample():
-            align = None if layer.mode == "nearest" else False
-            return upsample.Upsample(scale_factor=layer.factor, mode=layer.mode, align_corners=align)
-        case Norm():
-            return _build_norm(layer, channels)
-        case Dropout():
-            return ChannelDropout(layer.name, layer.probability)
-        case Activation():
-            return nn.LeakyReLU(layer.negative_slope, inplace=True)
-        case Stash():
-            return StashSkip(layer.skip)
-        case PopConcatenate():
-            return PopSkip(layer.skip, layer.crop)
-    raise TypeError(f"no module for the layer description {type(layer).__name__}; add it to build_layer")
+NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
+    "none": lambda norm, channels: nn.Identity(),
+    "pixel": lambda norm, channels: PixelNorm(channels),
+    "instance": lambda norm, channels: InstanceNorm(channels, affine=True),
+    "group": lambda norm, channels: GroupNorm(norm.groups, channels),
+    "batch": lambda norm, channels: BatchNorm(channels),
+}
 
 
-def _build_norm(layer: Norm, channels: int) -> nn.Module:
-    match layer.kind:
-        case "none":
-            return nn.Identity()
-        case "pixel":
-            return PixelNorm(channels)
-        case "instance":
-            return InstanceNorm(channels, affine=True)
-        case "group":
-            return GroupNorm(layer.groups, channels)
-        case "batch":
-            return BatchNorm(channels)
-    raise TypeError(f"no module for the norm '{layer.kind}'; add it to build_layer")
+def _convolution(at: Site) -> nn.Module:
+    layer: Convolution = at.layer
+    sizes = layer.kernel, layer.stride, layer.padding, layer.dilation
+    return SteadyConvolution(at.channels[0], layer.out_channels, *sizes, bias=layer.bias)
+
+
+def _transposed(at: Site) -> nn.Module:
+    layer: TransposedConvolution = at.layer
+    sizes = layer.kernel, layer.step, layer.padding, layer.output_padding
+    channels = at.channels[0], layer.out_channels
+    return nn.ConvTranspose2d(*channels, *sizes, bias=layer.bias, dilation=layer.dilation)
+
+
+def _upsample(at: Site) -> nn.Module:
+    align = None if at.layer.mode == "nearest" else False
+    return upsample.Upsample(scale_factor=at.layer.factor, mode=at.layer.mode, align_corners=align)
+
+
+BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
+    Convolution: _convolution,
+    FixedFilters: lambda at: FilterBank(at.channels[0], at.layer.filters),
+    TransposedConvolution: _transposed,
+    MaxPool: lambda at: nn.MaxPool2d(*at.layer.sizes),
+    AveragePool: lambda at: nn.AvgPool2d(at.layer.kernel, at.layer.stride, at.layer.padding),
+    MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
+    MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),
+    Upsample: _upsample,
+    Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
+    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
+    Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
+    Sigmoid: lambda at: nn.Sigmoid(),
+    Mark: lambda at: nn.Identity(),
+    Concatenate: lambda at: joins.Concatenate(at.layer.crops),
+    Add: lambda at: joins.Add(at.layer.crops),
+    Multiply: lambda at: joins.Multiply(at.layer.crops),
+    ImageMean: lambda at: WholeImageMean(),
+}
+
+
+def build_module(node: Node, channels: Sequence[int], overwrites: bool) -> nn.Module:
+    """The module of a node whose inputs have so many channels each; `overwrites`: whether it may write over its input.
+
+    Raises TypeError for a layer that nobody has told how to build.
+    """
+    kind = type(node.layer)
+    if kind not in BUILDERS:
+        raise TypeError(f"no module for the layer description {kind.__name__}; add it to BUILDERS")
+    return BUILDERS[kind](Site(node.name, node.layer, tuple(channels), overwrites))

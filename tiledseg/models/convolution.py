@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 Pair = tuple[int, ...]
+Filters = tuple[tuple[tuple[float, ...], ...], ...]
 
 
 def convolve(
@@ -54,3 +55,20 @@ class SteadyConvolution(nn.Conv2d):
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return convolve(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class FilterBank(nn.Module):
+    """Each channel convolved with each filter of a bank, zeros around; nobody trains them, no checkpoint holds them."""
+
+    filters: torch.Tensor
+
+    def __init__(self, channels: int, filters: Filters) -> None:
+        super().__init__()
+        self.channels, self.bank = channels, filters
+        kernels = torch.tensor(filters, dtype=torch.float64)[:, None].repeat(channels, 1, 1, 1)
+        self.register_buffer("filters", kernels.to(torch.get_default_dtype()), persistent=False)
+
+    def forward(self, x_BCHW: torch.Tensor, padding: Pair | None = None) -> torch.Tensor:
+        reach = self.filters.shape[-1] // 2
+        around = (reach, reach) if padding is None else padding
+        return functional.conv2d(x_BCHW, self.filters, padding=around, groups=self.channels)

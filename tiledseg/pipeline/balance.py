@@ -136,8 +136,8 @@ def choose_folded(
 ) -> tuple[int, ...]:
     """The folded balance of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
-    `skips`: the layers that stash and pop each skip. Cuts are tried in front of layers that take time, stash or pop:
-    any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balance`.
+    `skips`: the layers that make and take each skip. Cuts are tried before these and before layers that take
+    time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balance`.
     Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
     """
     return choose_folded_balances(times, skips, memory, ranks, limit, traffic, (tolerance,), again)[0]

@@ -1,10 +1,9 @@
 """One chunk of a pipeline: its forward pass for a micro-batch, and later its backward pass, apart from all others.
 
-The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter` or `_EnterSkip`, which
-cost no copy and keep no tensor: one that no layer needs again is let go. A received activation may be written into by
-the first layer; a skip, which may be another chunk's too, may not. What goes out leaves by `_Leave`, a scalar behind
-which the chunk's graph hangs: so an output is let go once it has been sent, and the backward pass starts from the
-scalar, whatever gradients have come for the outputs.
+The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter`, which costs no copy
+and keeps no tensor: one that no layer needs again is let go. One that the chunk's layers write over enters by
+`_EnterOverwritten`. What goes out leaves by `_Leave`, a scalar in which the chunk's graph ends: so an output is let go
+once it has been sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
 
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
 pass is the same: dropout draws by counter, and running statistics stand still.
@@ -14,7 +13,7 @@ The law: outputs, gradients and buffers are those of the layers run in one piece
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,13 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.partition import Cut
-
-ACTIVATION = ""  # the name of what goes from chunk to chunk, beside the names of skips
-
-Tensors = dict[str, torch.Tensor]
 
 
 class MicroBatch(Protocol):
@@ -36,30 +30,30 @@ class MicroBatch(Protocol):
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """(channels, height, width) of each layer's output, of what this rank's pipeline computes of it."""
+        """(channels, height, width) of each tensor of the graph, of what this rank's pipeline computes of it."""
 
     def source(self) -> torch.Tensor:
         """The network's input. Only called where the first chunk is, once, micro-batch by micro-batch."""
 
-    def run_layers(self, x_BCHW: torch.Tensor, skips: Tensors, first: int, stop: int) -> torch.Tensor:
-        """As `FlatNetwork.run_layers`; twice the same where it is called twice."""
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        """As `GraphNetwork.run_nodes`; twice the same where it is called twice."""
 
-    def loss(self, output_BKHW: torch.Tensor) -> torch.Tensor:
-        """What to differentiate. Only called where the last chunk is, once."""
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        """What to differentiate, of the network's outputs. Only called where the last chunk is, once."""
 
 
 @dataclass
 class Held:
     """What a chunk keeps of a micro-batch from its forward to its backward pass.
 
-    `inputs`: to recompute from. `scalar`: the chunk's graph hangs behind it (None: nothing to differentiate), and
+    `inputs`: to recompute from. `scalar`: what the chunk's graph ends in (None: nothing to differentiate), and
     `outgoing` takes the gradients of what went out, in its order. `entered`: where those of what came in appear.
     """
 
     inputs: Tensors | None = None
     scalar: torch.Tensor | None = None
     outgoing: list[torch.Tensor] = field(default_factory=list)
-    entered: dict[str, Entrance] = field(default_factory=dict)
+    entered: dict[int, Entrance] = field(default_factory=dict)
 
 
 class Entrance:
@@ -81,16 +75,20 @@ class Entrance:
 
 
 class Chunk:
-    """Layers `first` to `stop` of a network, as a part of a pipeline."""
+    """Nodes `first` to `stop` of a network, as a part of a pipeline."""
 
-    def __init__(self, network: FlatNetwork, cut: Cut, index: int) -> None:
+    def __init__(self, network: GraphNetwork, cut: Cut, index: int) -> None:
+        graph = network.graph
         self.index = index
         self.first, self.stop = cut.runs[index]
         self.is_first = self.first == 0
-        self.is_last = self.stop == len(network.descriptions)
-        self.leaving = tuple(sorted({r.skip for r in cut.pipeline.routes if r.source == index and r.skip}))
+        self.is_last = self.stop == len(graph)
+        self.leaving = tuple(sorted({route.tensor for route in cut.pipeline.routes if route.source == index}))
+        self._results = graph.results
+        self._returning = tuple(tensor for tensor in self.leaving if graph.wants_gradient[tensor])
+        self._wants_gradient = graph.wants_gradient
+        self._overwritten = graph.overwritten(self.first, self.stop)
         self._modules = list(network.layers.values())[self.first : self.stop]
-        self._overwrites = overwrites_input(network.descriptions[self.first : self.stop])
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of its layers."""
@@ -98,7 +96,7 @@ class Chunk:
             yield from module.parameters()
 
     def output(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        """What goes out, or the network's output as the activation of the last chunk. For a pass without gradients.
+        """What goes out, the network's outputs from the last chunk. For a pass without gradients.
 
         Here and in `forward` the tensors of `inputs` are taken out as they are used.
         """
@@ -110,53 +108,63 @@ class Chunk:
             return self._differentiable(micro_batch, inputs)
         kept = dict(inputs)
         with torch.no_grad():
-            if self._overwrites:
-                inputs[ACTIVATION] = inputs[ACTIVATION].clone()
+            for tensor in self._overwritten:
+                inputs[tensor] = inputs[tensor].clone()
             outputs = self._run(micro_batch, inputs)
         return Held(inputs=kept), {} if self.is_last else outputs
 
-    def backward(self, micro_batch: MicroBatch, held: Held, gradients: Mapping[str, torch.Tensor]) -> Tensors:
-        """Adds to the gradients of the chunk's weights; the gradients of what came in. `held` is used up."""
+    def backward(self, micro_batch: MicroBatch, held: Held, gradients: dict[int, list[torch.Tensor]]) -> Tensors:
+        """Adds to the gradients of the chunk's weights; the gradients of what came in.
+
+        `gradients`: of what went out, from each chunk that took it. They and `held` are used up.
+        """
         if held.inputs is not None:
             inputs, held.inputs = held.inputs, None
             with _still_statistics(self._modules):
                 held = self._differentiable(micro_batch, inputs)[0]
         if held.scalar is not None:
             if not self.is_last:
-                held.outgoing += [gradients[name] for name in (ACTIVATION, *self.leaving)]
+                held.outgoing += [_total(gradients[tensor]) for tensor in self._returning]
             held.scalar.backward()
-        return {name: entrance.gradient() for name, entrance in held.entered.items()}
+        return {tensor: entrance.gradient() for tensor, entrance in held.entered.items()}
 
     def _differentiable(self, micro_batch: MicroBatch, inputs: Tensors) -> tuple[Held, Tensors]:
         held = Held()
-        for name in list(inputs):
-            if name == ACTIVATION and self.is_first:
-                continue  # the network's input: nobody asks for its gradient
-            held.entered[name] = Entrance(inputs[name])
-            enter = _Enter if name == ACTIVATION else _EnterSkip
-            inputs[name] = enter.apply(torch.empty(0, requires_grad=True), inputs[name], held.entered[name])
+        for tensor in [t for t in inputs if self._wants_gradient[t]]:
+            held.entered[tensor] = Entrance(inputs[tensor])
+            enter = _EnterOverwritten if tensor in self._overwritten else _Enter
+            inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
         outputs = self._run(micro_batch, inputs)
         if self.is_last:
-            held.scalar = micro_batch.loss(outputs[ACTIVATION])
+            held.scalar = micro_batch.loss(*(outputs[tensor] for tensor in self._results))
             return held, {}
-        leaving = [outputs[name] for name in (ACTIVATION, *self.leaving)]
-        if any(tensor.requires_grad for tensor in leaving):
-            held.scalar = _Leave.apply(held.outgoing, *leaving)
-        return held, {name: tensor.detach() for name, tensor in outputs.items()}
+        returning = [outputs[tensor] for tensor in self._returning]
+        if any(tensor.requires_grad for tensor in returning):
+            held.scalar = _Leave.apply(held.outgoing, *returning)
+        return held, {number: tensor.detach() for number, tensor in outputs.items()}
 
     def _run(self, micro_batch: MicroBatch, inputs: Tensors) -> Tensors:
-        x_BCHW = micro_batch.run_layers(inputs.pop(ACTIVATION), inputs, self.first, self.stop)
-        return {ACTIVATION: x_BCHW, **{name: inputs[name] for name in self.leaving}}
+        micro_batch.run_nodes(inputs, self.first, self.stop)
+        return {tensor: inputs[tensor] for tensor in (self._results if self.is_last else self.leaving)}
+
+
+def _total(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Their sum. They are let go on the way."""
+    total = parts.pop()
+    while parts:
+        total = total + parts.pop()
+    return total
 
 
 class _Enter(torch.autograd.Function):
-    """Makes a received tensor the output of an operation: layers may write into it."""
+    """Makes a received tensor the output of an operation; autograd refuses to write into what comes out."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
         ctx.entrance = entrance
-        ctx.mark_dirty(received)
-        return received
+        # The strides stay. `view_as` gives a dim of one image a stride that no longer tells channels last: what is
+        # concatenated with the tensor would lose its layout, and be copied back and forth.
+        return received[...]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -165,15 +173,14 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-class _EnterSkip(_Enter):
-    """The same for a tensor that layers only read: autograd refuses to write into what comes out."""
+class _EnterOverwritten(_Enter):
+    """The same for a tensor that a layer of the chunk writes over."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, received: torch.Tensor, entrance: Entrance) -> torch.Tensor:
         ctx.entrance = entrance
-        # The strides stay. `view_as` gives a dim of one image a stride that no longer tells channels last: what is
-        # concatenated with the tensor would lose its layout, and be copied back and forth.
-        return received[...]
+        ctx.mark_dirty(received)
+        return received
 
 
 class _Leave(torch.autograd.Function):
@@ -188,20 +195,6 @@ class _Leave(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, *ctx.box
-
-
-def overwrites_input(layers: tuple[Layer, ...]) -> bool:
-    """Whether running these layers may change the tensor that they are given: an activation works in place.
-
-    Layers in front of it may hand the same tensor on: a norm that is none, a dropout that drops nothing, a stash.
-    """
-    for layer in layers:
-        if isinstance(layer, Activation):
-            return True
-        passes_on = isinstance(layer, Dropout | Stash) or (isinstance(layer, Norm) and layer.kind == "none")
-        if not passes_on or isinstance(layer, PopConcatenate):
-            return False
-    return False
 
 
 @contextmanager

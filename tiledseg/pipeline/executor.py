@@ -23,8 +23,8 @@ from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.comm.work import Work
 from tiledseg.errors import ConfigError
-from tiledseg.models.unet import FlatNetwork
-from tiledseg.pipeline.chunk import ACTIVATION, Chunk, Held, MicroBatch, Tensors
+from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.pipeline.chunk import Chunk, Held, MicroBatch
 from tiledseg.pipeline.folding import ChunkTimes
 from tiledseg.pipeline.forward_only import forward_program
 from tiledseg.pipeline.itinerary import Move, Receive, Send, itinerary
@@ -68,13 +68,13 @@ class Settings:
 class PipelineExecutor:
     """One rank's chunks, run with those of the other stages of its pipeline.
 
-    `dtypes`: of each layer's output (see `partition.output_dtypes`). Every method that runs something is collective
+    `dtypes`: of each tensor (see `partition.tensor_dtypes`). Every method that runs something is collective
     over the ranks of the pipeline, which pass the same number of micro-batches.
     """
 
     def __init__(
         self,
-        network: FlatNetwork,
+        network: GraphNetwork,
         cut: Cut,
         settings: Settings,
         axes: Axes,
@@ -88,7 +88,7 @@ class PipelineExecutor:
         }
         self.busy = Stopwatch(device)
         self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
-        self._network, self._cut, self._settings, self._axes = network, cut, settings, axes
+        self._graph, self._cut, self._settings, self._axes = network.graph, cut, settings, axes
         self._dtypes, self._device = tuple(dtypes), device
         self._in_order = axes.stage_messages.in_order
 
@@ -107,7 +107,7 @@ class PipelineExecutor:
     ) -> None:
         """Forward and backward passes of all micro-batches; gradients are added to those of the weights.
 
-        `last_backward` is called before the last backward pass of each chunk, with its parameters: behind it, their
+        `last_backward` is called before the last backward pass of each chunk, with its parameters: after it, their
         gradients are whole.
         """
         if not micro_batches:
@@ -123,8 +123,8 @@ class PipelineExecutor:
         run.finish()
 
     def outputs(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The network's output of each micro-batch with its number, in order, on the rank of the last chunk; nothing on
-        the others, which have to run through it all the same. Without gradients."""
+        """The network's first output of each micro-batch with its number, in order, on the rank of the last chunk;
+        nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
             return
         moves = itinerary(forward_program(self._cut.pipeline, len(micro_batches)), self.stage, self._in_order)
@@ -149,11 +149,9 @@ class PipelineExecutor:
 
     def buffer(self, route: Route, micro_batch: MicroBatch) -> torch.Tensor:
         """Room for what travels along a route, either way: channels last, in one piece."""
-        layer = self._cut.source_layer(route.source, route.target, route.skip, self._network.descriptions)
-        channels, height, width = micro_batch.shapes[layer]
         return torch.empty(
-            (1, channels, height, width),
-            dtype=self._dtypes[layer],
+            (1, *micro_batch.shapes[route.tensor]),
+            dtype=self._dtypes[route.tensor],
             device=self._device,
             memory_format=torch.channels_last,
         )
@@ -192,7 +190,7 @@ class _Run:
         with self._executor.busy.running():
             outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
         if chunk.is_last:
-            return outputs[ACTIVATION]
+            return outputs[self._executor._graph.results[0]]
         self._hand_on(m, chunk, outputs)
         self._send(move.sends)
         return None
@@ -238,27 +236,25 @@ class _Run:
             self._hand_on(m, chunk, outputs)
 
     def _backward(self, m: int, chunk: Chunk) -> None:
-        gradients: Tensors = {}
+        gradients: dict[int, list[torch.Tensor]] = {tensor: [] for tensor in chunk.leaving}
         for route in self._routes:
-            if route.source == chunk.index:
-                gradient = self._gradients.pop((m, route))
-                known = gradients.get(route.skip)
-                gradients[route.skip] = gradient if known is None else known + gradient
+            if route.source == chunk.index and route.returns:
+                gradients[route.tensor].insert(0, self._gradients.pop((m, route)))
         found = chunk.backward(self._micro_batches[m], self._held.pop((m, chunk.index)), gradients)
         self._holding[chunk.index] -= 1
         for route in self._routes:
-            if route.target == chunk.index:
-                self._gradients[m, route] = found[route.skip]
+            if route.target == chunk.index and route.returns:
+                self._gradients[m, route] = found[route.tensor]
 
     def _inputs(self, m: int, chunk: Chunk) -> Tensors:
         """What has come for a chunk; the network's input for the first."""
-        inputs = {r.skip: self._activations.pop((m, r)) for r in self._routes if r.target == chunk.index}
-        return inputs if not chunk.is_first else {**inputs, ACTIVATION: self._micro_batches[m].source()}
+        inputs = {r.tensor: self._activations.pop((m, r)) for r in self._routes if r.target == chunk.index}
+        return inputs if not chunk.is_first else {**inputs, 0: self._micro_batches[m].source()}
 
     def _hand_on(self, m: int, chunk: Chunk, outputs: Tensors) -> None:
         for route in self._routes:
             if route.source == chunk.index:
-                self._activations[m, route] = outputs[route.skip]
+                self._activations[m, route] = outputs[route.tensor]
 
 
 def _flat(tensor_BCHW: torch.Tensor) -> torch.Tensor:

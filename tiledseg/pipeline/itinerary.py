@@ -11,10 +11,10 @@ all of it follows from the programs of all ranks, which every rank has:
 
 Why nothing can deadlock: sends and receives are posted without waiting; a rank waits for a message only right before
 the computation that needs it; and the program has been replayed beforehand (`simulation.faults`), so each message that
-is waited for is sent by a rank that waits for nothing behind it. A transport that carries out its messages one by one,
-in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one common
-order, that of their starts in the simulation. A rank's sends belong to the computation before them, and it posts a
-receive between the two of its own computations between which the sending one lies. So all ranks start all messages in
+is waited for is sent by a rank that waits for nothing that comes after. A transport that carries out its messages one
+by one, in the order in which a rank starts them (NCCL), needs more: `in_order` gives all computations of all ranks one
+common order, that of their starts in the simulation. A rank's sends belong to the computation before them, and it posts
+a receive between the two of its own computations between which the sending one lies. So all ranks start all messages in
 one order, with whatever else their computations communicate in between, and the first that is not finished has both
 ends at the head of their queues. By their starts, and not by any order that would do, because what is posted before a
 halo exchange on the same queue holds it up: a receive must not stand there long before its message is sent
@@ -77,7 +77,7 @@ _Group = tuple[tuple[Receive, ...], Compute, tuple[Send, ...]]
 
 
 def _groups(actions: Sequence[Action]) -> list[_Group]:
-    """Each computation with the receives in front of it and the sends behind it."""
+    """Each computation with the receives in front of it and the sends after it."""
     groups: list[_Group] = []
     receives: list[Receive] = []
     for action in actions:
@@ -147,7 +147,7 @@ def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
 def _releases(program: Program, rank: int) -> dict[Receive, tuple[Send, ...]]:
     """For a receive of this rank, the sends that have arrived for certain once it is complete.
 
-    A send is gone once something has come that its receiver sent behind its receive. Sends of which that never happens
+    A send is gone once something has come that its receiver sent after its receive. Sends of which that never happens
     are missing here: they are waited for at the end.
     """
     released: dict[int, tuple[Send, ...]] = {}

@@ -1,7 +1,7 @@
 """How long each layer of a network takes, forward and backward: what an automatic balance is chosen by.
 
-Each layer is measured by itself, as a twin with weights of its own: the network is only read, may be too large for the
-device and may live on the `meta` device. What surrounds the layer is imitated where it costs time, and found out by
+Each layer is measured by itself, as a twin with weights of its own: the network may be too large for the device. What
+surrounds the layer is imitated where it costs time, and found out by
 running the twins once: the strides and dtype of its input (an instance norm leaves channels last, say) and of the
 gradient that comes back (that of a concatenation is a part of a larger tensor), and whether its input is a view, which
 makes an activation that writes over it copy gradients.
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiledseg.geometry.layer import Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.receptive_field import output_size
-from tiledseg.geometry.shapes import layer_shapes
-from tiledseg.models.blocks import build_layer
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.blocks import build_module
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,16 @@ class _Spec:
 
 @dataclass(frozen=True)
 class _Job:
-    """A nameless layer and what it is given: its input (and the skip that it pops), and the gradients of its output.
+    """A layer and what it is given: its inputs, and the gradients of its output, of each that takes it one.
 
-    `wanted`: which of the inputs want a gradient. No gradients: nothing in front of the layer, nor itself, has weights.
+    `wanted`: which of the inputs want a gradient. No gradients: none is wanted of the output. `overwrites`: whether it
+    writes over its input.
     """
 
     layer: Layer
     inputs: tuple[_Spec, ...]
     wanted: tuple[bool, ...]
+    overwrites: bool
     gradients: tuple[_Spec, ...] = ()
 
 
@@ -99,7 +101,7 @@ class _Bench:
 
 
 def measure_layer_times(
-    network: FlatNetwork,
+    graph: Graph,
     bands: int,
     size: tuple[int, int],
     device: torch.device,
@@ -107,75 +109,77 @@ def measure_layer_times(
     autocast_dtype: torch.dtype | None = None,
     repeats: int = 3,
 ) -> tuple[LayerTime, ...]:
-    """Seconds of every layer of the sequence for a micro-batch of `size` (height, width): the least of `repeats`.
+    """Seconds of every node for a micro-batch of `size` (height, width): the least of `repeats`.
 
-    All layers are gone through once, then all again: what disturbs the machine for a while spoils one of a layer's
+    All are gone through once, then all again: what disturbs the machine for a while spoils one of a layer's
     measurements, not all.
-    In training mode, channels last, weights in `dtype`, gradients added to those that are there. A stash costs nothing
-    forward, and backward what adding the skips' gradients costs; a pop is its concatenation; a norm that is none and a
-    dropout that drops nothing cost nothing. The input of the network wants no gradient; the loss is not in it. At most
-    one layer's tensors and weights are on the device at a time. Nothing of the network changes, and no global state of
-    random numbers moves.
+    In training mode, channels last, weights in `dtype`, gradients added to those that are there. What hands its input
+    on costs nothing forward, and backward what adding up its gradients costs. The input of the network wants no
+    gradient; the loss is not in it. At most one layer's tensors and weights are on the device at a time. No global
+    state of random numbers moves.
 
     Raises GeometryError where `size` is no legal one for the network.
     """
-    layers = network.descriptions
     for side in size:
-        output_size(layers, side)
+        output_size(graph, side)
     bench = _Bench(device, dtype, autocast_dtype)
-    outputs = _outputs(layers, bands, size, bench)
-    return _times(layers, outputs, bench, repeats)
+    return _times(graph, _tensors(graph, bands, size, bench), bench, repeats)
 
 
-def _outputs(layers: Sequence[Layer], bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
-    """The network's input, then each layer's output."""
+def _tensors(graph: Graph, bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
+    """Each tensor of the graph."""
     at_hand = torch.empty(1, bands, *size, dtype=bench.dtype, device="meta").to(memory_format=torch.channels_last)
-    specs = [_Spec.of(at_hand)]
     known: dict[_Job, _Spec] = {}
-    shapes = layer_shapes(layers, bands, *size)
-    for index, layer in enumerate(layers):
-        given = _given(layers, specs, index)
-        job = _Job(_nameless(layer), given, (True,) * len(given))
+    shapes = tensor_shapes(graph, bands, *size)
+
+    def step(k: int, given: list[_Spec]) -> _Spec:
+        wanted = tuple(graph.wants_gradient[source] for source in graph.sources[k])
+        job = _Job(graph.layers[k], tuple(given), wanted, graph.overwrites[k])
         if job not in known:
             inputs, _ = _inputs(job, bench.device)
             with bench.autocast():
                 result = _twin(job, bench)(*inputs)
             known[job] = _Spec.of(result, result._is_view())
-            assert known[job].shape[1:] == shapes[index], f"{layer} does not do what its description says"
+            assert known[job].shape[1:] == shapes[k + 1], f"{graph.nodes[k].name} does not do what its description says"
             del inputs, result
-        specs.append(known[job])
-    return specs
+        return known[job]
+
+    return graph.fold(_Spec.of(at_hand), step)
 
 
-def _times(layers: Sequence[Layer], outputs: Sequence[_Spec], bench: _Bench, repeats: int) -> tuple[LayerTime, ...]:
-    """From the last layer to the first, as gradients come: what one hands back is what the one in front is given."""
-    # The first layer with weights; whatever stands in front of it wants no gradient.
-    trained = next((i for i, layer in enumerate(layers) if layer.parameters(outputs[i].shape[1])), len(layers))
-    measured: dict[_Job, tuple[LayerTime, list[_Spec]]] = {}
-    jobs: list[_Job] = []
-    skipped: dict[str, list[_Spec]] = {}
-    coming = replace(outputs[-1], is_view=False)  # the gradient of the output, as a loss gives it
-    for index in reversed(range(len(layers))):
-        layer, given = layers[index], _given(layers, outputs, index)
-        gradients = (*skipped.pop(layer.skip, ()), coming) if isinstance(layer, Stash) else (coming,)
-        wanted = [index > trained]
-        if isinstance(layer, PopConcatenate):
-            wanted.append(_stash(layers, layer.skip) > trained)
-        job = _Job(_nameless(layer), given, tuple(wanted), gradients if index >= trained else ())
-        if job not in measured:
-            measured[job] = (_NOTHING, [coming]) if _is_free(job) else _measure(job, bench)
-        _, handed_back = measured[job]
-        jobs.append(job)
-        if wanted[0]:
-            coming = handed_back[0]
-        if isinstance(layer, PopConcatenate) and wanted[1]:
-            skipped.setdefault(layer.skip, []).append(handed_back[1])
+def _times(graph: Graph, tensors: Sequence[_Spec], bench: _Bench, repeats: int) -> tuple[LayerTime, ...]:
+    jobs, measured = _once(graph, tensors, bench)
     least = {job: seconds for job, (seconds, _) in measured.items()}
     for _ in range(repeats - 1):
         for job, seconds in least.items():
             if not _is_free(job):
                 least[job] = _least(seconds, _measure(job, bench)[0])
-    return tuple(least[job] for job in reversed(jobs))
+    return tuple(least[job] for job in jobs)
+
+
+def _once(
+    graph: Graph, tensors: Sequence[_Spec], bench: _Bench
+) -> tuple[list[_Job], dict[_Job, tuple[LayerTime, list[_Spec]]]]:
+    """Each node's job, and all that are different measured once: from the last node to the first, as gradients come.
+    What one hands back is what those that made its inputs are given."""
+    measured: dict[_Job, tuple[LayerTime, list[_Spec]]] = {}
+    jobs: list[_Job] = []
+    coming: dict[int, list[_Spec]] = {}  # the gradients of each tensor; of an output one as a loss gives it
+    for tensor in graph.results:
+        coming[tensor] = [replace(tensors[tensor], is_view=False)]
+    for k in reversed(range(len(graph))):
+        sources = graph.sources[k]
+        wanted = tuple(graph.wants_gradient[source] for source in sources)
+        gradients = tuple(coming.pop(k + 1, ())) if graph.wants_gradient[k + 1] else ()
+        inputs = tuple(tensors[source] for source in sources)
+        job = _Job(graph.layers[k], inputs, wanted, graph.overwrites[k], gradients)
+        if job not in measured:
+            measured[job] = (_NOTHING, list(gradients)) if _is_free(job) else _measure(job, bench)
+        jobs.append(job)
+        of_wanted = (source for source, wants in zip(sources, wanted, strict=True) if wants and gradients)
+        for source, gradient in zip(of_wanted, measured[job][1], strict=True):
+            coming.setdefault(source, []).append(gradient)
+    return jobs[::-1], measured
 
 
 def _least(one: LayerTime, other: LayerTime) -> LayerTime:
@@ -189,11 +193,11 @@ def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
         parameter.grad = torch.zeros_like(parameter)  # micro-batches add to it, so does each run
     _run(module, job, bench)
     seconds, handed_back = _run(module, job, bench)
-    return LayerTime(0.0 if _passes_on(job.layer) else seconds.forward, seconds.backward), handed_back
+    return LayerTime(0.0 if job.layer.hands_on else seconds.forward, seconds.backward), handed_back
 
 
 def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
-    """One run, forward and backward, on tensors of its own, which are let go behind it."""
+    """One run, forward and backward, on tensors of its own, which are let go after it."""
     inputs, boxes = _inputs(job, bench.device)
     gradients = [spec.make(bench.device) for spec in job.gradients]
     outputs: list[torch.Tensor] = []
@@ -208,7 +212,7 @@ def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_
 def _twin(job: _Job, bench: _Bench) -> nn.Module:
     """A module of the description on the device, in training mode, with weights that come from no global generator."""
     with torch.device("meta"):
-        module = build_layer(job.layer, job.inputs[0].shape[1])
+        module = build_module(Node("", job.layer), [spec.shape[1] for spec in job.inputs], job.overwrites)
     module.to(bench.dtype).to_empty(device=bench.device).train()
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -245,38 +249,9 @@ class _Source(torch.autograd.Function):
         return None, None, None
 
 
-def _given(layers: Sequence[Layer], specs: Sequence[_Spec], index: int) -> tuple[_Spec, ...]:
-    """The input of a layer, and the skip that it pops; `specs` of the network's input and of each layer's output."""
-    layer = layers[index]
-    if isinstance(layer, PopConcatenate):
-        return specs[index], specs[_stash(layers, layer.skip) + 1]
-    return (specs[index],)
-
-
-def _stash(layers: Sequence[Layer], skip: str) -> int:
-    return next(i for i, layer in enumerate(layers) if isinstance(layer, Stash) and layer.skip == skip)
-
-
 def _is_free(job: _Job) -> bool:
     """Whether a layer does nothing either way: it has no gradients to add up."""
-    return _passes_on(job.layer) and len(job.gradients) < 2
-
-
-def _passes_on(layer: Layer) -> bool:
-    """Whether a layer hands on the tensor that it is given."""
-    match layer:
-        case Stash() | Norm(kind="none"):
-            return True
-        case Dropout(probability=p):
-            return p == 0
-    return False
-
-
-def _nameless(layer: Layer) -> Layer:
-    """Layers are alike whatever their names."""
-    if isinstance(layer, Stash | PopConcatenate):
-        return replace(layer, name="", skip="")
-    return replace(layer, name="")
+    return job.layer.hands_on and len(job.gradients) < 2
 
 
 def _filled(tensor: torch.Tensor) -> torch.Tensor:

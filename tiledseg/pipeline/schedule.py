@@ -8,7 +8,7 @@ on rank i, `folded` puts chunks r and 2n - 2 - r on rank r, the encoder's part a
     folded  in an order made for the chunks' times (see `folding`): at most 2n - 1 - c in flight at chunk c
 
 Sends are meant as non-blocking and receives as waiting: a receive stands right in front of what needs it, a send right
-behind what made it. A skip goes straight from the chunk that stashes it to the chunk that pops it, its gradient
+after what made it. A tensor goes straight from the chunk that makes it to each chunk that takes it, its gradient
 straight back. Nothing is sent between chunks of one rank.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
 from tiledseg.pipeline import folding
 from tiledseg.pipeline.folding import ChunkTimes
 
@@ -27,29 +28,27 @@ RECOMPUTE = ("never", "except_last", "always")  # of which micro-batches a stage
 
 @dataclass(frozen=True, order=True)
 class Route:
-    """A tensor that chunk `source` makes for chunk `target` in each micro-batch; without `skip`, the activation."""
+    """A tensor, by its number in the graph, that chunk `source` makes for chunk `target` in each micro-batch.
+
+    `returns`: whether its gradient travels back.
+    """
 
     source: int
     target: int
-    skip: str = ""
+    tensor: int
+    returns: bool = True
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The rank of each chunk, and the skips between chunks, one route for each chunk that pops."""
+    """The rank of each chunk, and what travels between chunks: one route for each tensor and chunk that takes it."""
 
     ranks: tuple[int, ...]
-    skips: tuple[Route, ...] = ()
+    routes: tuple[Route, ...] = ()
 
     @property
     def size(self) -> int:
         return max(self.ranks) + 1
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Activations from chunk to chunk, then the skips between different chunks."""
-        chain = (Route(chunk, chunk + 1) for chunk in range(len(self.ranks) - 1))
-        return (*chain, *(skip for skip in self.skips if skip.source != skip.target))
 
     def is_local(self, route: Route) -> bool:
         return self.ranks[route.source] == self.ranks[route.target]
@@ -65,7 +64,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward pass of a chunk; behind it nothing of the micro-batch is kept."""
+    """The backward pass of a chunk; after it nothing of the micro-batch is kept."""
 
     micro_batch: int
     chunk: int
@@ -81,11 +80,11 @@ class Message:
 
 
 class SendActivation(Message):
-    """The output or the skip of `route.source`, on its way to `peer`."""
+    """What `route.source` has made, on its way to `peer`."""
 
 
 class ReceiveActivation(Message):
-    """The input or the skip that `route.target` needs, from `peer`."""
+    """What `route.target` takes, from `peer`."""
 
 
 class SendGradient(Message):
@@ -131,13 +130,26 @@ def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
     return complete, in_flight - complete
 
 
-def chunk_skips(skips: Sequence[tuple[str, int, int]], cuts: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
-    """Routes of skips (name, stashing layer, popping layer) between chunks of layers (first, stop)."""
+def chunk_routes(graph: Graph, runs: Sequence[tuple[int, int]]) -> tuple[Route, ...]:
+    """Routes between the chunks of nodes (first, stop). First those from each chunk to the next of what its last node
+    makes, then all that pass over nodes.
 
-    def chunk(layer: int) -> int:
-        return next(c for c, (first, stop) in enumerate(cuts) if first <= layer < stop)
+    The network's input is with the first chunk, its outputs are wanted by the last one.
+    """
+    chunks = [chunk for chunk, (first, stop) in enumerate(runs) for _ in range(first, stop)]
+    chunks.append(chunks[-1])
+    found = {
+        Route(chunks[max(tensor - 1, 0)], chunks[reader], tensor, graph.wants_gradient[tensor])
+        for tensor, readers in enumerate(graph.readers)
+        for reader in readers
+    }
+    between = (route for route in found if route.source != route.target)
+    return tuple(sorted(between, key=lambda route: (is_skip(route, runs), route)))
 
-    return tuple(sorted({Route(chunk(stash), chunk(pop), name) for name, stash, pop in skips}))
+
+def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
+    """Whether a route passes over nodes: it does not go from the last node of a chunk to the next chunk."""
+    return route.tensor != runs[route.target][0]
 
 
 def program(schedule: str, pipeline: Pipeline, micro_batches: int, times: ChunkTimes | None = None) -> Program:
@@ -211,6 +223,6 @@ def with_messages(order: Sequence[Compute], pipeline: Pipeline) -> Iterator[Acti
             yield action
             yield from (SendActivation(m, route, ranks[route.target]) for route in outgoing[chunk])
         else:
-            yield from (ReceiveGradient(m, route, ranks[route.target]) for route in outgoing[chunk])
+            yield from (ReceiveGradient(m, route, ranks[route.target]) for route in outgoing[chunk] if route.returns)
             yield action
-            yield from (SendGradient(m, route, ranks[route.source]) for route in incoming[chunk])
+            yield from (SendGradient(m, route, ranks[route.source]) for route in incoming[chunk] if route.returns)

@@ -233,9 +233,9 @@ def _message_faults(program: Program, pipeline: Pipeline, micro_batches: int) ->
             wanted |= {
                 (source, SendActivation(m, route, target)),
                 (target, ReceiveActivation(m, route, source)),
-                (target, SendGradient(m, route, source)),
-                (source, ReceiveGradient(m, route, target)),
             }
+            if route.returns:
+                wanted |= {(target, SendGradient(m, route, source)), (source, ReceiveGradient(m, route, target))}
     done = Counter((rank, a) for rank, actions in enumerate(program) for a in actions if isinstance(a, Message))
     for rank, action in sorted(wanted - set(done), key=_key):
         found.append(f"rank {rank} lacks the {_words(action)}")
@@ -271,7 +271,7 @@ def _needs(action: Action, pipeline: Pipeline) -> list[Action]:
         local = pipeline.is_local(route)
         if isinstance(action, Forward) and route.target == action.chunk:
             needs.append(Forward(m, route.source) if local else ReceiveActivation(m, route, ranks[route.source]))
-        if isinstance(action, Backward) and route.source == action.chunk:
+        if isinstance(action, Backward) and route.source == action.chunk and route.returns:
             needs.append(Backward(m, route.target) if local else ReceiveGradient(m, route, ranks[route.target]))
     return [Forward(m, action.chunk), *needs] if isinstance(action, Backward) else needs
 
@@ -286,5 +286,5 @@ def _words(action: Action) -> str:
     if isinstance(action, Backward):
         return f"backward of micro-batch {action.micro_batch}, chunk {action.chunk}"
     route = action.route
-    what = f"{_MESSAGE_WORDS[type(action)]} of skip {route.skip}" if route.skip else _MESSAGE_WORDS[type(action)]
-    return f"{what} of micro-batch {action.micro_batch}, chunk {route.source} to {route.target}, rank {action.peer}"
+    what = f"{_MESSAGE_WORDS[type(action)]} of micro-batch {action.micro_batch}, tensor {route.tensor}"
+    return f"{what}, chunk {route.source} to {route.target}, rank {action.peer}"

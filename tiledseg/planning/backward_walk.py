@@ -1,129 +1,132 @@
-"""What the backward pass needs on top of all that is kept for it: gradients on their way, walked layer by layer.
+"""What the backward pass needs on top of all that is kept for it: gradients on their way, walked node by node.
 
-Of a whole network, or of a stage of a pipeline, a run of its layers. Checked against PyTorch's allocations.
+Of a whole network, or of a stage of a pipeline, a run of its nodes. Checked against PyTorch's allocations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.layer import Layer, Shape
 from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes
-from tiledseg.widths import norm_work_bytes, wide_bytes
-
-VIEWING_NORMS = ("pixel",)  # they compute in another layout and return a view
+from tiledseg.widths import wide_bytes
 
 
 @dataclass(frozen=True)
 class Moved(Layer):
     """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
 
-    `gradient_bytes`: what its backward pass allocates, the gradient that it hands on included.
+    `allocated`: what its backward pass allocates, the gradient that it hands on included.
     """
 
-    gradient_bytes: int
+    allocated: int
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return self.allocated
 
 
 def backward_peak(
-    layers: Sequence[Layer], costs: Sequence[LayerCost], kept: Sequence[int], bytes_per_value: int, first: int = 0
+    graph: Graph, costs: Sequence[LayerCost], kept: Sequence[int], bytes_per_value: int, first: int = 0
 ) -> int:
-    """Bytes of the backward pass of the layers from `first` on, at its worst moment, on top of all that they keep.
+    """Bytes of the backward pass of the nodes from `first` on, at its worst moment, on top of all that they keep.
 
-    `kept`: of each layer of the run, of which there are so many; the loss is the last layer's. At each layer: what
-    this and earlier layers keep, the gradients of its output, input and weights, and those of skips that wait for
-    their stash: the whole concatenation, or the skip's own where it was cropped.
+    `kept`: of each node of the run, of which there are so many; the loss is the last node's. At each node: what this
+    and earlier ones keep, the gradients of its output, inputs and weights, and those of tensors that wait for their
+    maker. Where a tensor has several readers, their gradients are added up in a new one.
 
-    What a stage receives, the gradients of its output and of the skips that others pop, it holds until the end. So it
-    does the gradients of the skips that it pops of others, the whole concatenation's.
+    A stage receives a gradient of what it has sent from each node that takes it, as if all were on stages of their own,
+    and holds their sum until the end. So it does the gradients of what it received itself.
     """
     stop = first + len(kept)
-    walk = _Walk(layers, costs, bytes_per_value, first, stop)
+    walk = _Walk(graph, costs, bytes_per_value, first, stop)
     walk.begin(sum(kept))
-    for index in reversed(range(first, stop)):
-        walk.step(index, kept[index - first])
+    for k in reversed(range(first, stop)):
+        walk.step(k, kept[k - first])
     return walk.peak - walk.at_first
 
 
 class _Walk:
-    """The backward pass on its way from the last layer of a run to the first; all in bytes."""
+    """The backward pass on its way from the last node of a run to the first; all in bytes."""
 
-    def __init__(
-        self, layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int
-    ) -> None:
-        self.layers, self.costs, self.bytes_per_value, self.first, self.stop = (
-            layers, costs, bytes_per_value, first, stop
-        )  # fmt: skip
-        self.stashes = {layer.skip: index for index, layer in enumerate(layers) if isinstance(layer, Stash)}
-        # The first layer with weights: its input needs no gradient.
-        self.trained = next((index for index, cost in enumerate(costs) if cost.parameters), len(costs))
-        self.waiting: dict[str, int] = {}
-        self.live = self.peak = self.gradient = self.at_first = 0
+    def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int) -> None:
+        self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
+        self.first, self.stop = first, stop
+        self.waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
+        self.live = self.peak = self.at_first = 0
 
     def begin(self, kept: int) -> None:
-        """The loss is differentiated, or gradients have come from the stages behind."""
-        if self.stop == len(self.layers):
-            logits = self.costs[-1].output_bytes
-            labels = INDEX_BYTES * self.costs[-1].shape[1] * self.costs[-1].shape[2]  # the caller's: they stay
-            self.at_first = kept + loss_bytes(self.costs, self.bytes_per_value)
-            self.live, self.peak, self.gradient = kept + labels, self.at_first + 2 * logits, logits
+        """The loss is differentiated, or gradients have come from the stages after."""
+        if self.stop == len(self.graph):
+            result = self.costs[self.graph.results[0] - 1]
+            labels = INDEX_BYTES * result.shape[1] * result.shape[2]  # the caller's: they stay
+            self.at_first = kept + loss_bytes(result, self.bytes_per_value)
+            self.live, self.peak = kept + labels, self.at_first + 2 * result.output_bytes
+            self.waiting = {self.graph.results[0]: result.output_bytes}
             return
-        later = {layer.skip for layer in self.layers[self.stop :] if isinstance(layer, PopConcatenate)}
-        own = [index for skip, index in self.stashes.items() if self.first <= index < self.stop and skip in later]
-        received = self.costs[self.stop - 1].output_bytes + sum(self.costs[index].output_bytes for index in own)
+        leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]
+        received = {tensor: self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving}
+        summed = max((self._bytes(tensor) for tensor in leaving if self._later_readers(tensor) > 1), default=0)
         self.at_first = kept
-        self.live = self.peak = kept + received
+        self.peak = kept + sum(received.values()) + summed
+        self.live = kept + sum(map(self._bytes, leaving))
+        self.waiting = dict.fromkeys(leaving, 0)
 
-    def step(self, index: int, kept: int) -> None:
-        """One layer's backward pass; behind it, what the layer keeps is let go."""
-        layer, cost = self.layers[index], self.costs[index]
-        new = self._new_gradient(index) if index > self.trained else 0
-        handed_on = new
-        if isinstance(layer, PopConcatenate):
-            new, handed_on = self._split(layer, cost)
-        elif _passes_on(layer):
-            handed_on = self.gradient
-        elif isinstance(layer, Activation):
-            handed_on = cost.output_bytes
-        elif isinstance(layer, Norm | Moved):
-            handed_on = cost.input_bytes
-        weights = cost.parameters * wide_bytes(self.bytes_per_value)
-        self.peak = max(self.peak, self.live + sum(self.waiting.values()) + self.gradient + new + weights)
-        self.live, self.gradient = self.live - kept, handed_on
-        if isinstance(layer, Stash):
-            self.waiting.pop(layer.skip, None)
+    def _later_readers(self, tensor: int) -> int:
+        return sum(reader >= self.stop for reader in self.graph.readers[tensor])
 
-    def _new_gradient(self, index: int) -> int:
-        """Bytes that the backward pass of a layer allocates for the gradient of its input."""
-        layer, cost, before = self.layers[index], self.costs[index], self.layers[index - 1]
-        if _passes_on(layer):
-            return 0
-        if isinstance(layer, Moved):
-            return layer.gradient_bytes
-        writes = isinstance(layer, Activation) and index > self.first
-        if writes and isinstance(before, Norm) and before.kind in VIEWING_NORMS:
+    def step(self, k: int, kept: int) -> None:
+        """A node's backward pass; after it, what the node keeps is let go."""
+        gradient = self.waiting.pop(k + 1, 0)
+        made = self._gradients(k, gradient)
+        weights = self.costs[k].parameters * wide_bytes(self.bytes_per_value)
+        self._reach(gradient + weights + sum(each.allocated for each in made))
+        self.live -= kept
+        for each in made:
+            held = each.held
+            if each.tensor in self.waiting:
+                self._reach(held + self._bytes(each.tensor))
+                held = self._bytes(each.tensor)
+            self.waiting[each.tensor] = held
+
+    def _reach(self, more: int) -> None:
+        self.peak = max(self.peak, self.live + sum(self.waiting.values()) + more)
+
+    def _bytes(self, tensor: int) -> int:
+        return self.costs[tensor - 1].output_bytes
+
+    def _gradients(self, k: int, gradient: int) -> list[_Gradient]:
+        """Those of a node's inputs, made of that of its output; who shares the output's memory holds it together, which
+        counts for the tensor that is needed longest."""
+        layer, sources, sizes = self.graph.layers[k], self.graph.sources[k], self.costs[k].input_bytes
+        made = []
+        for index, tensor in sorted(enumerate(sources), key=lambda entry: entry[1]):
+            if not self.graph.wants_gradient[tensor]:
+                continue
+            if layer.gradient == "new":
+                made.append(_Gradient(tensor, self._allocated(k, index, gradient), sizes[index]))
+            elif layer.crop(index):
+                # Put back along columns first, then along rows.
+                rows = self.costs[k].shape[1], self.costs[tensor - 1].shape[1]
+                made.append(_Gradient(tensor, sizes[index] + sizes[index] * rows[0] // rows[1], sizes[index]))
+            else:
+                made.append(_Gradient(tensor, 0, gradient))
+                gradient = 0
+        return made
+
+    def _allocated(self, k: int, index: int, gradient: int) -> int:
+        size, source = self.costs[k].input_bytes[index], self.graph.origins[self.graph.sources[k][index]]
+        if self.graph.overwrites[k] and source > self.first and self.graph.layers[source - 1].returns_view:
             # Written over a view: autograd copies the gradient, and twice more; a received one stays beside its copy.
-            return (3 if self.gradient else 4) * cost.input_bytes
-        if isinstance(layer, Norm) and layer.kind != "pixel":
-            return max(cost.input_bytes, norm_work_bytes(*cost.shape))  # the sums' rows are let go before it is made
-        return cost.input_bytes
-
-    def _split(self, layer: PopConcatenate, cost: LayerCost) -> tuple[int, int]:
-        """The gradient of a concatenation goes two ways: bytes made for it, bytes handed on."""
-        skip = self.costs[self.stashes[layer.skip]]
-        if layer.crop:
-            self.waiting[layer.skip] = skip.output_bytes
-            # Put back along columns first, then along rows.
-            return skip.output_bytes * cost.shape[1] // skip.shape[1], self.gradient
-        self.waiting[layer.skip], self.gradient = self.gradient, 0
-        return 0, 0
+            return (3 if gradient else 4) * size
+        return self.graph.layers[k].gradient_bytes(size, self.costs[k].shape)
 
 
-def _passes_on(layer: Layer) -> bool:
-    """Whether a layer hands its gradient on as it is."""
-    match layer:
-        case Norm(kind=kind):
-            return kind == "none"
-        case Dropout(probability=p):
-            return p == 0
-    return False
+class _Gradient(NamedTuple):
+    """Of a tensor: bytes allocated while it is made, and bytes that are then held for it alone."""
+
+    tensor: int
+    allocated: int
+    held: int

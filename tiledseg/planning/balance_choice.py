@@ -72,8 +72,8 @@ def _step_time(case: PipelineCase, staged: StagedPipeline, rule: Rule | None) ->
 
 
 def _places(case: PipelineCase, start: Balance) -> list[int]:
-    """In front of which layers to cut: those that take time, stash or pop, and where `start` has its cuts."""
-    ends = {layer for _, *pair in case.prices.skips for layer in pair}
+    """Before which nodes to cut: those that take time, make a skip or take one, and where `start` has its cuts."""
+    ends = {layer for pair in case.prices.skips for layer in pair}
     timed = {i for i, times in enumerate(zip(case.forward, case.backward, strict=True)) if sum(times) > 0}
     return sorted({*ends, *timed, *accumulate(start[:-1])} - {0})
 
@@ -111,8 +111,9 @@ def _balances(case: PipelineCase) -> list[Balance]:
     again = Again(case.forward, frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank)))
     memory, prices = case.memory(), case.prices
     if case.schedule == "folded":
-        ends = [(stash, pop) for _, stash, pop in prices.skips]
-        found = choose_folded_balances(both, ends, memory, case.stages, case.limit, prices.handed_on, tolerances, again)
+        found = choose_folded_balances(
+            both, prices.skips, memory, case.stages, case.limit, prices.handed_on, tolerances, again
+        )
     else:
         found = choose_balances(both, memory, case.stages, case.limit, prices.received, tolerances, again)
     return list(dict.fromkeys(found))

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.decomposition import Decomposition
-from tiledseg.geometry.layer import Convolution, Layer, Norm, PopConcatenate, Stash, TransposedConvolution
-from tiledseg.planning.rank_steps import DimStep, RankSteps, swaps
-from tiledseg.widths import norm_bytes, wide_bytes
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.planning.rank_steps import InputStep, RankSteps, swaps
+from tiledseg.widths import wide_bytes
 
-WHOLE_IMAGE_NORMS = ("batch", "group", "instance")  # their statistics are summed over the ranks
 STATISTIC_BYTES = 8  # float64
 
 
@@ -55,7 +55,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class TensorAt:
-    """What travels before a layer: channels, bytes of a value, and whether its gradient travels back."""
+    """A tensor whose halos may travel: channels, bytes of a value, and whether its gradient travels back."""
 
     channels: int
     value_bytes: int
@@ -66,20 +66,17 @@ class TensorAt:
         return self.channels * self.value_bytes
 
 
-def tensors_before(layers: Sequence[Layer], bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
-    """Before each layer the tensor whose halos travel there: its input, or the skip that it pops.
+def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> list[TensorAt]:
+    """Each tensor of a graph.
 
     With 2-byte values (bf16 autocast) the network's input and what a pixel or group norm makes have 4 (`widths`).
     """
-    found, stashed = [], {}
-    current = input_tensor(bands, value_bytes)
-    for layer in layers:
-        if isinstance(layer, Stash):
-            stashed[layer.skip] = current
-        found.append(stashed[layer.skip] if isinstance(layer, PopConcatenate) else current)
-        has_gradient = current.has_gradient or layer.parameters(current.channels) > 0
-        current = TensorAt(layer.output_channels(current.channels), _width(layer, current, value_bytes), has_gradient)
-    return tuple(found)
+    channels, wants = tensor_channels(graph, bands), graph.wants_gradient
+
+    def step(k: int, given: list[TensorAt]) -> TensorAt:
+        return TensorAt(channels[k + 1], graph.layers[k].output_width(given[0].value_bytes, value_bytes), wants[k + 1])
+
+    return graph.fold(input_tensor(bands, value_bytes), step)
 
 
 def input_tensor(bands: int, value_bytes: int) -> TensorAt:
@@ -87,19 +84,10 @@ def input_tensor(bands: int, value_bytes: int) -> TensorAt:
     return TensorAt(bands, wide_bytes(value_bytes), False)
 
 
-def _width(layer: Layer, tensor: TensorAt, value_bytes: int) -> int:
-    match layer:
-        case Convolution() | TransposedConvolution():
-            return value_bytes
-        case Norm(kind=kind) if kind != "none":
-            return norm_bytes(kind, value_bytes)
-    return tensor.value_bytes
-
-
-def layer_traffic(row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -> Traffic:
+def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -> Traffic:
     """What one rank of layer mode sends, from its steps along rows and along columns."""
     forward, backward = [0, 0], [0, 0]
-    for r, c, tensor in zip(row, col, tensors, strict=True):
+    for r, c, tensor in inputs_of(graph, row, col, tensors):
         if not (r.exchanged or c.exchanged):
             continue
         pixels_out, pixels_back = _pixels(r, c)
@@ -111,7 +99,16 @@ def layer_traffic(row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -
     return Traffic(Sent(*forward), Sent(*backward))
 
 
-def _pixels(row: DimStep, col: DimStep) -> tuple[int, int]:
+def inputs_of(
+    graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
+) -> Iterator[tuple[InputStep, InputStep, TensorAt]]:
+    """Each input of each node of a rank, along rows and along columns, with the tensor that it is."""
+    for sources, r, c in zip(graph.sources, row, col, strict=True):
+        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
+            yield of_row, of_col, tensors[source]
+
+
+def _pixels(row: InputStep, col: InputStep) -> tuple[int, int]:
     """Pixels that a rank sends in an exchange, and that it receives: its adjoint sends as many back."""
     return (
         row.swap.sent * col.source + col.swap.sent * row.window,
@@ -129,16 +126,17 @@ def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) ->
             yield (i, j), Sent(row.sends + col.sends, pixels * input_tensor(bands, value_bytes).pixel_bytes)
 
 
-def norm_reductions(layers: Sequence[Layer], bands: int, ranks: int) -> Traffic:
+def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
     """The all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
 
-    Forward each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and of
-    the deviation, which are summed (`models.normalise`).
+    Of a norm each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and
+    of the deviation, which are summed (`models.normalise`). Of a mean: sums and a count, and backward sums.
     """
-    channels, calls, slots, sums = bands, 0, 0, 0
-    for layer in layers:
-        if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS and ranks > 1:
-            sets = layer.groups if layer.kind == "group" else channels
-            calls, slots, sums = calls + 1, slots + ranks * (1 + 2 * sets), sums + 2 * sets
-        channels = layer.output_channels(channels)
-    return Traffic(Sent(calls, slots * STATISTIC_BYTES), Sent(calls, sums * STATISTIC_BYTES))
+    channels = tensor_channels(graph, bands)
+    calls, forward, backward = 0, 0, 0
+    for layer, sources in zip(graph.layers, graph.sources, strict=True):
+        if layer.statistics and ranks > 1:
+            sets = layer.statistic_sets(channels[sources[0]])
+            calls, backward = calls + 1, backward + layer.moments * sets
+            forward += (1 + layer.moments * sets) * (ranks if layer.moments > 1 else 1)
+    return Traffic(Sent(calls, forward * STATISTIC_BYTES), Sent(calls, backward * STATISTIC_BYTES))

@@ -1,46 +1,50 @@
 """The memory of one training step of one rank in layer mode: its block of every tensor, walked as `step_memory` does.
 
 What differs from a context of the same size: an exchange makes a new tensor, block and halo, which the convolution
-behind it keeps, while the activation before it keeps its own output; padding at the image's border makes one too. Each
+after it keeps, while the activation before it keeps its own output; padding at the image's border makes one too. Each
 place of an exchange holds its strips, the parts that do not lie in one piece in memory, from the first step on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from typing import NamedTuple
 
-from tiledseg.geometry.layer import Dropout, Layer, Norm, PopConcatenate, Stash
+from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.layer import Layer, Shape
+from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.backward_walk import Moved
-from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward, statistics_bytes
-from tiledseg.planning.halo_traffic import WHOLE_IMAGE_NORMS, TensorAt, tensors_before
-from tiledseg.planning.rank_steps import DimStep, RankSteps
+from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward
+from tiledseg.planning.halo_traffic import TensorAt, inputs_of, tensors_of
+from tiledseg.planning.rank_steps import DimStep, InputStep, RankSteps
 from tiledseg.planning.step_memory import StepMemory, walked_memory
-from tiledseg.widths import SINGLE_BYTES, copy_bytes, norm_bytes, norm_work_bytes
+from tiledseg.widths import SINGLE_BYTES, copy_bytes
 
 
-def block_memory(
-    layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int
-) -> StepMemory:
+def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> StepMemory:
     """Bytes of one training step of the rank with these steps, one of `ranks` that share the image.
 
     Without its strips and the block that it was given.
     """
-    walk = _Walk(value_bytes, ranks, Tensor(bands * row[0].held * col[0].held, value_bytes=value_bytes), bands)
-    for layer, r, c in zip(layers, row, col, strict=True):
-        walk.step(layer, r, c)
-    return walked_memory(walk.layers, walk.costs, value_bytes)
+    walk = _Walk(graph, bands, ranks, value_bytes)
+    first = row[0].inputs[0], col[0].inputs[0]
+    tensor = Tensor(bands * first[0].held * first[1].held, value_bytes=value_bytes)
+    walk.made = [_Made(INPUT, tensor, (first[0].held, first[1].held))]
+    for k, (r, c) in enumerate(zip(row, col, strict=True)):
+        walk.made.append(walk.step(k, r, c))
+    results = tuple(walk.made[tensor].name for tensor in graph.results)
+    return walked_memory(Graph(tuple(walk.nodes), results), walk.costs, value_bytes)
 
 
 def strip_bytes(
-    layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
+    graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
 ) -> int:
     """Bytes of the strips that a rank's exchanges hold between steps; fewer where a whole narrow block is sent."""
-    tensors = tensors_before(layers, bands, value_bytes)
-    return sum(_strip_pixels(r, c, t, training) * t.pixel_bytes for r, c, t in zip(row, col, tensors, strict=True))
+    inputs = inputs_of(graph, row, col, tensors_of(graph, bands, value_bytes))
+    return sum(_strip_pixels(r, c, t, training) * t.pixel_bytes for r, c, t in inputs)
 
 
-def _strip_pixels(row: DimStep, col: DimStep, tensor: TensorAt, training: bool) -> int:
+def _strip_pixels(row: InputStep, col: InputStep, tensor: TensorAt, training: bool) -> int:
     """Tensors lie channels last: whole rows travel as they lie, columns and all that is added to others do not."""
     rows_sent, rows_received = row.swap.sent * col.source, row.swap.received * col.source
     cols_sent, cols_received = col.swap.sent * row.window, col.swap.received * row.window
@@ -53,100 +57,95 @@ def _strip_pixels(row: DimStep, col: DimStep, tensor: TensorAt, training: bool) 
     return forward + backward * (training and tensor.has_gradient)
 
 
-@dataclass
-class _Walk:
-    """The layers and what is done between them, with the cost of each."""
+class _Made(NamedTuple):
+    """A tensor of the network as the rank has it: the step that made it, and its rows and columns."""
 
-    value_bytes: int
-    ranks: int
+    name: str
     tensor: Tensor
-    channels: int
-    layers: list[Layer] = field(default_factory=list)
-    costs: list[LayerCost] = field(default_factory=list)
-    skips: dict[str, int] = field(default_factory=dict)  # channels
+    size: tuple[int, int]
 
-    def step(self, layer: Layer, row: DimStep, col: DimStep) -> None:
-        if isinstance(layer, PopConcatenate):
-            self._join(layer, row, col)
-            return
-        self._bring(layer.name, row, col)
-        shape = layer.output_channels(self.channels), row.computed, col.computed
-        before = self.channels * row.read * col.read * self.tensor.value_bytes
-        kept, described = 0, layer
-        if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS and self.ranks > 1:
-            kept = keep(self.tensor) + statistics_bytes(layer, shape, self.value_bytes)
-            described = Moved(layer.name, self._norm_gradient(before, shape))
-            width = norm_bytes(layer.kind, self.value_bytes)
-            self.tensor = Tensor(self.channels * row.computed * col.computed, value_bytes=width)
-        elif not _is_nothing(layer):
-            kept, self.tensor = keep_for_backward(layer, self.tensor, shape, self.value_bytes)
-        work = layer.multiply_adds(self.channels) * row.computed * col.computed
-        self._add(described, shape, before, kept, layer.parameters(self.channels), work)
-        self.channels = shape[0]
-        self._cut(layer.name, (row.computed, col.computed), (row.given, col.given))
-        if isinstance(layer, Stash):
-            self.skips[layer.skip] = self.channels
 
-    def _norm_gradient(self, size: int, shape: tuple[int, int, int]) -> int:
+class _Walk:
+    """The nodes of the network and what is done between them, as nodes of a graph, with the cost of each."""
+
+    def __init__(self, graph: Graph, bands: int, ranks: int, value_bytes: int) -> None:
+        self.graph, self.ranks, self.value_bytes = graph, ranks, value_bytes
+        self.channels = tensor_channels(graph, bands)
+        self.made: list[_Made] = []
+        self.nodes: list[Node] = []
+        self.costs: list[LayerCost] = []
+
+    def step(self, k: int, row: DimStep, col: DimStep) -> _Made:
+        node, sources = self.graph.nodes[k], self.graph.sources[k]
+        brought = [
+            self._bring(f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
+            for index, (source, r, c) in enumerate(zip(sources, row.inputs, col.inputs, strict=True))
+        ]
+        shape = self.channels[k + 1], row.computed, col.computed
+        work = node.layer.multiply_adds(self.channels[sources[0]]) * row.computed * col.computed
+        parameters = node.layer.parameters(self.channels[sources[0]])
+        before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
+        layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
+        self._add(Node(node.name, layer, tuple(b.name for b in brought)), shape, before, parameters, work, tensor, kept)
+        computed = _Made(node.name, tensor, (row.computed, col.computed))
+        return self._cut(f"{node.name}: given", computed, shape[0], (row.given, col.given))
+
+    def _kept(self, k: int, given: list[Tensor], shape: Shape) -> tuple[Layer, int, Tensor]:
+        """How a node counts, the bytes that it keeps, and what it makes."""
+        layer = self.graph.layers[k]
+        if layer.statistics and self.ranks > 1:
+            kept = layer.kept_besides(shape, self.value_bytes) + sum(keep(given[index]) for index in layer.kept_inputs)
+            width = layer.output_width(given[0].value_bytes, self.value_bytes)
+            moved = Moved(self._statistics_gradient(layer, given[0], shape))
+            return moved, kept, Tensor(math.prod(shape), value_bytes=width)
+        kept, tensor = keep_for_backward(self.graph, k, given, shape, self.value_bytes)
+        return layer.uncropped, kept, tensor
+
+    def _statistics_gradient(self, layer: Layer, tensor: Tensor, shape: Shape) -> int:
         """What the backward pass of a norm over all ranks allocates: its input's gradient; of narrow values that and
         a factor in float32, before it is cast."""
-        values = size // self.tensor.value_bytes
-        narrow = copy_bytes(self.tensor.value_bytes) > 0
-        return max(2 * SINGLE_BYTES * values if narrow else size, norm_work_bytes(*shape))
+        narrow = copy_bytes(tensor.value_bytes) > 0
+        return layer.gradient_bytes(2 * SINGLE_BYTES * tensor.values if narrow else tensor.bytes, shape)
 
-    def _bring(self, name: str, row: DimStep, col: DimStep) -> None:
-        """From what the rank holds to what the layer reads."""
-        self._cut(name, (row.held, col.held), (row.source, col.source))
+    def _bring(self, name: str, made: _Made, channels: int, row: InputStep, col: InputStep) -> _Made:
+        """From what the rank holds to what the node reads."""
+        made = self._cut(f"{name}: cut", made, channels, (row.source, col.source))
         if row.moves or col.moves:
-            bands = self.channels * self.tensor.value_bytes
-            by_cols = bands * row.window * col.source * col.exchanged
-            by_rows = bands * row.source * col.source * row.exchanged
-            self._move(f"{name}: exchange", (row.source, col.source), (row.window, col.window), by_cols + by_rows)
+            pixel = channels * made.tensor.value_bytes
+            by_cols = pixel * row.window * col.source * col.exchanged
+            by_rows = pixel * row.source * col.source * row.exchanged
+            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), by_cols + by_rows)
         if (row.read, col.read) != (row.window, col.window):
-            self._move(f"{name}: padding", (row.window, col.window), (row.read, col.read))
+            made = self._move(f"{name}: padding", made, channels, (row.read, col.read), _bytes(made, channels))
+        return made
 
-    def _cut(self, name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+    def _cut(self, name: str, made: _Made, channels: int, after: tuple[int, int]) -> _Made:
         """A view: the tensor stays whole in memory. Its gradient is put back along columns first, then along rows."""
+        before = made.size
         if before == after:
-            return
-        values = self.channels * self.tensor.value_bytes
+            return made
+        values = channels * made.tensor.value_bytes
         gradients = [after[0] * before[1] * (before[1] != after[1]), before[0] * before[1] * (before[0] != after[0])]
-        self._moved(f"{name}: cut", before, after, values * sum(gradients))
+        return self._moved(name, made, (channels, *after), values * sum(gradients), made.tensor)
 
-    def _move(self, name: str, before: tuple[int, int], after: tuple[int, int], gradients: int | None = None) -> None:
+    def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], allocated: int) -> _Made:
         """A new tensor of another size."""
-        self._moved(name, before, after, gradients)
-        self.tensor = Tensor(self.channels * after[0] * after[1], value_bytes=self.tensor.value_bytes)
+        tensor = Tensor(channels * after[0] * after[1], value_bytes=made.tensor.value_bytes)
+        return self._moved(name, made, (channels, *after), allocated, tensor)
 
-    def _moved(self, name: str, before: tuple[int, int], after: tuple[int, int], gradients: int | None) -> None:
-        size = self.channels * before[0] * before[1] * self.tensor.value_bytes
-        self._add(Moved(name, size if gradients is None else gradients), (self.channels, *after), size, 0)
-
-    def _join(self, layer: PopConcatenate, row: DimStep, col: DimStep) -> None:
-        """The skip, cut or completed, before the tensor at hand."""
-        given = row.given, col.given
-        self._cut(layer.name, (row.joined, col.joined), given)
-        skip_channels = self.skips[layer.skip]
-        changed = (row.held, col.held) != given or row.moves or col.moves
-        self.channels += skip_channels
-        before = self.tensor.bytes
-        self.tensor = Tensor(self.channels * given[0] * given[1], value_bytes=self.value_bytes)
-        pop = PopConcatenate(layer.name, layer.skip, skip_channels, 1 if changed else 0)
-        self._add(pop, (self.channels, *given), before, 0)
+    def _moved(self, name: str, made: _Made, shape: Shape, allocated: int, tensor: Tensor) -> _Made:
+        self._add(Node(name, Moved(allocated), (made.name,)), shape, (_bytes(made, shape[0]),), 0, 0, tensor, 0)
+        return _Made(name, tensor, (shape[1], shape[2]))
 
     def _add(
-        self, layer: Layer, shape: tuple[int, int, int], before: int, kept: int, parameters: int = 0, work: int = 0
+        self, node: Node, shape: Shape, before: tuple[int, ...], parameters: int, work: int, tensor: Tensor, kept: int
     ) -> None:
-        after = shape[0] * shape[1] * shape[2] * self.tensor.value_bytes
-        self.layers.append(layer)
-        self.costs.append(LayerCost(layer.name, type(layer).__name__, shape, parameters, work, before, after, kept))
+        after = math.prod(shape) * tensor.value_bytes
+        kind = type(node.layer).__name__
+        self.nodes.append(node)
+        self.costs.append(LayerCost(node.name, kind, shape, parameters, work, before, after, kept))
 
 
-def _is_nothing(layer: Layer) -> bool:
-    """Whether a layer hands its tensor on as it is."""
-    match layer:
-        case Norm(kind=kind):
-            return kind == "none"
-        case Dropout(probability=p):
-            return p == 0
-    return isinstance(layer, Stash)
+def _bytes(made: _Made, channels: int) -> int:
+    """Of the part of a tensor that the rank has at hand, which may be a view of more."""
+    return channels * made.size[0] * made.size[1] * made.tensor.value_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
@@ -15,7 +15,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them cha
 
 
 def choose_fusion(
-    layers: tuple[Layer, ...], rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
+    graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
 ) -> int:
     """The fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of equals.
 
@@ -25,9 +25,9 @@ def choose_fusion(
         return 1
 
     def seconds(fusion: int) -> float:
-        return max(rank.seconds(machine) for rank in layer_ranks(layers, rows, cols, fusion, bands, value_bytes))
+        return max(rank.seconds(machine) for rank in layer_ranks(graph, rows, cols, fusion, bands, value_bytes))
 
-    halos = max(sum(w.exchanged for w in layer_windows(layers, partition)) for partition in (rows, cols))
+    halos = max(sum(at.exchanges for at in layer_windows(graph, partition)) for partition in (rows, cols))
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiledseg.geometry.decomposition import Decomposition, Partition
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import settle
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import (
     Sent,
@@ -25,8 +26,8 @@ from tiledseg.planning.halo_traffic import (
     input_tensor,
     input_traffic,
     layer_traffic,
-    norm_reductions,
-    tensors_before,
+    statistic_sums,
+    tensors_of,
 )
 from tiledseg.planning.layer_memory import block_memory, strip_bytes
 from tiledseg.planning.machine import Machine
@@ -41,7 +42,7 @@ GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0
 class Task:
     """One image of one network over the ranks of `decomposition`; `value_bytes` of a value that travels and is kept."""
 
-    layers: tuple[Layer, ...]
+    graph: Graph
     bands: int
     decomposition: Decomposition
     value_bytes: int = 4
@@ -57,12 +58,11 @@ class Task:
     @property
     def undivided_work(self) -> int:
         """Multiply-adds of the undivided network on the whole image, forward."""
-        return sum(c.multiply_adds for c in layer_costs(self.layers, self.bands, self.decomposition.whole.shape))
+        return sum(c.multiply_adds for c in layer_costs(self.graph, self.bands, self.decomposition.whole.shape))
 
     @property
     def parameters(self) -> int:
-        tensors = tensors_before(self.layers, self.bands)
-        return sum(layer.parameters(t.channels) for layer, t in zip(self.layers, tensors, strict=True))
+        return count_parameters(self.graph, self.bands)
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
 
 def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     """Mode `layer` with a fusion depth. Raises GeometryError where a rank would own nothing of some tensor."""
-    rows, cols = settled(task.layers, task.decomposition)
-    ranks = layer_ranks(task.layers, rows, cols, fusion, task.bands, task.value_bytes)
-    check_blocks(task.layers, rows, cols, fusion, task.bands)
-    norms = norm_reductions(task.layers, task.bands, task.ranks)
+    rows, cols = settled(task.graph, task.decomposition)
+    ranks = layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes)
+    check_blocks(task.graph, rows, cols, fusion, task.bands)
+    norms = statistic_sums(task.graph, task.bands, task.ranks)
     sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
     return ModeCost(
         mode="layer",
@@ -133,9 +133,9 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     )
 
 
-def settled(layers: tuple[Layer, ...], decomposition: Decomposition) -> tuple[Partition, Partition]:
+def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
     """How layer mode cuts the input: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
-    return settle(layers, decomposition.rows), settle(layers, decomposition.cols)
+    return settle(graph, decomposition.rows), settle(graph, decomposition.cols)
 
 
 def gradient_bytes(task: Task) -> int:
@@ -164,42 +164,41 @@ class LayerRank:
 
 
 def layer_ranks(
-    layers: tuple[Layer, ...], rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
+    graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
 ) -> list[LayerRank]:
     """The kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
-    along_rows, along_cols = rank_kinds(layers, rows, fusion), rank_kinds(layers, cols, fusion)
-    tensors = tensors_before(layers, bands, value_bytes)
+    along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph, cols, fusion)
+    tensors = tensors_of(graph, bands, value_bytes)
     pairs = itertools.product(
         zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
     )
     return [
-        LayerRank(row, col, m * n, block_work(layers, bands, row, col), layer_traffic(row, col, tensors))
+        LayerRank(row, col, m * n, block_work(graph, bands, row, col), layer_traffic(graph, row, col, tensors))
         for (row, m), (col, n) in pairs
     ]
 
 
-def check_blocks(layers: tuple[Layer, ...], rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
+def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
-    steps = itertools.product(*(rank_kinds(layers, dim, fusion).steps for dim in (rows, cols)))
-    shapes = (largest_of_block(layers, bands, row, col) for row, col in steps)
+    steps = itertools.product(*(rank_kinds(graph, dim, fusion).steps for dim in (rows, cols)))
+    shapes = (largest_of_block(graph, bands, row, col) for row, col in steps)
     check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
-def block_work(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> int:
-    """Multiply-adds of a forward pass of the rank with these steps; what is cropped behind a layer counts too."""
-    channels, work = bands, 0
-    for layer, r, c in zip(layers, row, col, strict=True):
-        work += layer.multiply_adds(channels) * r.computed * c.computed
-        channels = layer.output_channels(channels)
+def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> int:
+    """Multiply-adds of a forward pass of the rank with these steps; what is cropped after a layer counts too."""
+    channels, work = tensor_channels(graph, bands), 0
+    for layer, sources, r, c in zip(graph.layers, graph.sources, row, col, strict=True):
+        work += layer.multiply_adds(channels[sources[0]]) * r.computed * c.computed
     return work
 
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
     """The walked peak, the strips, and the block of the input where what the first layer keeps is not that itself."""
-    first = rank.row[0], rank.col[0]
+    first = rank.row[0].inputs[0], rank.col[0].inputs[0]
     own = all(step.held == step.read for step in first) and not any(step.moves for step in first)
     block = 0 if own else first[0].held * first[1].held * task.input_pixel_bytes
-    arguments = task.layers, task.bands, rank.row, rank.col
+    arguments = task.graph, task.bands, rank.row, rank.col
     return (
         block_memory(*arguments, task.ranks, task.value_bytes).total + strip_bytes(*arguments, task.value_bytes) + block
     )
@@ -207,15 +206,15 @@ def _layer_memory(task: Task, rank: LayerRank) -> int:
 
 def _tile_work(task: Task) -> dict[tuple[int, int], int]:
     """Multiply-adds of a forward pass of each rank's tiles, by its place in the mesh."""
-    layers, bands = task.layers, task.bands
-    found = _by_context(task, lambda shape: sum(c.multiply_adds for c in layer_costs(layers, bands, shape)))
+    graph, bands = task.graph, task.bands
+    found = _by_context(task, lambda shape: sum(c.multiply_adds for c in layer_costs(graph, bands, shape)))
     return {at: sum(count * value for value, count in values) for at, values in found.items()}
 
 
 def _tile_memory(task: Task) -> dict[tuple[int, int], int]:
     """Peak bytes of a training step on the largest context of each rank, by its place in the mesh."""
-    layers, bands, value_bytes = task.layers, task.bands, task.value_bytes
-    found = _by_context(task, lambda shape: training_memory(layers, bands, shape, value_bytes).total)
+    graph, bands, value_bytes = task.graph, task.bands, task.value_bytes
+    found = _by_context(task, lambda shape: training_memory(graph, bands, shape, value_bytes).total)
     return {at: max(value for value, _ in values) for at, values in found.items()}
 
 

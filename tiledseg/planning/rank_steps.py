@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer, PopConcatenate, Stash, TransposedConvolution, Upsample
-from tiledseg.geometry.layer_windows import LayerWindows, layer_windows
+from tiledseg.geometry.layer_windows import NodeWindows, layer_windows
 
 
 class Swap(NamedTuple):
@@ -28,15 +28,13 @@ class Swap(NamedTuple):
     receives: int = 0
 
 
-class DimStep(NamedTuple):
-    """One layer on one rank along one dim; sizes in positions.
+class InputStep(NamedTuple):
+    """One input of a node on one rank along one dim; sizes in positions.
 
     `held`: what the rank has of the tensor; `source`: what of it goes on, into the exchange where `exchanged`, else
-    into the layer; `swap`: its part in the exchange; `moves`: whether its window is more than its own block, or its
-    neighbours need of that; `window`: what is there behind the exchange; `read`: the same with the layer's padding,
-    which a dim that is not cut leaves to the layer; `computed`: outputs made; `given`: those of them that go on;
-    `owned`: the rank's own part of the tensor. For a layer that pops a skip all but `given` are the skip's, and
-    `joined` is what the rank has of the other tensor.
+    into the node; `swap`: its part in the exchange; `moves`: whether its window is more than its own block, or its
+    neighbours need of that; `window`: what is there after the exchange; `read`: the same with the layer's padding,
+    which a dim that is not cut leaves to the layer; `owned`: the rank's own part of the tensor.
     """
 
     held: int
@@ -46,13 +44,19 @@ class DimStep(NamedTuple):
     moves: bool
     window: int
     read: int
+    owned: int
+
+
+class DimStep(NamedTuple):
+    """One node on one rank along one dim: outputs `computed`, and those of them that go on, `given`."""
+
+    inputs: tuple[InputStep, ...]
     computed: int
     given: int
-    owned: int
-    joined: int
 
 
 RankSteps = tuple[DimStep, ...]
+_Swaps = Sequence[Sequence[list[Swap] | None]]
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,17 @@ class RankKinds:
 
 
 @lru_cache(maxsize=64)
-def rank_kinds(layers: tuple[Layer, ...], partition: Partition, fusion: int = 1) -> RankKinds:
+def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> RankKinds:
     """The kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
-    found = Counter(rank_steps(layers, partition, fusion))
+    found = Counter(rank_steps(graph, partition, fusion))
     return RankKinds(tuple(found), tuple(found.values()))
 
 
-def rank_steps(layers: tuple[Layer, ...], partition: Partition, fusion: int = 1) -> list[RankSteps]:
+def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[RankSteps]:
     """The steps of every rank along one axis, in order. Raises GeometryError where the network cannot be so cut."""
-    windows = layer_windows(layers, partition, fusion)
-    parts = [_exchange(w) for w in windows]
-    return [tuple(_walk(windows, parts, index)) for index in range(partition.parts)]
+    windows = layer_windows(graph, partition, fusion)
+    swapped = [[swaps(one.partition, one.read) if one.exchanged else None for one in at.inputs] for at in windows]
+    return [_walk(windows, graph.sources, swapped, index) for index in range(partition.parts)]
 
 
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
@@ -96,51 +100,35 @@ def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
     return [Swap(*counts) for counts in found]
 
 
-def _exchange(windows: LayerWindows) -> list[Swap] | None:
-    if not windows.exchanged:
-        return None
-    if windows.skip_partition is not None:
-        return swaps(windows.skip_partition, windows.skip)
-    return swaps(windows.input, windows.read)
-
-
-def _walk(windows: Sequence[LayerWindows], parts: Sequence[list[Swap] | None], index: int) -> Iterator[DimStep]:
+def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], swapped: _Swaps, index: int) -> RankSteps:
     """The steps of rank `index`, as `spatial.network` compiles them."""
-    held = windows[0].input.owned(index)
-    stashed: dict[str, Interval] = {}
-    for at, part in zip(windows, parts, strict=True):
-        whole = at.input.parts == 1
-        given = at.output.whole if whole else at.given[index]
-        tensor, partition = held, at.input
-        read = at.input.whole if whole else at.read[index]
-        inside = read.clip(held)  # which may have the padding of a layer behind it
-        if isinstance(at.layer, PopConcatenate):
-            assert at.skip_partition is not None, "a layer that pops a skip knows how the skip is cut"
-            tensor, partition, read = stashed[at.layer.skip], at.skip_partition, at.skip[index]
-            inside = read
-        block, swap = partition.owned(index), Swap() if part is None else part[index]
-        yield DimStep(
-            held=tensor.size,
-            source=inside.size if part is None else block.size,
-            exchanged=part is not None,
-            swap=swap,
-            moves=part is not None and (block != read or swap.sends > 0),
-            window=inside.size if part is None else read.size,
-            read=read.size,
-            computed=_computed(at.layer, read, given, whole),
-            given=given.size,
-            owned=block.size,
-            joined=held.size,
-        )
-        held = given
-        if isinstance(at.layer, Stash):
-            stashed[at.layer.skip] = given
+    extents = [windows[0].inputs[0].partition.owned(index)]
+    steps = []
+    for at, tensors, parts in zip(windows, sources, swapped, strict=True):
+        taken = [
+            _input_step(at, number, index, extents[tensor], None if part is None else part[index])
+            for number, (tensor, part) in enumerate(zip(tensors, parts, strict=True))
+        ]
+        whole, given = at.output.parts == 1, at.given[index]
+        computed = given.size if whole else at.node.layer.computed(taken[0].read, given.size)
+        steps.append(DimStep(tuple(taken), computed, given.size))
+        extents.append(given)
+    return tuple(steps)
 
 
-def _computed(layer: Layer, read: Interval, given: Interval, whole: bool) -> int:
-    """Outputs that a layer makes of what it reads; those of a cut dim may be cropped behind it."""
-    if whole:
-        return given.size
-    if isinstance(layer, TransposedConvolution):
-        return (read.size - 1) * layer.step + layer.reach + 1
-    return layer.output_size(read.size) if isinstance(layer, Upsample) else given.size
+def _input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
+    one = at.inputs[number]
+    whole = one.partition.parts == 1 and len(at.inputs) == 1
+    read = one.partition.whole if whole else one.read[index]
+    inside = read.clip(held)  # which may have the padding of a layer after it
+    block = one.partition.owned(index)
+    return InputStep(
+        held=held.size,
+        source=inside.size if swap is None else block.size,
+        exchanged=swap is not None,
+        swap=swap or Swap(),
+        moves=swap is not None and (block != read or swap.sends > 0),
+        window=inside.size if swap is None else read.size,
+        read=read.size,
+        owned=block.size,
+    )

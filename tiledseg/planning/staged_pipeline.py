@@ -17,7 +17,7 @@ from tiledseg.pipeline.schedule import (
     Program,
     Route,
     chunk_ranks,
-    chunk_skips,
+    chunk_routes,
     kept_of,
     most_in_flight,
     program,
@@ -99,9 +99,7 @@ class StagedPipeline:
         """Bytes that travel along a route, one way, for one micro-batch."""
         if self.pipeline.is_local(route):
             return 0
-        if route.skip:
-            return self.case.prices.skip_bytes(route.skip)
-        return self.case.prices.activation_bytes(cuts(self.balance)[route.target][0])
+        return self.case.prices.tensor_bytes(route.tensor)
 
     @property
     def period(self) -> float:
@@ -111,7 +109,8 @@ class StagedPipeline:
             computing[rank] += forward + backward
         for route in self.pipeline.routes:
             if self.case.message and not self.pipeline.is_local(route):
-                for end in (route.source, route.target):  # the activation, and its gradient
+                ends = (route.source, route.target) if route.returns else (route.source,)
+                for end in ends:  # the tensor, and its gradient
                     sending[self.pipeline.ranks[end]] += self.case.message(self.route_bytes(route))
         return max(*computing, *sending)
 
@@ -124,7 +123,7 @@ class StagedPipeline:
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     """The pipeline of a balance that fits (see `balance.parse_balance`)."""
-    pipeline = Pipeline(case.ranks, chunk_skips(case.prices.skips, cuts(balance)))
+    pipeline = Pipeline(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
     return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
 
 
@@ -132,9 +131,11 @@ def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
     """In words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
     if case.schedule != "folded":
         return []
-    skips = chunk_skips(case.prices.skips, cuts(balance))
-    torn = [skip for skip in skips if case.ranks[skip.source] != case.ranks[skip.target]]
-    return [f"{skip.skip} from stage {case.ranks[skip.source]} to {case.ranks[skip.target]}" for skip in torn]
+    stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
+    ends = [
+        (case.prices.graph.names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips
+    ]
+    return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
 
 
 def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
@@ -156,4 +157,4 @@ def _chunk_times(case: PipelineCase, balance: Sequence[int]) -> ChunkTimes:
         backward[chunk] += forward[chunk] * case.recomputes(rank)
     if case.message is None:
         return ChunkTimes(forward, backward)
-    return ChunkTimes(forward, backward, [case.message(case.prices.activation_bytes(first)) for first, _ in runs[1:]])
+    return ChunkTimes(forward, backward, [case.message(case.prices.tensor_bytes(first)) for first, _ in runs[1:]])

@@ -13,7 +13,7 @@ from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.pipeline.schedule import RECOMPUTE, chunk_ranks, kept_of
+from tiledseg.pipeline.schedule import RECOMPUTE, chunk_ranks, is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.balance_choice import choose
@@ -119,7 +119,7 @@ def stage_pipeline(question: Question, tiling: Tiling, asked: StagesQuestion) ->
     Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
     """
     network = question.network
-    layers = network.layers()
+    layers = network.graph()
     costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
     prices = StagePrices(layers, costs, question.bytes_per_value)
     case = _case(asked, prices, question.machine, len(tiling), question.gpu_memory)
@@ -184,8 +184,9 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
     }
     memory["total"] = sum(memory.values())
     activation, skips = (_sent(found, chunks, of_skips) for of_skips in (False, True))
-    gradients = sum(staged.route_bytes(route) for route in staged.pipeline.routes if route.target in chunks)
-    names = [layer.name for layer in prices.layers]
+    back = [route for route in staged.pipeline.routes if route.target in chunks and route.returns]
+    gradients = sum(map(staged.route_bytes, back))
+    names = prices.graph.names[1:]
     row: dict[str, Any] = {
         "stage": rank,
         "layers": [list(run) for run in runs],
@@ -207,7 +208,8 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
 
 def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
     """Bytes that a rank's chunks send on in a forward pass of one micro-batch."""
-    routes = [r for r in found.staged.pipeline.routes if r.source in chunks and bool(r.skip) == of_skips]
+    runs = cuts(found.staged.balance)
+    routes = [r for r in found.staged.pipeline.routes if r.source in chunks and is_skip(r, runs) == of_skips]
     return sum(found.staged.route_bytes(route) for route in routes)
 
 

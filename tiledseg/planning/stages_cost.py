@@ -1,8 +1,7 @@
-"""What a stage of a pipeline costs: any run of a network's layers, priced for one micro-batch.
+"""What a stage of a pipeline costs: any run of a network's nodes, priced for one micro-batch.
 
 Bytes kept for the backward pass follow `cost`, but a run that starts in the middle gets its input over the wire: where
-the layer in front had kept that tensor already, this rank has to keep it once more. A skip from another rank goes with
-its concatenation.
+a node before had kept that tensor already, this rank has to keep it once more.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from tiledseg.geometry.layer import Layer, PopConcatenate, Stash
+from tiledseg.geometry.graph import Graph
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, Tensor, keep_for_backward, loss_bytes
 from tiledseg.planning.step_memory import ADAM_VALUES
@@ -47,14 +46,18 @@ class StageMemory:
 
 
 class StagePrices:
-    """Prices of runs of layers (first, stop), half-open, on one micro-batch: a context of `costs`."""
+    """Prices of runs of nodes (first, stop), half-open, on one micro-batch: a context of `costs`."""
 
-    def __init__(self, layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int) -> None:
-        self.layers, self.costs, self.bytes_per_value = layers, costs, bytes_per_value
-        self.skips = skip_ends(layers)
+    def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> None:
+        self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
         self._parameters = (0, *accumulate(c.parameters for c in costs))
         self._kept_from = functools.cache(self._walk)
         self._backward = functools.cache(self._find_backward)
+
+    @property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """Each edge that passes over nodes: who makes the tensor, and who takes it."""
+        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
 
     def memory(self, first: int, stop: int) -> StageMemory:
         """Bytes of a rank that holds the run; the loss belongs to the last layer."""
@@ -67,54 +70,47 @@ class StagePrices:
             gradients=parameters * DOUBLE_BYTES,
             optimizer=ADAM_VALUES * parameters * width,
             activations=up_to[-1] + self._loss(stop),
-            inputs=received if first else self.costs[0].input_bytes,
+            inputs=received if first else self.tensor_bytes(0),
             backward=self._backward(first, stop),
         )
 
     def _loss(self, stop: int) -> int:
-        return loss_bytes(self.costs, self.bytes_per_value) if stop == len(self.layers) else 0
+        if stop < len(self.graph):
+            return 0
+        return loss_bytes(self.costs[self.graph.results[0] - 1], self.bytes_per_value)
 
     def _find_backward(self, first: int, stop: int) -> int:
         up_to = self._kept_from(first)[: stop - first + 1]
         kept = [after - before for before, after in pairwise(up_to)]
-        return backward_peak(self.layers, self.costs, kept, self.bytes_per_value, first)
+        return backward_peak(self.graph, self.costs, kept, self.bytes_per_value, first)
 
-    def activation_bytes(self, layer: int) -> int:
-        """Bytes that go from the layer in front to `layer`."""
-        return self.costs[layer].input_bytes
-
-    def skip_bytes(self, name: str) -> int:
-        """Bytes of a skip, uncropped: its consumer crops it."""
-        return next(self.costs[stash].output_bytes for skip, stash, _ in self.skips if skip == name)
+    def tensor_bytes(self, tensor: int) -> int:
+        """Of a tensor of the graph, whole: its reader crops it."""
+        if tensor:
+            return self.costs[tensor - 1].output_bytes
+        reader = self.graph.readers[0][0]
+        return self.costs[reader].input_bytes[self.graph.sources[reader].index(0)]
 
     def received(self, first: int, stop: int) -> int:
-        """Bytes that the run receives in a forward pass: its input, and each skip that it pops of another stage."""
-        popped = {skip for skip, stash, pop in self.skips if stash < first <= pop < stop}
-        return (self.activation_bytes(first) if first else 0) + sum(self.skip_bytes(skip) for skip in popped)
+        """Bytes that the run receives in a forward pass: all that enters it."""
+        return sum(map(self.tensor_bytes, self.graph.entering(first, stop))) if first else 0
 
     def handed_on(self, first: int, stop: int) -> int:
-        """The same without the skips, where these stay on their rank (folded)."""
-        return self.activation_bytes(first) if first else 0
+        """The same without skips, where these stay on their rank (folded)."""
+        return self.tensor_bytes(first) if first else 0
 
     def _walk(self, first: int) -> tuple[int, ...]:
-        """Bytes kept by the first n layers of a run that starts at `first`, for each n."""
-        source = self.costs[first].input_bytes
-        width = self.bytes_per_value
-        if first:
-            width = source // math.prod(self.costs[first - 1].shape)
-        tensor = Tensor(source // width, value_bytes=width)
+        """Bytes kept by the first n nodes of a run that starts at `first`, for each n."""
+        tensors: dict[int, Tensor] = {}
         kept = [0]
-        for layer, cost in zip(self.layers[first:], self.costs[first:], strict=True):
-            more, tensor = keep_for_backward(layer, tensor, cost.shape, self.bytes_per_value)
+        for k in range(first, len(self.graph)):
+            given = [tensors.setdefault(source, self._entering(source)) for source in self.graph.sources[k]]
+            more, tensors[k + 1] = keep_for_backward(self.graph, k, given, self.costs[k].shape, self.bytes_per_value)
             kept.append(kept[-1] + more)
         return tuple(kept)
 
-
-def skip_ends(layers: Sequence[Layer]) -> tuple[tuple[str, int, int], ...]:
-    """Each skip's name, the index of the layer that stashes it, and of one that pops it; a line for each that pops."""
-    stashed = {layer.skip: index for index, layer in enumerate(layers) if isinstance(layer, Stash)}
-    return tuple(
-        (layer.skip, stashed[layer.skip], index)
-        for index, layer in enumerate(layers)
-        if isinstance(layer, PopConcatenate)
-    )
+    def _entering(self, tensor: int) -> Tensor:
+        if tensor == 0:
+            return Tensor(self.tensor_bytes(0) // self.bytes_per_value, value_bytes=self.bytes_per_value)
+        values = math.prod(self.costs[tensor - 1].shape)
+        return Tensor(values, value_bytes=self.tensor_bytes(tensor) // values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, layer_costs, loss_bytes
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
@@ -39,7 +39,7 @@ class StepMemory:
 
 
 def training_memory(
-    layers: Sequence[Layer],
+    graph: Graph,
     bands: int,
     context: tuple[int, int],
     bytes_per_value: int = 4,
@@ -49,22 +49,20 @@ def training_memory(
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    return walked_memory(
-        layers, layer_costs(layers, bands, context, bytes_per_value), bytes_per_value, optimizer_values
-    )
+    return walked_memory(graph, layer_costs(graph, bands, context, bytes_per_value), bytes_per_value, optimizer_values)
 
 
 def walked_memory(
-    layers: Sequence[Layer], costs: Sequence[LayerCost], bytes_per_value: int, optimizer_values: int = ADAM_VALUES
+    graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, optimizer_values: int = ADAM_VALUES
 ) -> StepMemory:
-    """The same, of layers whose costs are known; `Moved` stands for what is done between layers."""
+    """The same, of nodes whose costs are known; `Moved` stands for what is done between them."""
     weight_bytes = wide_bytes(bytes_per_value)
     parameters = sum(c.parameters for c in costs)
-    kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs, bytes_per_value)
+    kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs[graph.results[0] - 1], bytes_per_value)
     return StepMemory(
         weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
         gradients=parameters * DOUBLE_BYTES,
         optimizer=parameters * weight_bytes * optimizer_values,
         activations=kept,
-        backward=backward_peak(layers, costs, [c.kept_bytes for c in costs], bytes_per_value),
+        backward=backward_peak(graph, costs, [c.kept_bytes for c in costs], bytes_per_value),
     )

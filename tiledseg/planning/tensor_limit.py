@@ -10,12 +10,12 @@ little.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.planning.rank_steps import RankSteps
 
 MOST_VALUES = 2**31 - 2
@@ -34,26 +34,30 @@ class TensorShape(NamedTuple):
         return self.channels * self.height * self.width
 
 
-def largest_tensor(layers: Sequence[Layer], bands: int, context: tuple[int, int]) -> TensorShape:
+def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> TensorShape:
     """The largest tensor of a network on a context: the input, what a layer makes, concatenations included."""
-    shapes = zip(layers, layer_shapes(layers, bands, *context), strict=True)
-    made = (TensorShape(layer.name, *shape) for layer, shape in shapes)
-    return max((TensorShape("the input", bands, *context), *made), key=lambda shape: shape.values)
+    shapes = zip(_names(graph), tensor_shapes(graph, bands, *context), strict=True)
+    return max((TensorShape(name, *shape) for name, shape in shapes), key=lambda shape: shape.values)
 
 
-def largest_of_block(layers: Sequence[Layer], bands: int, row: RankSteps, col: RankSteps) -> TensorShape:
+def largest_of_block(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> TensorShape:
     """The same of the rank with these steps in layer mode: its block of each tensor, with the halo and padding read."""
-    found, channels = [], bands
-    for layer, r, c in zip(layers, row, col, strict=True):
-        found.append(TensorShape(layer.name, channels, r.read, c.read))
-        channels = layer.output_channels(channels)
-        found.append(TensorShape(layer.name, channels, r.computed, c.computed))
+    channels, names = tensor_channels(graph, bands), _names(graph)
+    found = []
+    for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
+        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
+            found.append(TensorShape(names[k + 1], channels[source], of_row.read, of_col.read))
+        found.append(TensorShape(names[k + 1], channels[k + 1], r.computed, c.computed))
     return max(found, key=lambda shape: shape.values)
 
 
-def is_countable(layers: Sequence[Layer], bands: int, context: tuple[int, int]) -> bool:
+def _names(graph: Graph) -> list[str]:
+    return ["the input", *graph.names[1:]]
+
+
+def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
     """Whether kernels take every tensor of the network on a context."""
-    return largest_tensor(layers, bands, context).values <= MOST_VALUES
+    return largest_tensor(graph, bands, context).values <= MOST_VALUES
 
 
 def check_countable(shapes: Iterable[TensorShape], remedy: str) -> None:

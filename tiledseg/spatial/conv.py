@@ -11,18 +11,16 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.decomposition import WindowExchange
-from tiledseg.geometry.layer import Convolution, Layer, TransposedConvolution
-from tiledseg.models.convolution import SteadyConvolution, convolve
+from tiledseg.models.convolution import FilterBank, SteadyConvolution, convolve
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
-from tiledseg.spatial.place import Place
+from tiledseg.spatial.place import Place, SpatialLayer
 
 
-class SpatialConvolution:
+class SpatialConvolution(SpatialLayer):
     """A convolution with any kernel, stride, dilation, groups and zero padding (also `same` with even kernels)."""
-
-    fill = 0.0
 
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         if module.padding_mode != "zeros":
@@ -32,8 +30,8 @@ class SpatialConvolution:
         self._module = module
         # The kernel of the module: on one rank its twin is itself, to the last bit.
         self._convolve = convolve if isinstance(module, SteadyConvolution) else functional.conv2d
-        self._row, self._col = _describe(name, module, 0), _describe(name, module, 1)
-        self.descriptions: tuple[Layer, Layer] = self._row, self._col
+        self._row, self._col = _describe(module, 0), _describe(module, 1)
+        self.descriptions = self._row, self._col
 
     def can_overlap(self, place: Place) -> bool:
         """Whether `overlapped` serves here: it has no way to put uneven padding beside a dim that is not cut."""
@@ -61,7 +59,7 @@ class SpatialConvolution:
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self._module
         row, col = self._row, self._col
         # A dim that is not cut keeps the layer's own padding; of uneven padding the odd zero is put there first.
@@ -72,7 +70,7 @@ class SpatialConvolution:
         return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
 
-def _describe(name: str, module: nn.Conv2d, dim: int) -> Convolution:
+def _describe(module: nn.Conv2d, dim: int) -> Convolution:
     kernel, stride, dilation = (getattr(module, key)[dim] for key in ("kernel_size", "stride", "dilation"))
     before = after = 0
     if module.padding == "same":
@@ -80,10 +78,10 @@ def _describe(name: str, module: nn.Conv2d, dim: int) -> Convolution:
         before, after = total // 2, total - total // 2
     elif not isinstance(module.padding, str):
         before = after = module.padding[dim]
-    return Convolution(name, module.out_channels, kernel, stride, before, dilation, extra=after - before)
+    return Convolution(module.out_channels, kernel, stride, before, dilation, extra=after - before)
 
 
-class SpatialTransposedConvolution:
+class SpatialTransposedConvolution(SpatialLayer):
     """A transposed convolution with any kernel, stride, padding, output padding, dilation and groups."""
 
     fill = 0.0  # inputs beyond the tensor add nothing but keep the outputs beside them, which have a bias only
@@ -92,7 +90,6 @@ class SpatialTransposedConvolution:
         self._module = module
         row, col = (
             TransposedConvolution(
-                name,
                 module.out_channels,
                 module.kernel_size[dim],
                 stride=module.stride[dim],
@@ -103,9 +100,9 @@ class SpatialTransposedConvolution:
             for dim in (0, 1)
         )
         self._dims = row, col
-        self.descriptions: tuple[Layer, Layer] = row, col
+        self.descriptions = row, col
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self._module
         padding, output_padding, start = [0, 0], [0, 0], [0, 0]
         for dim, (layer, at) in enumerate(zip(self._dims, (place.row, place.col), strict=True)):
@@ -117,6 +114,19 @@ class SpatialTransposedConvolution:
             x_BCHW, m.weight, m.bias, m.stride, padding, output_padding, m.groups, m.dilation
         )
         return place.crop_given(y_BCHW, (start[0], start[1]))
+
+
+class SpatialFilters(SpatialLayer):
+    """Fixed filters: a convolution that nobody trains."""
+
+    def __init__(self, name: str, module: FilterBank) -> None:
+        self._module = module
+        self._layer = FixedFilters(module.bank)
+        self.descriptions = self._layer, self._layer
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        reach = self._layer.kernel // 2
+        return self._module(x_BCHW, (reach if place.row.whole else 0, reach if place.col.whole else 0))
 
 
 def _int(padding: int | str) -> int:

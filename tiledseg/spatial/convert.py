@@ -1,4 +1,4 @@
-"""From the layers of a flat network to those that compute a rank's part; what cannot be exact is refused by name.
+"""From the layers of a network to those that compute a rank's part; what cannot be exact is refused by name.
 
 The converted network shares weights and buffers with the original, under the original's names: optimizers and
 checkpoints keep to that and do not know how the image is spread.
@@ -6,25 +6,31 @@ checkpoints keep to that and do not know how the image is spread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Activation, Layer, PopConcatenate, Stash
-from tiledseg.models.blocks import PopSkip, StashSkip
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.geometry import joins as geometry
+from tiledseg.geometry.graph import Graph, chain
+from tiledseg.geometry.layer import Activation, Layer
+from tiledseg.models import joins
+from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.joins import Join
+from tiledseg.models.mean import WholeImageMean
+from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
-from tiledseg.models.unet import FlatNetwork
+from tiledseg.models.pooling import MaxIndices, MaxUnpool
 from tiledseg.models.upsample import Upsample
-from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
-from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
+from tiledseg.spatial.conv import SpatialConvolution, SpatialFilters, SpatialTransposedConvolution
+from tiledseg.spatial.norm import SpatialBatchNorm, SpatialMean, SpatialNorm
 from tiledseg.spatial.place import Place, SpatialLayer
-from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
+from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxIndices, SpatialMaxPool, SpatialMaxUnpool
 from tiledseg.spatial.upsample import SpatialUpsample
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
@@ -60,60 +66,68 @@ REASONS: dict[type[nn.Module], str] = {
 }
 
 
-class Pointwise:
+class Pointwise(SpatialLayer):
     """A layer that is the same on any block."""
-
-    fill = 0.0
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.module = module
         kind = Activation if isinstance(module, ZERO_AT_ZERO) else Layer
-        self.descriptions: tuple[Layer, Layer] = kind(name), kind(name)
+        self.descriptions = kind(), kind()
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)
         return result
 
 
-class SkipMark(Pointwise):
-    """Where the network keeps a tensor for later."""
+class Joined(SpatialLayer):
+    """Joins windows that cover the same pixels: what is cropped was not brought."""
 
-    def __init__(self, name: str, module: StashSkip) -> None:
-        super().__init__(name, module)
-        self.skip = module.skip
-        self.descriptions = Stash(name, module.skip), Stash(name, module.skip)
+    def __init__(self, name: str, module: Join) -> None:
+        self._module = module
+        self.descriptions = _JOINS[type(module)](module.crops), _JOINS[type(module)](module.crops)
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._module.join([x_BCHW, *others_BCHW])
 
 
-class SkipConcatenation:
-    """Concatenates the skip's window, cut to the input's, before the input."""
+_JOINS: dict[type[Join], Callable[[tuple[int, ...]], Layer]] = {
+    joins.Concatenate: geometry.Concatenate,
+    joins.Add: geometry.Add,
+    joins.Multiply: geometry.Multiply,
+}
 
-    fill = 0.0
-
-    def __init__(self, name: str, module: PopSkip) -> None:
-        self.skip = module.skip
-        pop = PopConcatenate(name, module.skip, 0, module.crop)
-        self.descriptions: tuple[Layer, Layer] = pop, pop
-
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
-        raise TypeError("a concatenation takes two tensors: use join")
-
-    @staticmethod
-    def join(x_BCHW: torch.Tensor, skip_BCHW: torch.Tensor) -> torch.Tensor:
-        """The two tensors, which cover the same pixels, along channels."""
-        return torch.cat([skip_BCHW, x_BCHW], dim=1)
+# The twin of each module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute anything.
+TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution), SpatialConvolution),
+    FilterBank: SpatialFilters,
+    nn.ConvTranspose2d: SpatialTransposedConvolution,
+    nn.MaxPool2d: SpatialMaxPool,
+    nn.AvgPool2d: SpatialAveragePool,
+    MaxIndices: SpatialMaxIndices,
+    MaxUnpool: SpatialMaxUnpool,
+    **dict.fromkeys((nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
+    **dict.fromkeys(_JOINS, Joined),
+    **dict.fromkeys(POINTWISE, Pointwise),
+}
+WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm), partial(SpatialBatchNorm, kind="batch")),
+    **dict.fromkeys((nn.GroupNorm, GroupNorm), partial(SpatialNorm, kind="group")),
+    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm), partial(SpatialNorm, kind="instance")),
+    WholeImageMean: SpatialMean,
+}
 
 
 @dataclass(frozen=True)
-class ConvertedLayers:
-    """A network's layers, ready for a block, and their geometry along rows and along columns."""
+class ConvertedNetwork:
+    """A network's layers, ready for a block, and its graph along rows and along columns."""
 
     layers: tuple[SpatialLayer, ...]
-    rows: tuple[Layer, ...]
-    cols: tuple[Layer, ...]
+    rows: Graph
+    cols: Graph
 
 
-def convert_layers(network: FlatNetwork | nn.Sequential, axes: Axes) -> ConvertedLayers:
-    """Convert every layer of a flat network, or raise one ConfigError that names each that cannot be, and why."""
+def convert_layers(network: GraphNetwork | nn.Sequential, axes: Axes) -> ConvertedNetwork:
+    """Convert every layer of a network, or raise one ConfigError that names each that cannot be, and why."""
     layers: list[SpatialLayer] = []
     faults: list[str] = []
     for name, module in named_layers(network):
@@ -123,45 +137,27 @@ def convert_layers(network: FlatNetwork | nn.Sequential, axes: Axes) -> Converte
             faults.append(str(error))
     if faults:
         raise ConfigError(f"the network cannot be spread over ranks: {'; '.join(faults)}; or use parallel.halo read")
-    rows, cols = (tuple(layer.descriptions[dim] for layer in layers) for dim in (0, 1))
-    return ConvertedLayers(tuple(layers), rows, cols)
+    rows, cols = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
+    if isinstance(network, GraphNetwork):
+        return ConvertedNetwork(tuple(layers), network.graph.with_layers(rows), network.graph.with_layers(cols))
+    names = [name for name, _ in network.named_children()]
+    return ConvertedNetwork(tuple(layers), *(chain(zip(names, each, strict=True)) for each in (rows, cols)))
 
 
-def named_layers(network: FlatNetwork | nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
+def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
     """The layers in order, with the names that messages call them by."""
-    if isinstance(network, FlatNetwork):
-        yield from zip((d.name for d in network.descriptions), network.layers.values(), strict=True)
+    if isinstance(network, GraphNetwork):
+        yield from zip((node.name for node in network.graph.nodes), network.layers.values(), strict=True)
     else:
         yield from network.named_children()
 
 
 def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
-    """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none.
-
-    Exact types only: a subclass may compute anything.
-    """
+    """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
-    if kind in (nn.Conv2d, SteadyConvolution):
-        return SpatialConvolution(name, module)  # type: ignore[arg-type]
-    if kind is nn.ConvTranspose2d:
-        return SpatialTransposedConvolution(name, module)  # type: ignore[arg-type]
-    if kind is nn.MaxPool2d:
-        return SpatialMaxPool(name, module)  # type: ignore[arg-type]
-    if kind is nn.AvgPool2d:
-        return SpatialAveragePool(name, module)  # type: ignore[arg-type]
-    if kind in (nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d):
-        return SpatialUpsample(name, module)  # type: ignore[arg-type]
-    if kind in (nn.BatchNorm2d, BatchNorm):
-        return SpatialBatchNorm(name, "batch", module, axes)  # type: ignore[arg-type]
-    if kind in (nn.GroupNorm, GroupNorm):
-        return SpatialNorm(name, "group", module, axes)  # type: ignore[arg-type]
-    if kind in (nn.InstanceNorm2d, InstanceNorm):
-        return SpatialNorm(name, "instance", module, axes)  # type: ignore[arg-type]
-    if kind is StashSkip:
-        return SkipMark(name, module)  # type: ignore[arg-type]
-    if kind is PopSkip:
-        return SkipConcatenation(name, module)  # type: ignore[arg-type]
-    if kind in POINTWISE:
-        return Pointwise(name, module)
+    if kind in WHOLE_IMAGE_TWINS:
+        return WHOLE_IMAGE_TWINS[kind](name=name, module=module, axes=axes)
+    if kind in TWINS:
+        return TWINS[kind](name, module)
     reason = REASONS.get(kind, "is not known to give the same result on a part of the image as on all of it")
     raise ConfigError(f"layer '{name}' ({kind.__name__}) {reason}")

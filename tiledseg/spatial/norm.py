@@ -14,24 +14,24 @@ from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Layer, Norm
+from tiledseg.geometry.joins import ImageMean
+from tiledseg.geometry.layer import Norm
+from tiledseg.models.mean import WholeImageMean, image_mean
 from tiledseg.models.norm import StatisticsNorm, normed, takes_statistics
-from tiledseg.spatial.place import Place
+from tiledseg.spatial.place import Place, SpatialLayer
 
 
-class SpatialNorm:
+class SpatialNorm(SpatialLayer):
     """Instance or group norm: statistics of each sample, and channel or group of channels."""
-
-    fill = 0.0
 
     def __init__(self, name: str, kind: str, module: StatisticsNorm, axes: Axes) -> None:
         if isinstance(module, nn.InstanceNorm2d) and module.track_running_stats:
             raise ConfigError(f"layer '{name}' keeps running statistics of instances; set track_running_stats=False")
         self.module: Any = module
         self.axes = axes
-        self.descriptions: tuple[Layer, Layer] = Norm(name, kind), Norm(name, kind)
+        self.descriptions = Norm(kind), Norm(kind)
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
             whole: torch.Tensor = self.module(x_BCHW)
             return whole
@@ -48,11 +48,23 @@ class SpatialNorm:
 class SpatialBatchNorm(SpatialNorm):
     """Batch norm; while training its statistics, and the running ones (variance unbiased), are the whole batch's."""
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self.module
         if takes_statistics(m):
-            return super().__call__(x_BCHW, place)
+            return super().__call__(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
+
+
+class SpatialMean(SpatialLayer):
+    """The mean of the whole image in every pixel."""
+
+    def __init__(self, name: str, module: WholeImageMean, axes: Axes) -> None:
+        self._axes = axes
+        self.descriptions = ImageMean(), ImageMean()
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        ranks = None if place.is_whole else self._axes.image
+        return image_mean(x_BCHW, _owned(x_BCHW, place), ranks)
 
 
 def _owned(x_BCHW: torch.Tensor, place: Place) -> tuple[slice, ...] | None:

@@ -18,9 +18,9 @@ import torch
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Convolution
 from tiledseg.spatial.halo_exchange import HaloExchanger, Phases, complete
 from tiledseg.spatial.place import DimPlace, Place
 

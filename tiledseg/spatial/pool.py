@@ -7,14 +7,16 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry import resampling as geometry
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import AveragePool, Layer, MaxPool, Pool
-from tiledseg.spatial.place import DimPlace, Place
+from tiledseg.geometry.resampling import AveragePool, MaxPool, Pool
+from tiledseg.models.pooling import MaxIndices, MaxUnpool, max_indices
+from tiledseg.spatial.place import DimPlace, Place, SpatialLayer
 
 Pair = tuple[int, int]
 
 
-class SpatialMaxPool:
+class SpatialMaxPool(SpatialLayer):
     """Max pooling with any kernel, stride, padding and dilation. Its padding is minus infinity, not zero."""
 
     fill = float("-inf")
@@ -23,34 +25,62 @@ class SpatialMaxPool:
         _refuse_ceil(name, module.ceil_mode)
         if module.return_indices:
             raise ConfigError(
-                f"layer '{name}' returns indices, which would be those of a block; set return_indices off"
+                f"layer '{name}' returns indices, which would be those of a block; set return_indices off, or take "
+                "MaxIndices"
             )
         kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
         dilation = _pair(module.dilation)
-        row, col = (MaxPool(name, kernel[d], stride[d], padding[d], dilation[d]) for d in (0, 1))
-        self.descriptions: tuple[Layer, Layer] = row, col
+        row, col = (MaxPool(kernel[d], stride[d], padding[d], dilation[d]) for d in (0, 1))
+        self.descriptions = row, col
         self._sizes = kernel, stride, padding, dilation
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding, dilation = self._sizes
         return functional.max_pool2d(x_BCHW, kernel, stride, _own_padding(padding, place), dilation)
 
 
-class SpatialAveragePool:
-    """Average pooling with any kernel, stride and padding, which counts as zeros or not at all."""
+class SpatialMaxIndices(SpatialLayer):
+    """Where maxima lie in their windows: these are the image's windows, so the indices are too."""
 
-    fill = 0.0
+    fill = float("-inf")
+
+    def __init__(self, name: str, module: MaxIndices) -> None:
+        self._sizes = module.sizes
+        kernel, stride, padding, dilation = module.sizes
+        description = geometry.MaxIndices(kernel, stride, padding, dilation)
+        self.descriptions = description, description
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        kernel, stride, padding, dilation = self._sizes
+        return max_indices(x_BCHW, kernel, stride, _own_padding((padding, padding), place), dilation)
+
+
+class SpatialMaxUnpool(SpatialLayer):
+    """Values put back where their indices say: each window by itself."""
+
+    def __init__(self, name: str, module: MaxUnpool) -> None:
+        self._module = module
+        self.descriptions = geometry.MaxUnpool(module.kernel), geometry.MaxUnpool(module.kernel)
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        kernel = self._module.kernel
+        start = place.row.read.start * kernel, place.col.read.start * kernel
+        return place.crop_given(self._module(x_BCHW, *others_BCHW), start)
+
+
+class SpatialAveragePool(SpatialLayer):
+    """Average pooling with any kernel, stride and padding, which counts as zeros or not at all."""
 
     def __init__(self, name: str, module: nn.AvgPool2d) -> None:
         _refuse_ceil(name, module.ceil_mode)
         kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-        self._row, self._col = (AveragePool(name, kernel[d], stride[d], padding[d]) for d in (0, 1))
-        self.descriptions: tuple[Layer, Layer] = self._row, self._col
+        self._row, self._col = (AveragePool(kernel[d], stride[d], padding[d]) for d in (0, 1))
+        self.descriptions = self._row, self._col
         self._sizes = kernel, stride, padding
         self._divisor = module.divisor_override
         self._counts_inside_only = not module.count_include_pad and max(padding) > 0 and self._divisor is None
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding = self._sizes
         divisor = 1 if self._counts_inside_only else self._divisor
         y_BCHW = functional.avg_pool2d(

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Layer, Upsample
+from tiledseg.geometry.resampling import Upsample
 from tiledseg.models.upsample import upsample
-from tiledseg.spatial.place import Place
+from tiledseg.spatial.place import Place, SpatialLayer
 
 
-class SpatialUpsample:
+class SpatialUpsample(SpatialLayer):
     """Upsampling by whole factors: nearest, or bilinear with align_corners=False."""
 
     fill = 0.0  # never read: at the image's ends the interpolation repeats the last pixel itself
@@ -38,12 +38,12 @@ class SpatialUpsample:
         self.factors = int(pair[0]), int(pair[1])
         self.mode = module.mode
         kind = "bilinear" if module.mode == "bilinear" else "nearest"
-        self.descriptions: tuple[Layer, Layer] = (
-            Upsample(name, kind, self.factors[0]),
-            Upsample(name, kind, self.factors[1]),
+        self.descriptions = (
+            Upsample(kind, self.factors[0]),
+            Upsample(kind, self.factors[1]),
         )
 
-    def __call__(self, x_BCHW: torch.Tensor, place: Place) -> torch.Tensor:
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = upsample(x_BCHW, self.factors, self.mode)
         start = place.row.read.start * self.factors[0], place.col.read.start * self.factors[1]
         return place.crop_given(y_BCHW, start)

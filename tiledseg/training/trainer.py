@@ -20,7 +20,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.models.unet import build_unet
+from tiledseg.models.network import build_unet
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.reader import open_raster

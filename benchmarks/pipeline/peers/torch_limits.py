@@ -81,7 +81,7 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
     from torch.utils.checkpoint import checkpoint
 
     from tiledseg.architecture.unet import UNet
-    from tiledseg.models.unet import build_unet
+    from tiledseg.models.network import build_unet
 
     class Twice(nn.Module):
         """The first layer's output is taken up by the second and by the third."""

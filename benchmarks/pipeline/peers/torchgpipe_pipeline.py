@@ -13,7 +13,7 @@ Copy and its portals carry from partition to partition. Activations that a parti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ from benchmarks.pipeline.workload import (
     make_target,
 )
 from tiledseg.errors import ConfigError
-from tiledseg.models.blocks import PopSkip, StashSkip
+from tiledseg.models.network import GraphNetwork
 
 try:
     import torchgpipe
@@ -57,34 +57,45 @@ CHECKPOINTS = ("never", "except_last", "always")
 WORKERS = ("device", "partition")
 
 
-def stashing(layer: StashSkip) -> nn.Module:
-    """The layer in torchgpipe's words."""
+def stashing(module: nn.Module, tensor: str) -> nn.Module:
+    """The module in torchgpipe's words, its output kept as `tensor` too."""
 
-    @skippable(stash=[layer.skip])
+    @skippable(stash=[tensor])
     class Stash(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+
         def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
-            yield stash(layer.skip, x_BCHW)
-            return x_BCHW
+            y_BCHW = self.module(x_BCHW)
+            yield stash(tensor, y_BCHW)
+            return y_BCHW
 
     return Stash()
 
 
-def popping(layer: PopSkip) -> nn.Module:
-    """The layer in torchgpipe's words."""
+def popping(join: nn.Module, tensor: str) -> nn.Module:
+    """A module of two inputs in torchgpipe's words: the first is taken from afar."""
 
-    @skippable(pop=[layer.skip])
+    @skippable(pop=[tensor])
     class Pop(nn.Module):
         def forward(self, x_BCHW: torch.Tensor) -> Generator[Any, Any, torch.Tensor]:
-            skip_BCHW = yield pop(layer.skip)
-            return layer(x_BCHW, skip_BCHW)
+            skip_BCHW = yield pop(tensor)
+            return join(skip_BCHW, x_BCHW)
 
     return Pop()
 
 
-def as_sequence(layers: Iterable[nn.Module]) -> nn.Sequential:
-    """The flat network as torchgpipe takes it: layer i stays layer i, so a balance means the same."""
-    kinds = {StashSkip: stashing, PopSkip: popping}
-    return nn.Sequential(*(kinds[type(layer)](layer) if type(layer) in kinds else layer for layer in layers))
+def as_sequence(network: GraphNetwork) -> nn.Sequential:
+    """The network as torchgpipe takes it: node i becomes layer i, so a balance means the same."""
+    graph = network.graph
+    kept = {tensor for tensor, _ in graph.skips}
+    modules: list[nn.Module] = []
+    for k, module in enumerate(network.layers.values()):
+        source, *others = graph.sources[k]
+        found = popping(module, str(source)) if others else module
+        modules.append(stashing(found, str(k + 1)) if k + 1 in kept else found)
+    return nn.Sequential(*modules)
 
 
 def thread_a_partition() -> None:
@@ -141,7 +152,7 @@ def run(request: Request, checkpoint: str, workers: str, threads: int) -> None:
     network = make_network(workload)
     keep_stage_inputs(network, workload.first_layers)
     module = torchgpipe.GPipe(
-        as_sequence(network.layers.values()),
+        as_sequence(network),
         list(workload.balance),
         devices=["cpu"] * workload.stages,
         chunks=workload.micro_batches,

@@ -33,14 +33,14 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
             "at most a rank a tile, or a finer --grid"
         )
     network, machine = question.network, question.machine
-    task = Task(network.layers(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
+    task = Task(network.graph(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
     costs = [read_cost(task, machine), exchange_cost(task, machine)]
     impossible = None
     try:
         costs += _layer_costs(question, task)
     except GeometryError as error:
         impossible = str(error)
-    exact = exact_modes(task.layers, len(tiling))
+    exact = exact_modes(task.graph, len(tiling))
     chosen, reason = choose_mode(costs, question.gpu_memory, exact)
     undivided = task.undivided_work
     rows = [_row(cost, undivided, cost.mode in exact, question.gpu_memory) for cost in costs]
@@ -67,8 +67,8 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
 
 def _layer_costs(question: Question, task: Task) -> list[ModeCost]:
     """Layer mode with a thin halo at each layer, and with the best fusion where that is another."""
-    blocks = layer_blocks(task.decomposition.tiling, task.layers, task.decomposition.shape)
-    best = choose_fusion(task.layers, blocks.rows, blocks.cols, task.bands, task.value_bytes, question.machine)
+    blocks = layer_blocks(task.decomposition.tiling, task.graph, task.decomposition.shape)
+    best = choose_fusion(task.graph, blocks.rows, blocks.cols, task.bands, task.value_bytes, question.machine)
     return [layer_cost(task, question.machine, fusion) for fusion in sorted({1, best})]
 
 

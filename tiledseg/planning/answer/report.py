@@ -70,7 +70,7 @@ MOST_TILES = 2**15  # some 0.3 ms each
 
 def plan_tiling(question: Question) -> Tiling:
     """The tiling of the given grid, or of the one that fits the memory."""
-    layers = question.network.layers()
+    layers = question.network.graph()
     footprint = network_footprint(layers)
     grid = question.grid or run_grid(run_question(question), footprint, Extent(question.size))
     finest = finest_grid(question.size, footprint)
@@ -87,7 +87,7 @@ def plan_tiling(question: Question) -> Tiling:
 def run_question(question: Question) -> RunQuestion:
     """The run that is planned with grid auto: in the first of the halo modes that can be exact on several tiles."""
     assert question.gpu_memory is not None, "the command asks for --gpu-memory with grid auto"
-    mode = exact_modes(question.network.layers(), tiles=2)[0]
+    mode = exact_modes(question.network.graph(), tiles=2)[0]
     return RunQuestion(
         question.network,
         (Extent(question.size),),
@@ -118,7 +118,7 @@ def paper_part(question: Question, grid: tuple[int, int]) -> Answer:
 def exact_part(question: Question, tiling: Tiling) -> Answer:
     """What tiles really get: snapped cores, the smallest halo that changes nothing, and E over the whole raster."""
     footprint = tiling.footprint
-    before, after = minimum_halo(question.network.layers())
+    before, after = minimum_halo(question.network.graph())
     return {
         "alignment": footprint.alignment,
         "halo_minimum": max(before, after),
@@ -138,7 +138,7 @@ def exact_part(question: Question, tiling: Tiling) -> Answer:
 def network_part(question: Question, tiling: Tiling) -> Answer:
     """Parameters, multiply-adds of a forward pass, and each layer on the largest context."""
     network = question.network
-    layers = network.layers()
+    layers = network.graph()
     costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
     contexts = Counter(t.context.shape for t in tiling.tiles)
     image = sum(
@@ -167,7 +167,7 @@ def network_part(question: Question, tiling: Tiling) -> Answer:
 def memory_part(question: Question, tiling: Tiling) -> Answer:
     """Bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
     network = question.network
-    memory = training_memory(network.layers(), network.bands, tiling.context_max, question.bytes_per_value)
+    memory = training_memory(network.graph(), network.bands, tiling.context_max, question.bytes_per_value)
     answer: Answer = {
         "precision": question.precision,
         "weights": memory.weights,

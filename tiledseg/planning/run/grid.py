@@ -6,12 +6,12 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.planning.tensor_limit import check_countable, is_countable, largest_tensor
@@ -31,7 +31,7 @@ class _Cut:
 
 def choose_grid(
     raster: tuple[int, int],
-    layers: Sequence[Layer],
+    graph: Graph,
     footprint: Footprint,
     memory_bytes: int,
     bytes_per_value: int,
@@ -61,11 +61,11 @@ def choose_grid(
 
     @functools.cache
     def step_bytes(height: int, width: int) -> int:
-        return training_memory(layers, bands, (height, width), bytes_per_value).total
+        return training_memory(graph, bands, (height, width), bytes_per_value).total
 
     @functools.cache
     def fits(height: int, width: int) -> bool:
-        return is_countable(layers, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
+        return is_countable(graph, bands, (height, width)) and step_bytes(height, width) <= memory_bytes
 
     def price(rows: int, cols: int) -> int | None:
         """Pixels that this grid computes in all; None where it is not acceptable."""
@@ -79,7 +79,7 @@ def choose_grid(
 
     # Every tile of a coarser grid contains one of the finest, and its context that one's context.
     height, width = cut(0, finest[0]).largest, cut(1, finest[1]).largest
-    check_countable([largest_tensor(layers, bands, (height, width))], "use a smaller network")
+    check_countable([largest_tensor(graph, bands, (height, width))], "use a smaller network")
     if step_bytes(height, width) > memory_bytes:
         raise GeometryError(
             f"a training step on the smallest context of {height} x {width} pixels needs "
@@ -96,12 +96,12 @@ def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
     )
 
 
-def check_tiles(tiling: Tiling, layers: Sequence[Layer], bands: int) -> None:
+def check_tiles(tiling: Tiling, graph: Graph, bands: int) -> None:
     """Raise GeometryError, with a grid that would do, where a tensor of a tile is too large for a kernel."""
-    largest = largest_tensor(layers, bands, tiling.context_max)
-    if is_countable(layers, bands, tiling.context_max):
+    largest = largest_tensor(graph, bands, tiling.context_max)
+    if is_countable(graph, bands, tiling.context_max):
         return
-    rows, cols = choose_grid(tiling.raster, layers, tiling.footprint, sys.maxsize, 1, 1, bands)
+    rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, sys.maxsize, 1, 1, bands)
     given = f"{tiling.grid[0]} x {tiling.grid[1]}"
     check_countable(
         [largest], f"use a finer grid than {given}: [{rows},{cols}] does, or parallel.halo layer on more ranks"

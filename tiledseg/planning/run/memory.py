@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tiledseg.geometry.decomposition import decompose
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import Task, layer_cost
@@ -13,15 +13,13 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 
 
-def run_memory(
-    spread: Spread, layers: tuple[Layer, ...], tilings: Sequence[Tiling], bands: int, value_bytes: int
-) -> int:
+def run_memory(spread: Spread, graph: Graph, tilings: Sequence[Tiling], bands: int, value_bytes: int) -> int:
     """Bytes of a training step without stages: of the largest block in mode `layer`, else of the largest context."""
     if spread.mode != "layer":
         contexts = {tiling.context_max for tiling in tilings}
-        return max(training_memory(layers, bands, context, value_bytes).total for context in contexts)
+        return max(training_memory(graph, bands, context, value_bytes).total for context in contexts)
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    task = Task(layers, bands, decompose(largest, (spread.mesh.rows, spread.mesh.cols)), value_bytes)
+    task = Task(graph, bands, decompose(largest, (spread.mesh.rows, spread.mesh.cols)), value_bytes)
     return layer_cost(task, Machine(), spread.fusion).memory
 
 

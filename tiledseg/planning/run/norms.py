@@ -13,39 +13,42 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Layer, Norm
-from tiledseg.geometry.shapes import layer_shapes
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.halo_traffic import WHOLE_IMAGE_NORMS
 
 MODES = ("read", "exchange", "layer")  # of halos
 
 
-def image_norms(layers: Iterable[Layer], trains: bool = True) -> tuple[Norm, ...]:
-    """The norms that take statistics over the pixels of an image, where the network is trained or else mapped."""
-    found = (layer for layer in layers if isinstance(layer, Norm) and layer.kind in WHOLE_IMAGE_NORMS)
-    return tuple(norm for norm in found if trains or norm.kind != "batch")
+def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
+    """The nodes that take statistics over the pixels of an image, where the network is trained or else mapped."""
+    return tuple(node for node in graph.nodes if node.layer.statistics == "image" or _moves(node, trains))
 
 
-def exact_modes(layers: Iterable[Layer], tiles: int, trains: bool = True) -> tuple[str, ...]:
+def _moves(node: Node, trains: bool) -> bool:
+    """Whether it moves running statistics: mapped, these are constants."""
+    return trains and node.layer.statistics == "batch"
+
+
+def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
     """The halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
-    return MODES if tiles == 1 or not image_norms(layers, trains) else ("layer",)
+    return MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
 
 
-def norm_fault(layers: Iterable[Layer], mode: str, tiles: int, at_once: int, trains: bool = True) -> str | None:
+def norm_fault(graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True) -> str | None:
     """Why a norm would not be that of the undivided run, and what to do; None where it is.
 
     `tiles`: the most of an image; `at_once`: images that a step may take together, each of which moves the running
     statistics of a batch norm.
     """
-    norms = image_norms(layers, trains)
-    if mode not in exact_modes(norms, tiles, trains):
+    nodes = measuring(graph, trains)
+    if mode not in exact_modes(graph, tiles, trains):
         others = ", norm none or pixel" if trains else ""
         return (
-            f"model.norm is {norms[0].kind}: its statistics would be those of a tile, not of the whole image; use "
+            f"{nodes[0].layer.in_words}: its statistics would be those of a tile, not of the whole image; use "
             f"parallel.halo layer{others}, or tiling.grid 1"
         )
-    if trains and at_once > 1 and any(norm.kind == "batch" for norm in norms):
+    if at_once > 1 and any(_moves(node, trains) for node in nodes):
         return (
             f"model.norm is batch: {at_once} images at once would each move the running statistics by themselves; use "
             "one image a step, or norm none, pixel, instance or group"
@@ -53,21 +56,20 @@ def norm_fault(layers: Iterable[Layer], mode: str, tiles: int, at_once: int, tra
     return None
 
 
-def check_statistics(
-    layers: Sequence[Layer], bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True
-) -> None:
+def check_statistics(graph: Graph, bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True) -> None:
     """Raise ConfigError where a norm would see one pixel of a channel, whose variance is no statistic."""
-    wanting = [norm for norm in image_norms(layers, trains) if norm.kind != "group"]  # a group has several channels
+    wanting = {node.name for node in measuring(graph, trains) if node.layer.needs_pixels}
     if not wanting:
         return
     whole = mode == "layer"
     for height, width in sorted({size for tiling in tilings for size in _sizes(tiling, whole)}):
-        for layer, shape in zip(layers, layer_shapes(layers, bands, height, width), strict=True):
-            if layer in wanting and shape[1] * shape[2] == 1:
+        shapes = tensor_shapes(graph, bands, height, width)[1:]
+        for node, shape in zip(graph.nodes, shapes, strict=True):
+            if node.name in wanting and shape[1] * shape[2] == 1:
                 what = "an image" if whole else "a tile"
                 raise ConfigError(
-                    f"model.norm {wanting[0].kind} takes statistics over pixels, but {what} of {height} x {width} px, "
-                    f"halo included, leaves 1 pixel at {layer.name}; use larger ones, fewer model.levels, or norm none "
+                    f"{node.layer.in_words}: it takes statistics over pixels, but {what} of {height} x {width} px, "
+                    f"halo included, leaves 1 pixel at {node.name}; use larger ones, fewer model.levels, or norm none "
                     "or pixel"
                 )
 

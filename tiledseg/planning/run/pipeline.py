@@ -10,7 +10,7 @@ from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
@@ -65,7 +65,7 @@ class Measured:
 
 def micro_batch_size(
     spread: Spread,
-    layers: tuple[Layer, ...],
+    graph: Graph,
     tilings: Sequence[Tiling],
     tiles_per_step: int,
     images_per_step: int,
@@ -74,7 +74,7 @@ def micro_batch_size(
     """The largest micro-batch of rasters cut by `tilings`, and the most of them that a pipeline has in a step."""
     images = -(-images_per_step // spread.mesh.replicas)
     if spread.mode == "layer":
-        return MicroBatchSize(_largest_block(spread, layers, tilings), images, value_bytes)
+        return MicroBatchSize(_largest_block(spread, graph, tilings), images, value_bytes)
     pixels = max((tiling.context_max for tiling in tilings), key=lambda size: size[0] * size[1])
     if spread.mode == "read":
         return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
@@ -85,20 +85,20 @@ def micro_batch_size(
     return MicroBatchSize(pixels, images * tiles, value_bytes)
 
 
-def _largest_block(spread: Spread, layers: tuple[Layer, ...], tilings: Sequence[Tiling]) -> tuple[int, int]:
+def _largest_block(spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> tuple[int, int]:
     found = []
     for tiling in tilings:
-        blocks = layer_blocks(tiling, layers, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
+        blocks = layer_blocks(tiling, graph, (spread.mesh.rows, spread.mesh.cols), spread.fusion)
         rows, cols = (max(dim.owned(i).size for i in range(dim.parts)) for dim in (blocks.rows, blocks.cols))
-        found.append((_legal(layers, rows), _legal(layers, cols)))
+        found.append((_legal(graph, rows), _legal(graph, cols)))
     return max(found, key=lambda size: size[0] * size[1])
 
 
-def _legal(layers: tuple[Layer, ...], side: int) -> int:
+def _legal(graph: Graph, side: int) -> int:
     """The first side from `side` on that the network takes by itself: a block of an unpadded one may be none."""
     while True:
         try:
-            output_size(layers, side)
+            output_size(graph, side)
         except GeometryError:
             side += 1
         else:
@@ -107,7 +107,7 @@ def _legal(layers: tuple[Layer, ...], side: int) -> int:
 
 def plan_pipeline(
     parallel: ParallelConfig,
-    layers: tuple[Layer, ...],
+    graph: Graph,
     bands: int,
     largest: MicroBatchSize,
     memory_bytes: int | None,
@@ -122,14 +122,14 @@ def plan_pipeline(
     """
     if parallel.stages == 1:
         return None
-    costs = layer_costs(layers, bands, largest.pixels, largest.value_bytes)
+    costs = layer_costs(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
     backward = measured.backward if measured else [BACKWARD_WORK * work for work in forward]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute_modes(),
         max(1, min(parallel.micro_batches or largest.count, largest.count)),
-        StagePrices(layers, costs, largest.value_bytes),
+        StagePrices(graph, costs, largest.value_bytes),
         forward,
         backward,
         measured.message if measured else None,
@@ -139,7 +139,7 @@ def plan_pipeline(
     if given is None:
         staged = choose(case)
     else:
-        staged = stage(case, parse_balance(given, len(layers)))
+        staged = stage(case, parse_balance(given, len(graph)))
         check_skips(case, staged.balance, "parallel.balance")
         check_memory(case, staged.balance)
     return PipelinePlan(staged.balance, case.schedule, case.modes, staged.times, parallel.micro_batches)

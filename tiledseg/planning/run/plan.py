@@ -13,8 +13,8 @@ from typing import NamedTuple
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
-from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.memory import memory_note, run_memory
@@ -86,23 +86,23 @@ class RunPlan:
 def plan_run(question: RunQuestion) -> RunPlan:
     """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
     network, parallel, value = question.network, question.parallel, question.value_bytes
-    layers = network.layers()
-    footprint = network_footprint(layers, question.halo, parallel.exact)
+    graph = network.graph()
+    footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = (
         tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
         for extents in (question.rasters, question.held_out)
     )
     tilings = (*cut, *held_out)
-    spread = choose_spread(parallel, layers, tilings, question.ranks, question.images_per_step, network.bands, value)
-    check_statistics(layers, network.bands, tilings, spread.mode, question.trains)
-    memory = run_memory(spread, layers, tilings, network.bands, value)
+    spread = choose_spread(parallel, graph, tilings, question.ranks, question.images_per_step, network.bands, value)
+    check_statistics(graph, network.bands, tilings, spread.mode, question.trains)
+    memory = run_memory(spread, graph, tilings, network.bands, value)
     notes = (
         memory_note(spread, memory, question.memory) if question.trains and parallel.stages == 1 else None,
         idle_note(spread, question.ranks, question.images_per_step),
-        _inexact(question, layers, tilings, spread),
+        _inexact(question, graph, tilings, spread),
     )
     in_step = question.tiles_per_step or max(map(len, cut)) * question.images_per_step
-    largest = micro_batch_size(spread, layers, tilings, in_step, question.images_per_step, value)
+    largest = micro_batch_size(spread, graph, tilings, in_step, question.images_per_step, value)
     warnings = tuple(filter(None, notes))
     plan = RunPlan(network, footprint, cut, held_out, spread, largest, memory, None, warnings)
     return plan if question.waits_for_times else balanced(question, plan)
@@ -111,7 +111,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
 def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:
     """The plan with the balance of its pipeline, by times that were `measured`, else by multiply-adds."""
     network, limit = plan.network, question.memory if question.trains else None
-    pipeline = plan_pipeline(question.parallel, network.layers(), network.bands, plan.micro_batch, limit, measured)
+    pipeline = plan_pipeline(question.parallel, network.graph(), network.bands, plan.micro_batch, limit, measured)
     return replace(plan, pipeline=pipeline)
 
 
@@ -120,22 +120,22 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
 
     Auto leaves the image whole where a norm would see less of it than it must.
     """
-    given, parallel, layers = question.grid or extent.grid, question.parallel, question.network.layers()
+    given, parallel, graph = question.grid or extent.grid, question.parallel, question.network.graph()
     if given is not None:
         return given
-    if parallel.exact and parallel.halo not in exact_modes(layers, tiles=2, trains=question.trains):
+    if parallel.exact and parallel.halo not in exact_modes(graph, tiles=2, trains=question.trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)
     bands = question.network.bands
-    return choose_grid(extent.shape, layers, footprint, question.memory, question.value_bytes, pipelines, bands)
+    return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
 
 
-def _inexact(question: RunQuestion, layers: Sequence[Layer], tilings: Sequence[Tiling], spread: Spread) -> str | None:
+def _inexact(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], spread: Spread) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
     at_once = max(question.images_per_step, question.tiles_per_step or 1)
     if spread.mode == "layer":
         at_once = spread.mesh.replicas
-    fault = norm_fault(layers, spread.mode, max(map(len, tilings)), at_once, question.trains)
+    fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains)
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")
     return f"not exact: {fault}" if fault else None

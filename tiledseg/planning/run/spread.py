@@ -9,7 +9,7 @@ from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.machine import Machine
@@ -38,7 +38,7 @@ class Spread:
 
 def choose_spread(
     parallel: ParallelConfig,
-    layers: tuple[Layer, ...],
+    graph: Graph,
     tilings: Sequence[Tiling],
     ranks: int,
     images_per_step: int,
@@ -58,7 +58,7 @@ def choose_spread(
         )
     if parallel.halo != "layer":
         for tiling in tilings:
-            check_tiles(tiling, layers, bands)
+            check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
         return Spread(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else Spread()
     mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step, parallel.stages)
@@ -68,13 +68,13 @@ def choose_spread(
             for tiling in tilings:
                 decompose(tiling, shape)
             return Spread("exchange", mesh)
-        first = layer_blocks(tilings[0], layers, shape)
+        first = layer_blocks(tilings[0], graph, shape)
         fusion = parallel.fusion_depth()
         if fusion is None:
-            fusion = choose_fusion(layers, first.rows, first.cols, bands, value_bytes, Machine())
+            fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, Machine())
         for tiling in tilings:
-            blocks = layer_blocks(tiling, layers, shape, fusion)
-            check_blocks(layers, blocks.rows, blocks.cols, fusion, bands)
+            blocks = layer_blocks(tiling, graph, shape, fusion)
+            check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
     return Spread("layer", mesh, fusion, parallel.overlap)

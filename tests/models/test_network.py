@@ -6,17 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.layer import Activation, Convolution, PopConcatenate, Stash
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.joins import Concatenate
+from tiledseg.geometry.layer import Activation, Mark
 from tiledseg.geometry.receptive_field import is_legal_size, output_size
+from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import ChannelDropout, DropoutKey, set_dropout_key
-from tiledseg.models.unet import FlatNetwork, build_unet
+from tiledseg.models.network import build_network, build_unet
 
 networks = st.builds(
     UNet,
     levels=st.integers(1, 4),
     convs_per_level=st.integers(1, 2),
     kernel=st.sampled_from([3, 5]),
-    base_channels=st.integers(1, 3),
+    base_channels=st.sampled_from([1, 2, 4]),  # they double into groups
     padding=st.sampled_from(["same", "valid"]),
     norm=st.sampled_from(["none", "pixel", "instance", "group", "batch"]),
     upsampling=st.sampled_from(["transposed", "nearest", "bilinear"]),
@@ -28,15 +32,14 @@ networks = st.builds(
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(networks)
 def test_the_module_has_the_shape_and_the_weights_that_the_description_says(unet: UNet) -> None:
-    layers = unet.layers()
+    layers = unet.graph()
     size = next(n for n in range(60, 400) if is_legal_size(layers, n))
     network = build_unet(unet, seed=0).eval()
     output = network(torch.randn(1, unet.bands, size, size))
     assert output.shape == (1, unet.classes, *[output_size(layers, size)] * 2)
-    channels, parameters = unet.bands, 0
-    for layer in layers:
-        parameters += layer.parameters(channels)
-        channels = layer.output_channels(channels)
+    channels = tensor_channels(layers, unet.bands)
+    inputs = [channels[sources[0]] for sources in layers.sources]
+    parameters = sum(layer.parameters(given) for layer, given in zip(layers.layers, inputs, strict=True))
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert len(network.layers) == len(layers)
 
@@ -50,16 +53,18 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 
 def test_a_skip_popped_twice_is_kept_until_its_last_pop() -> None:
-    layers = (
-        Stash("a.stash", "s"),
-        Convolution("a.conv", 2, 1),
-        PopConcatenate("b.pop", "s", 3),
-        Activation("b.act"),
-        PopConcatenate("c.pop", "s", 3),
+    graph = Graph(
+        (
+            Node("a.stash", Mark()),
+            Node("a.conv", Convolution(2, 1)),
+            Node("b.pop", Concatenate(), ("a.stash", "a.conv")),
+            Node("b.act", Activation()),
+            Node("c.pop", Concatenate(), ("a.stash", "b.act")),
+        )
     )
     x_BCHW = torch.randn(1, 3, 4, 4)
     kept = x_BCHW.clone()
-    output = FlatNetwork(layers, 3)(x_BCHW)
+    output = build_network(graph, 3)(x_BCHW)
     assert output.shape[1] == 2 + 3 + 3
     assert torch.equal(output[:, :3], kept)
 

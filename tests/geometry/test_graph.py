@@ -1,0 +1,101 @@
+"""What follows from the edges of a graph, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.geometry.drawn import law, line, networks, unets
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.joins import Add, Concatenate, ImageMean
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.resampling import MaxIndices
+
+CONV = Convolution(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs", "fault"),
+    [
+        ([Node("a", Mark()), Node("b", CONV, (INPUT,))], (), "nobody takes 'a'"),
+        ([Node("b", Concatenate(), ("a", INPUT))], (), "'b' takes 'a', which no node before it makes"),
+        ([Node("b", Concatenate(), ("c", INPUT)), Node("c", CONV)], (), "'b' takes 'c', which no node before it makes"),
+        ([Node("a", CONV), Node("a", CONV)], (), "two nodes are called 'a'"),
+        ([Node(INPUT, CONV)], (), "two nodes are called 'input'"),
+        ([Node("a", Add())], (), "'a' takes 2 tensors and is given 1"),
+        ([Node("a", CONV, (INPUT, INPUT))], (), "'a' takes 1 tensors and is given 2"),
+        ([Node("a", CONV)], ("a", "b"), "'b' is an output that no node makes"),
+    ],
+)
+def test_each_fault_is_named(nodes: list[Node], outputs: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Graph(tuple(nodes), outputs)
+    assert fault in str(caught.value)
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Graph((Node("a", Mark()), Node("a", Add(), ("b", "c"))))
+    assert str(caught.value).count(";") == 3
+
+
+def test_a_node_takes_the_one_before_it_unless_told() -> None:
+    graph = line(CONV, Activation(), CONV)
+    assert graph.sources == ((0,), (1,), (2,))
+    assert graph.skips == ()
+    assert graph.outputs == ("Convolution 2",)
+
+
+@law
+@given(st.one_of(networks(), unets.map(UNet.graph)))
+def test_cutting_anywhere_loses_nothing(graph: Graph) -> None:
+    """What leaves the first part and later ones take is what enters the second; tensors go once nobody takes them."""
+    for cut in range(1, len(graph)):
+        entering, leaving = graph.entering(cut, len(graph)), graph.leaving(0, cut)
+        assert set(leaving) <= set(entering) | set(graph.results)
+        assert {tensor for tensor in entering if tensor} <= set(leaving)
+    live = {0}
+    for k, sources in enumerate(graph.sources):
+        assert live.issuperset(sources)
+        live = (live | {k + 1}) - set(graph.released[k])
+    assert live == set(graph.results)
+
+
+def overwriting(*nodes: Node, outputs: tuple[str, ...] = ()) -> list[str]:
+    graph = Graph(nodes, outputs)
+    return [node.name for node, writes in zip(graph.nodes, graph.overwrites, strict=True) if writes]
+
+
+CONV_NODE, ACT = Node("conv", CONV), Node("act", Activation())
+
+
+@pytest.mark.parametrize("between", [(), (Mark(),), (Dropout(0.0), Norm("none")), (Norm("batch"),), (Dropout(0.5),)])
+def test_an_activation_writes_over_what_nobody_else_takes(between: tuple[Layer, ...]) -> None:
+    nodes = [Node(str(number), layer) for number, layer in enumerate(between)]
+    assert overwriting(CONV_NODE, *nodes, ACT) == ["act"]
+
+
+@pytest.mark.parametrize("between", [(), (Mark(),), (Dropout(0.0), Norm("none"))])
+def test_an_activation_does_not_write_over_what_is_taken_elsewhere(between: tuple[Layer, ...]) -> None:
+    """By whatever name: stash, activation, pop would else hand on the activated tensor, and nothing would say so."""
+    names = [str(number) for number in range(len(between))]
+    nodes = [Node(name, layer) for name, layer in zip(names, between, strict=True)]
+    for taken in ("conv", *names):
+        assert overwriting(CONV_NODE, *nodes, ACT, Node("sum", Add(), (taken, "act"))) == []
+        assert overwriting(CONV_NODE, *nodes, ACT, outputs=("act", taken)) == []
+
+
+def test_an_activation_does_not_write_over_what_a_backward_pass_or_the_caller_needs() -> None:
+    assert overwriting(ACT) == []
+    assert overwriting(Node("mark", Mark()), ACT) == []
+    for layer in (Sigmoid(), Activation(), ImageMean()):
+        assert "act" not in overwriting(CONV_NODE, Node("before", layer), ACT)
+
+
+def test_integers_have_no_gradient() -> None:
+    graph = Graph((CONV_NODE, Node("indices", MaxIndices())))
+    assert graph.wants_gradient == (False, True, False)

@@ -1,0 +1,66 @@
+"""A small network that has every layer: what the U-Net does not need is held to the same laws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
+from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
+
+SOBEL = (
+    ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)),
+    ((-1.0, -2.0, -1.0), (0.0, 0.0, 0.0), (1.0, 2.0, 1.0)),
+)
+
+
+@dataclass(frozen=True)
+class EveryLayer:
+    """Pooling undone by its indices, a residual sum whose shortcut is projected, edges of the image that gate features,
+    and a concatenation of three. `whole`: with layers that see the whole image, which mode `layer` alone computes."""
+
+    whole: bool = False
+    bands: int = 2
+    classes: int = 3
+
+    @property
+    def norm(self) -> str:
+        return "batch" if self.whole else "none"
+
+    def graph(self) -> Graph:
+        mean: Layer = ImageMean() if self.whole else Mark()
+        return Graph(
+            (
+                Node("stem", Convolution(4, 3, padding=1, bias=not self.whole)),  # a norm has its own shift
+                Node("stem.norm", Norm(self.norm)),
+                Node("stem.act", Activation()),
+                Node("indices", MaxIndices()),
+                Node("pool", MaxPool(), ("stem.act",)),
+                # A residual block that activates first: in place this would spoil the shortcut.
+                Node("pre.act", Activation()),
+                Node("body0", Convolution(6, 3, padding=1)),
+                Node("body0.act", Activation()),
+                Node("body1", Convolution(6, 3, padding=2, dilation=2, bias=False)),
+                Node("shortcut", Convolution(6, 1), ("pool",)),
+                Node("sum", Add(), ("body1", "shortcut")),
+                Node("drop", Dropout(0.2)),
+                Node("down", AveragePool(3, 2, 1)),
+                Node("deep", Convolution(6, 3, padding=1)),
+                Node("up", TransposedConvolution(6)),
+                Node("smooth", Upsample("bilinear"), ("deep",)),  # to the size of the sum
+                Node("mean", mean, ("sum",)),
+                Node("context", Convolution(2, 1)),
+                Node("three", Concatenate((0, 0, 0, 0)), ("up", "sum", "smooth", "context")),
+                Node("narrow", Convolution(4, 1)),
+                Node("unpool", MaxUnpool(), ("narrow", "indices")),
+                Node("edges", FixedFilters(SOBEL), (INPUT,)),
+                Node("edges.narrow", Convolution(1, 3, padding=1)),
+                Node("gate", Sigmoid()),
+                Node("gated", Multiply(), ("stem.act", "gate")),
+                Node("last", Concatenate(), ("gated", "unpool")),
+                Node("last.act", Activation()),
+                Node("head", Convolution(self.classes, 1)),
+            )
+        )

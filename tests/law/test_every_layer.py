@@ -1,0 +1,130 @@
+"""The law for every layer: contexts, each halo mode, and pipelines give what the whole network gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.law.cases import Case, relative, tiled_logits, undivided
+from tests.law.every_layer import EveryLayer
+from tests.law.test_halo_modes import Setting, alone, difference, one_rank, outputs, steps, undivided_setting
+from tests.law.test_pipelines import alone as alone_in_one_piece
+from tests.law.test_pipelines import steps as steps_in_stages
+from tests.planning.allocations import AllocationMeter
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import ParallelConfig
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.halo import minimum_halo
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.receptive_field import required_input
+from tiledseg.geometry.shapes import count_parameters, tensor_shapes
+from tiledseg.models.blocks import BUILDERS
+from tiledseg.models.network import build_unet
+from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.step_memory import training_memory
+
+
+def test_the_network_has_every_layer() -> None:
+    """Activation and dropout are built by what is known of their node; what sees the whole image is in the second."""
+    layers = {type(layer) for whole in (False, True) for layer in EveryLayer(whole).graph().layers}
+    assert set(BUILDERS) <= layers
+
+
+def test_the_module_has_the_shapes_and_weights_that_its_layers_say() -> None:
+    graph = EveryLayer(whole=True).graph()
+    network = build_unet(EveryLayer(whole=True), seed=0)
+    found: list[tuple[int, ...]] = []
+    for module in network.layers.values():
+        module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))
+    network(torch.randn(1, 2, 24, 16))
+    assert found == list(tensor_shapes(graph, 2, 24, 16)[1:])
+    assert sum(parameter.numel() for parameter in network.parameters()) == count_parameters(graph, 2)
+
+
+def test_the_halo_is_the_support_of_the_gradient() -> None:
+    """Maxima are taken as means here: through them a gradient goes to one input of each window alone."""
+    graph: Graph = EveryLayer().graph()
+    network = build_unet(EveryLayer(), seed=0).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.fill_(0.1)
+    reached = set[int]()
+    out = Interval(64, 68)
+    for seed in range(40):
+        x_BCHW = torch.rand(1, 2, 128, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        x_BCHW.requires_grad_()
+        network(x_BCHW)[:, :, out.start : out.stop].sum().backward()
+        assert x_BCHW.grad is not None
+        reached.update(x_BCHW.grad.abs().sum((0, 1, 3)).nonzero()[:, 0].tolist())
+    need = required_input(graph, out)
+    before, after = minimum_halo(graph)
+    assert min(reached) >= need.start >= out.start - before
+    assert max(reached) < need.stop <= out.stop + after
+    assert (min(reached), max(reached) + 1) == (need.start, need.stop), "no position is asked for in vain"
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2), (3, 2), (4, 4)])
+def test_contexts_give_the_undivided_output(grid: tuple[int, int]) -> None:
+    case = Case(EveryLayer(), grid)
+    assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12
+
+
+def test_the_memory_of_a_step_is_that_of_torch() -> None:
+    """All that is allocated at once: within 0.1 %."""
+    network = build_unet(EveryLayer(), seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
+    x_BCHW = torch.randn(1, 2, 256, 256).contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(1, 256, 256, dtype=torch.long)
+    with AllocationMeter([*known, *network.buffers()]) as meter:
+        own_BCHW, own_labels = x_BCHW.clone(), labels.clone()
+        torch.nn.functional.cross_entropy(network(own_BCHW), own_labels, reduction="sum").backward()
+    memory = training_memory(EveryLayer().graph(), 2, (256, 256))
+    assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.001)
+
+
+SETTINGS = [
+    Setting(Case(EveryLayer(), (4, 4)), ParallelConfig(halo="exchange")),
+    *(
+        Setting(Case(EveryLayer(whole), (8, 4)), ParallelConfig(halo="layer", fusion=fusion, overlap=overlap))
+        for whole, fusion, overlap in ((False, 1, False), (True, 1, True), (True, 3, False), (False, WHOLE, False))
+    ),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.nine
+@pytest.mark.parametrize(
+    "setting", SETTINGS, ids=lambda s: f"{s.parallel.halo}-{s.case.unet.whole}-{s.parallel.fusion}"
+)
+def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str, Mesh]) -> None:
+    torch.set_num_threads(1)
+    mesh = meshes["mpi"]
+    spread = setting.plan(mesh.size)
+    found, found_KHW = steps(setting, spread, mesh, 3, 0.002), outputs(setting, spread, mesh)
+    expected = mesh.on_root(lambda: alone(setting, 3, 0.002))
+    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
+    assert relative(found_KHW, expected_KHW) < 1e-12
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert difference(found.gradients, expected.gradients) < 1e-12
+    assert difference(found.state, expected.state) < 1e-12
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages(schedule: str, recompute: str, meshes: dict[str, Mesh]) -> None:
+    """Cut between the indices and their unpooling, between shortcut and sum, and before a branch of the input."""
+    torch.set_num_threads(1)
+    mesh, case = meshes["gloo"], Case(EveryLayer(), (4, 2))
+    balance = {2: [10, 18], 3: [5, 6, 17], 4: [5, 5, 11, 7]}.get(mesh.size)
+    if balance is None:
+        pytest.skip(f"no balance for {mesh.size} stages")
+    parallel = ParallelConfig(stages=mesh.size, schedule=schedule, balance=balance, recompute=recompute)
+    losses, own = steps_in_stages(case, parallel, mesh)
+    parts = mesh.communicator.gather_objects(own)
+    expected_losses, expected = mesh.on_root(lambda: alone_in_one_piece(case))
+    assert losses == pytest.approx(expected_losses, rel=1e-12)
+    assert difference({name: tensor for part in parts for name, tensor in part.items()}, expected) < 1e-12

@@ -1,0 +1,183 @@
+"""A network as a value: an ordered list of nodes, each a layer with a name and the names of the tensors that it takes.
+
+The order is that in which nodes run, and what balance lists count. A node makes one tensor, called as the node is;
+the network's input is called `input`. Whatever else somebody wants to know of the network follows from the edges: what
+crosses a cut, how long a tensor lives, what may be written over. Nobody keeps a table beside it.
+
+    input -> conv0 -> act0 -> pool -> conv1 -> up -> join -> head
+                        \\_________________________/
+
+The node `join` is `Node("join", Concatenate(), ("act0", "up"))`; every other one takes the one before it.
+Tensors are also counted: 0 is the network's input, k + 1 what node k makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.layer import Layer
+
+INPUT = "input"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it."""
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which they run, and the tensors that they are run for: the last one's unless given.
+
+    Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier node makes or of which
+    there are too many, a tensor that nobody takes.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = (INPUT, *(node.name for node in self.nodes))
+        pairs = zip(names[:-1], self.nodes, strict=True)
+        named = [node if node.inputs else replace(node, inputs=(before,)) for before, node in pairs]
+        object.__setattr__(self, "nodes", tuple(named))
+        object.__setattr__(self, "outputs", self.outputs or names[-1:])
+        faults = list(_faults(self))
+        if faults:
+            raise ConfigError(f"the network's nodes do not fit: {'; '.join(faults)}; name each input after its node")
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(node.layer for node in self.nodes)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors, the input first."""
+        return (INPUT, *(node.name for node in self.nodes))
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """The tensors that each node takes."""
+        number = {name: tensor for tensor, name in enumerate(self.names)}
+        return tuple(tuple(number[name] for name in node.inputs) for node in self.nodes)
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """The tensors of `outputs`."""
+        return tuple(self.names.index(name) for name in self.outputs)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each tensor the nodes that take it, in order; one of `outputs` is taken by a last one, numbered len."""
+        found: list[list[int]] = [[] for _ in self.names]
+        for index, sources in enumerate((*self.sources, self.results)):
+            for source in sources:
+                found[source].append(index)
+        return tuple(tuple(dict.fromkeys(nodes)) for nodes in found)
+
+    @cached_property
+    def released(self) -> tuple[tuple[int, ...], ...]:
+        """After each node the tensors that nobody takes any more."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for tensor, nodes in enumerate(self.readers):
+            if nodes[-1] < len(self):
+                found[nodes[-1]].append(tensor)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def wants_gradient(self) -> tuple[bool, ...]:
+        """Of each tensor, whether the loss is differentiated by it: weights stand before it, and it is no integer."""
+
+        def step(k: int, given: list[bool]) -> bool:
+            return self.layers[k].gradient != "none" and (any(given) or self.layers[k].parameters(1) > 0)
+
+        return tuple(self.fold(False, step))
+
+    @cached_property
+    def origins(self) -> tuple[int, ...]:
+        """Of each tensor the one that it is the same as in memory: layers hand their input on."""
+        return tuple(self.fold(0, lambda k, given: given[0] if self.layers[k].hands_on else k + 1))
+
+    @cached_property
+    def overwrites(self) -> tuple[bool, ...]:
+        """Of each node, whether it writes its output over its input: it can, nobody else takes that tensor by any name,
+        and no backward pass needs it."""
+        readers: dict[int, list[int]] = {}
+        for tensor, nodes in enumerate(self.readers):
+            own = [k for k in nodes if k == len(self) or not self.layers[k].hands_on]
+            readers.setdefault(self.origins[tensor], []).extend(own)
+        return tuple(
+            layer.overwrites and readers[self.origins[source]] == [k] and self._is_free(self.origins[source])
+            for k, (layer, (source, *_)) in enumerate(zip(self.layers, self.sources, strict=True))
+        )
+
+    def _is_free(self, tensor: int) -> bool:
+        """Whether nobody needs the values that a tensor was made with: not the caller's, no layer's that keeps them."""
+        return tensor > 0 and not self.layers[tensor - 1].protects_output
+
+    def entering(self, first: int, stop: int) -> tuple[int, ...]:
+        """The tensors that nodes `first` to `stop` (half-open) take from before them."""
+        return tuple(sorted({source for k in range(first, stop) for source in self.sources[k] if source <= first}))
+
+    def leaving(self, first: int, stop: int) -> tuple[int, ...]:
+        """The tensors made by these nodes that later ones take, or the caller."""
+        return tuple(tensor for tensor in range(first + 1, stop + 1) if self.readers[tensor][-1] >= stop)
+
+    def overwritten(self, first: int, stop: int) -> tuple[int, ...]:
+        """Of the tensors that enter these nodes, those that they write over."""
+        origins = [self.sources[k][0] for k in range(first, stop) if self.overwrites[k]]
+        for place, tensor in enumerate(origins):
+            while tensor > first and self.layers[tensor - 1].hands_on:
+                tensor = self.sources[tensor - 1][0]
+            origins[place] = tensor
+        return tuple(sorted({tensor for tensor in origins if tensor <= first}))
+
+    def fold(self, value: Value, step: Callable[[int, list[Value]], Value]) -> list[Value]:
+        """A value of each tensor: the input's `value`, and what `step` makes of a node's number and the values of its
+        inputs."""
+        values = [value]
+        for k, sources in enumerate(self.sources):
+            values.append(step(k, [values[source] for source in sources]))
+        return values
+
+    @cached_property
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """Edges that pass over nodes: the tensor, and the node that takes it."""
+        return tuple((s, k) for k, sources in enumerate(self.sources) for s in sources if s != k)
+
+    def with_layers(self, layers: Sequence[Layer]) -> Graph:
+        """The same nodes with other layers: those along the other dim."""
+        nodes = (replace(node, layer=layer) for node, layer in zip(self.nodes, layers, strict=True))
+        return Graph(tuple(nodes), self.outputs)
+
+
+def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
+    """Nodes one after the other."""
+    return Graph(tuple(Node(name, layer) for name, layer in layers))
+
+
+def _faults(graph: Graph) -> Iterable[str]:
+    known, taken = {INPUT}, set(graph.outputs)
+    for node in graph.nodes:
+        if node.name in known:
+            yield f"two nodes are called '{node.name}'"
+        if len(node.inputs) != node.layer.arity:
+            yield f"'{node.name}' takes {node.layer.arity} tensors and is given {len(node.inputs)}"
+        missing = [name for name in node.inputs if name not in known]
+        yield from (f"'{node.name}' takes '{name}', which no node before it makes" for name in missing)
+        known.add(node.name)
+        taken.update(node.inputs)
+    yield from (f"'{name}' is an output that no node makes" for name in graph.outputs if name not in known)
+    yield from (f"nobody takes '{name}'" for name in (INPUT, *(n.name for n in graph.nodes)) if name not in taken)

@@ -1,0 +1,117 @@
+"""Layers that take several tensors of one size, and the mean that every pixel of an image takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer
+
+
+@dataclass(frozen=True)
+class Join(Layer):
+    """Its inputs cover the same pixels once `crops` pixels are cut from each side of each."""
+
+    crops: tuple[int, ...] = (0, 0)
+
+    @property
+    def arity(self) -> int:
+        return len(self.crops)
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return out.shift(self.crops[index])
+
+    def crop(self, index: int) -> int:
+        return self.crops[index]
+
+    @property
+    def uncropped(self) -> Layer:
+        return replace(self, crops=(0,) * self.arity)
+
+    def output_size(self, size: int, *others: int) -> int:
+        left = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]
+        if len(set(left)) > 1:
+            raise GeometryError(
+                f"it joins tensors of {' and '.join(map(str, (size, *others)))} positions, cropped by "
+                f"{' and '.join(map(str, self.crops))} a side, which are not the same pixels; choose another input size"
+            )
+        return left[0]
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        """That of the last input, which is cropped the least where one skips the others' layers."""
+        return (edge, *others)[-1] - self.crops[-1]
+
+    def fits_edge(self, *edges: int) -> bool:
+        return len({edge - crop for edge, crop in zip(edges, self.crops, strict=True)}) == 1
+
+
+@dataclass(frozen=True)
+class Concatenate(Join):
+    """Along channels, in the order of the inputs."""
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return channels + sum(others)
+
+    @property
+    def gradient(self) -> str:
+        return "parts"
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return width
+
+
+@dataclass(frozen=True)
+class Add(Join):
+    """The sum: what a residual block gives."""
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return equal_channels(channels, *others)
+
+    @property
+    def gradient(self) -> str:
+        return "same"
+
+
+@dataclass(frozen=True)
+class Multiply(Join):
+    """The product of two tensors; one of them may have one channel, which then gates all of the other's."""
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        every = (channels, *others)
+        return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0, 1)
+
+
+def equal_channels(*channels: int) -> int:
+    """That number. Raises GeometryError where they differ."""
+    if len(set(channels)) > 1:
+        raise GeometryError(f"it takes tensors of one number of channels, not of {' and '.join(map(str, channels))}")
+    return channels[0]
+
+
+@dataclass(frozen=True)
+class ImageMean(Layer):
+    """Of each channel the mean over the whole image, in every pixel."""
+
+    @property
+    def statistics(self) -> str | None:
+        return "image"
+
+    @property
+    def in_words(self) -> str:
+        return "the network takes the mean of an image"
+
+    def statistic_sets(self, channels: int) -> int:
+        return channels
+
+    @property
+    def moments(self) -> int:
+        return 1
+
+    @property
+    def protects_output(self) -> bool:
+        return True  # all its pixels are one in memory

@@ -1,0 +1,149 @@
+"""Pooling and upsampling: fewer pixels, and as many again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.convolutions import SlidingWindow
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer, Shape
+
+INDEX_BYTES = 8  # torch's index of a maximum
+
+
+@dataclass(frozen=True)
+class Pool(SlidingWindow):
+    """Pooling over windows of `kernel`, which touch unless `stride` says otherwise; a broken last one is left out."""
+
+    kernel: int = 2
+    stride: int | None = None
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def sliding(self) -> tuple[int, int, int]:
+        return self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Kernel, stride, padding, dilation."""
+        return self.kernel, self.stride or self.kernel, self.padding, self.dilation
+
+    def output_size(self, size: int, *others: int) -> int:
+        stride, padding, reach = self.sliding
+        return (size + 2 * padding - reach - 1) // stride + 1
+
+    def fits_edge(self, *edges: int) -> bool:
+        """Whether no window lies across the edge."""
+        after = self.output_edge(edges[0])
+        return self.required_input(Interval(after, after + 1)).start == edges[0]
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """Max pooling; padding counts as minus infinity."""
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return INDEX_BYTES * shape[0] * shape[1] * shape[2]
+
+
+@dataclass(frozen=True)
+class AveragePool(Pool):
+    """Average pooling; padding counts as zeros, or not at all."""
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
+class MaxIndices(Pool):
+    """Where in its window each maximum lies, as an integer of one byte, row by row: the same however the image is cut.
+
+    Nothing is differentiated through it. Raises GeometryError for windows of more positions than a byte counts.
+    """
+
+    def __post_init__(self) -> None:
+        if self.kernel > 16:
+            raise GeometryError(
+                f"indices in windows of {self.kernel} x {self.kernel} do not fit a byte; give at most 16"
+            )
+
+    @property
+    def gradient(self) -> str:
+        return "none"
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class MaxUnpool(Layer):
+    """Puts each value where its index (the second input, of `MaxIndices`) says in its window of `kernel` x `kernel`
+    outputs, and zeros elsewhere."""
+
+    kernel: int = 2
+
+    @property
+    def arity(self) -> int:
+        return 2
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start // self.kernel, (out.stop - 1) // self.kernel + 1)
+
+    def output_size(self, size: int, *others: int) -> int:
+        if others != (size,):
+            raise GeometryError(f"it unpools {size} positions by indices of {others[0]}; give it as many of both")
+        return size * self.kernel
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.kernel
+
+    def fits_edge(self, *edges: int) -> bool:
+        return edges[0] == edges[1]
+
+    def computed(self, read: int, given: int) -> int:
+        return read * self.kernel
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (1,)
+
+
+@dataclass(frozen=True)
+class Upsample(Layer):
+    """Upsampling by `factor`: `nearest`, or `bilinear` with pixel centres aligned (align_corners=False)."""
+
+    mode: str = "nearest"
+    factor: int = 2
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        if self.mode == "nearest":
+            return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
+        return Interval(self._lower(out.start), self._lower(out.stop - 1) + 2)
+
+    def _lower(self, position: int) -> int:
+        """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
+        return (2 * position + 1 - self.factor) // (2 * self.factor)
+
+    def output_size(self, size: int, *others: int) -> int:
+        return size * self.factor
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.factor
+
+    def computed(self, read: int, given: int) -> int:
+        return read * self.factor
+
+    @property
+    def clamps(self) -> bool:
+        return True

@@ -1,0 +1,82 @@
+"""The network that is trained: the modules of a graph's nodes, and the interpreter that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.blocks import build_module
+
+Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
+Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]  # a node's number and inputs -> what it makes
+
+
+def run_nodes(graph: Graph, compute: Compute, tensors: Tensors, first: int, stop: int) -> None:
+    """Run nodes `first` to `stop` (half-open), each by `compute`, which decides what a node is computed by.
+
+    `tensors` holds what they take of earlier nodes; it is given what they make, and loses what nobody takes any more.
+    """
+    for k in range(first, stop):
+        tensors[k + 1] = compute(k, [tensors[source] for source in graph.sources[k]])
+        for tensor in graph.released[k]:
+            del tensors[tensor]
+
+
+class GraphNetwork(nn.Module):
+    """The modules of a graph, one a node, each taking the node's inputs in their order.
+
+    Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
+    """
+
+    def __init__(self, graph: Graph, bands: int, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.graph = graph
+        self.bands = bands
+        names = (node.name.replace(".", "-") for node in graph.nodes)
+        self.layers = nn.ModuleDict(dict(zip(names, modules, strict=True)))
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The output, or outputs in the graph's order, each of shape (B, channels, height, width)."""
+        tensors = {0: x_BCHW}
+        self.run_nodes(tensors, 0, len(self.graph))
+        outputs = tuple(tensors[tensor] for tensor in self.graph.results)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        """See `run_nodes`, each node by its module."""
+        modules = list(self.layers.values())
+        run_nodes(self.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
+
+
+def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNetwork:
+    """The modules of a graph for an input of `bands` channels.
+
+    `seed`: all weights are drawn from it alone (He's for leaky ReLU), so every rank draws the same.
+    """
+    channels = tensor_channels(graph, bands)
+    modules = [
+        build_module(node, [channels[source] for source in sources], writes)
+        for node, sources, writes in zip(graph.nodes, graph.sources, graph.overwrites, strict=True)
+    ]
+    network = GraphNetwork(graph, bands, modules)
+    if seed is not None:
+        _initialise(network, torch.Generator().manual_seed(seed))
+    return network
+
+
+def build_unet(unet: UNet, seed: int | None = None) -> GraphNetwork:
+    """A U-Net; see `build_network`."""
+    return build_network(unet.graph(), unet.bands, seed)
+
+
+def _initialise(network: nn.Module, generator: torch.Generator) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.kaiming_normal_(module.weight, a=0.01, nonlinearity="leaky_relu", generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
