@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.law.cases import Case, relative, tiled_logits, undivided
+from tiledseg.architecture.segnet import SegNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.receptive_field import total_stride
+from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
+from tiledseg.models.network import build_unet
+
+
+def test_the_encoder_is_that_of_vgg_16() -> None:
+    """14,714,688 weights with biases (Simonyan and Zisserman, 2015), which are as many as its outputs."""
+    graph = SegNet(norm="none").graph()
+    channels = tensor_channels(graph, 3)
+    encoder = [
+        (layer, channels[sources[0]])
+        for node, layer, sources in zip(graph.nodes, graph.layers, graph.sources, strict=True)
+        if node.name.startswith("encoder")
+    ]
+    assert sum(layer.parameters(given) for layer, given in encoder) == 14_714_688
+    assert sum(isinstance(layer, Convolution) for layer, _ in encoder) == 13
+    assert sum(isinstance(layer, Convolution) for layer in graph.layers) == 26
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
+def test_the_output_is_as_large_as_the_image(depth: int) -> None:
+    network = SegNet(depth, base_channels=2, classes=5)
+    graph = network.graph()
+    assert total_stride(graph) == 1 << depth
+    assert tensor_shapes(graph, 3, 96, 64)[-1] == (5, 96, 64)
+    module = build_unet(network, seed=0).eval()
+    assert module(torch.randn(1, 3, 96, 64)).shape == (1, 5, 96, 64)
+    assert sum(p.numel() for p in module.parameters()) == count_parameters(graph, 3)
+
+
+@pytest.mark.parametrize("depth", [0, 6])
+def test_a_depth_that_vgg_16_has_not_is_refused(depth: int) -> None:
+    with pytest.raises(ConfigError, match=f"depth is {depth}; give 1 to 5"):
+        SegNet(depth)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_contexts_give_the_undivided_output(depth: int) -> None:
+    case = Case(SegNet(depth, base_channels=2, norm="none", bands=2, classes=3), (3, 2))
+    assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12
