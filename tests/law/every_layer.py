@@ -8,7 +8,7 @@ from tiledseg.geometry.convolutions import Convolution, FixedFilters, Transposed
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
-from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
+from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
 
 SOBEL = (
     ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)),
@@ -54,12 +54,13 @@ class EveryLayer:
                 Node("context", Convolution(2, 1)),
                 Node("three", Concatenate((0, 0, 0, 0)), ("up", "sum", "smooth", "context")),
                 Node("narrow", Convolution(4, 1)),
+                Node("shuffle", PixelShuffle()),
                 Node("unpool", MaxUnpool(), ("narrow", "indices")),
                 Node("edges", FixedFilters(SOBEL), (INPUT,)),
                 Node("edges.narrow", Convolution(1, 3, padding=1)),
                 Node("gate", Sigmoid()),
                 Node("gated", Multiply(), ("stem.act", "gate")),
-                Node("last", Concatenate(), ("gated", "unpool")),
+                Node("last", Concatenate((0, 0, 0)), ("gated", "unpool", "shuffle")),
                 Node("last.act", Activation()),
                 Node("head", Convolution(self.classes, 1)),
             )

@@ -147,3 +147,27 @@ class Upsample(Layer):
     @property
     def clamps(self) -> bool:
         return True
+
+
+@dataclass(frozen=True)
+class PixelShuffle(Layer):
+    """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
+
+    factor: int = 2
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
+
+    def output_size(self, size: int, *others: int) -> int:
+        return size * self.factor
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.factor
+
+    def computed(self, read: int, given: int) -> int:
+        return read * self.factor
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        if channels % self.factor**2:
+            raise GeometryError(f"it shuffles {channels} channels; give a multiple of {self.factor**2}")
+        return channels // self.factor**2

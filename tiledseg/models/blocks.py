@@ -14,7 +14,7 @@ from tiledseg.geometry.convolutions import Convolution, FixedFilters, Transposed
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
-from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
+from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
 from tiledseg.models import joins, pooling, upsample
 from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
@@ -68,6 +68,7 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),
     Upsample: _upsample,
+    PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
     Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),

@@ -31,7 +31,7 @@ from tiledseg.spatial.conv import SpatialConvolution, SpatialFilters, SpatialTra
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialMean, SpatialNorm
 from tiledseg.spatial.place import Place, SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxIndices, SpatialMaxPool, SpatialMaxUnpool
-from tiledseg.spatial.upsample import SpatialUpsample
+from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialUpsample
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
 ZERO_AT_ZERO = (
@@ -105,6 +105,7 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     nn.AvgPool2d: SpatialAveragePool,
     MaxIndices: SpatialMaxIndices,
     MaxUnpool: SpatialMaxUnpool,
+    nn.PixelShuffle: SpatialPixelShuffle,
     **dict.fromkeys((nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
     **dict.fromkeys(_JOINS, Joined),
     **dict.fromkeys(POINTWISE, Pointwise),

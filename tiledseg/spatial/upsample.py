@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.resampling import Upsample
+from tiledseg.geometry.resampling import PixelShuffle, Upsample
 from tiledseg.models.upsample import upsample
 from tiledseg.spatial.place import Place, SpatialLayer
 
@@ -47,3 +47,15 @@ class SpatialUpsample(SpatialLayer):
         y_BCHW = upsample(x_BCHW, self.factors, self.mode)
         start = place.row.read.start * self.factors[0], place.col.read.start * self.factors[1]
         return place.crop_given(y_BCHW, start)
+
+
+class SpatialPixelShuffle(SpatialLayer):
+    """Each pixel's channels become its own pixels: local."""
+
+    def __init__(self, name: str, module: nn.PixelShuffle) -> None:
+        self._module = module
+        self.descriptions = PixelShuffle(module.upscale_factor), PixelShuffle(module.upscale_factor)
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        factor = self._module.upscale_factor
+        return place.crop_given(self._module(x_BCHW), (place.row.read.start * factor, place.col.read.start * factor))
