@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.network import Network
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
@@ -69,9 +69,9 @@ def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNet
     return network
 
 
-def build_unet(unet: UNet, seed: int | None = None) -> GraphNetwork:
-    """A U-Net; see `build_network`."""
-    return build_network(unet.graph(), unet.bands, seed)
+def build_unet(network: Network, seed: int | None = None) -> GraphNetwork:
+    """See `build_network`."""
+    return build_network(network.graph(), network.bands, seed)
 
 
 def _initialise(network: nn.Module, generator: torch.Generator) -> None:
