@@ -199,13 +199,14 @@ def test_a_busy_rank_may_take_longer_than_the_time_to_arrive(tmp_path: Path) -> 
         "import os, time, tiledseg.comm.rendezvous as rendezvous\n"
         "from datetime import timedelta\n"
         "from tiledseg.comm.launch import detect\n"
-        "from tiledseg.comm.session import open_mesh\n"
+        "from tiledseg.comm.session import leave, open_mesh\n"
         "rendezvous.arrival_timeout = lambda size: timedelta(seconds=4)\n"
         "mesh = open_mesh(detect(os.environ), os.environ)\n"
         "mesh.communicator.barrier()\n"
         "time.sleep(6 * mesh.rank)\n"
         "mesh.communicator.barrier()\n"
         "mesh.communicator.close()\n"
+        "leave(0)\n"
     )
     done = mpirun(2, str(script))
     assert done.code == 0, done.err
