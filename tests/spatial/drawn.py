@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.geometry.drawn import partitions
 from tests.spatial.twins import FLOOR, Drawn, Network, network_of
+from tiledseg.geometry.convolutions import FixedFilters
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.convolution import FilterBank
@@ -226,7 +227,7 @@ def bodies(draw: st.DrawFn, depth: int, nodes: list[Drawn]) -> None:
             add(Concatenate((0, 0, 0)), start, mean, len(nodes))
             add(nn.Conv2d(3 * CHANNELS, CHANNELS, 1))
         elif kind == "filters":
-            add(FilterBank(CHANNELS, EDGES))
+            add(FilterBank(CHANNELS, FixedFilters(EDGES)))
             add(nn.Conv2d(2 * CHANNELS, CHANNELS, 1))
         else:
             draw(bodies(depth - 1, nodes))

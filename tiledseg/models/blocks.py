@@ -61,7 +61,7 @@ def _upsample(at: Site) -> nn.Module:
 
 BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Convolution: _convolution,
-    FixedFilters: lambda at: FilterBank(at.channels[0], at.layer.filters),
+    FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
     MaxPool: lambda at: nn.MaxPool2d(*at.layer.sizes),
     AveragePool: lambda at: nn.AvgPool2d(at.layer.kernel, at.layer.stride, at.layer.padding),

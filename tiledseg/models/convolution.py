@@ -12,8 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.geometry.convolutions import FixedFilters
+from tiledseg.geometry.layer import Layer
+from tiledseg.models.block import BlockModule, Place
+from tiledseg.models.normalise import Ranks
+
 Pair = tuple[int, ...]
-Filters = tuple[tuple[tuple[float, ...], ...], ...]
 
 
 def convolve(
@@ -57,18 +61,26 @@ class SteadyConvolution(nn.Conv2d):
         return convolve(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class FilterBank(nn.Module):
+class FilterBank(BlockModule):
     """Each channel convolved with each filter of a bank, zeros around; nobody trains them, no checkpoint holds them."""
 
     filters: torch.Tensor
 
-    def __init__(self, channels: int, filters: Filters) -> None:
+    def __init__(self, channels: int, bank: FixedFilters) -> None:
         super().__init__()
-        self.channels, self.bank = channels, filters
-        kernels = torch.tensor(filters, dtype=torch.float64)[:, None].repeat(channels, 1, 1, 1)
+        self.channels, self.bank = channels, bank
+        kernels = torch.tensor(bank.filters, dtype=torch.float64)[:, None].repeat(channels, 1, 1, 1)
         self.register_buffer("filters", kernels.to(torch.get_default_dtype()), persistent=False)
 
-    def forward(self, x_BCHW: torch.Tensor, padding: Pair | None = None) -> torch.Tensor:
-        reach = self.filters.shape[-1] // 2
-        around = (reach, reach) if padding is None else padding
-        return functional.conv2d(x_BCHW, self.filters, padding=around, groups=self.channels)
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._filtered(x_BCHW, (self.bank.kernel // 2,) * 2)
+
+    @property
+    def description(self) -> Layer:
+        return self.bank
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._filtered(x_BCHW, place.own_padding((self.bank.kernel // 2,) * 2))
+
+    def _filtered(self, x_BCHW: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
+        return functional.conv2d(x_BCHW, self.filters, padding=padding, groups=self.channels)

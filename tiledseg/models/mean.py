@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
+from tiledseg.geometry.joins import ImageMean
+from tiledseg.geometry.layer import Layer
+from tiledseg.models.block import BlockModule, Place
 from tiledseg.models.normalise import Ranks, Slices
 
 
-class WholeImageMean(nn.Module):
+class WholeImageMean(BlockModule):
     """Of each channel the mean over the image."""
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         return image_mean(x_BCHW)
+
+    @property
+    def description(self) -> Layer:
+        return ImageMean()
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return image_mean(x_BCHW, place.owned(x_BCHW), None if place.is_whole else ranks)
 
 
 def image_mean(x_BCHW: torch.Tensor, owned: Slices | None = None, ranks: Ranks | None = None) -> torch.Tensor:

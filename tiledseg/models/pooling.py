@@ -9,25 +9,41 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
+
+from tiledseg.geometry import resampling as geometry
+from tiledseg.geometry.layer import Layer
+from tiledseg.models.block import BlockModule, Place
+from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, int]
 
 
-class MaxIndices(nn.Module):
+class MaxIndices(BlockModule):
     """The position of each maximum in its window, uint8; of equal values the first, as torch's pooling takes it.
 
-    A window that reaches over the image's border counts its positions there too.
+    A window that reaches over the image's border counts its positions there too. A block's windows are the image's.
     """
+
+    fill = float("-inf")
 
     def __init__(self, kernel: int, stride: int, padding: int, dilation: int) -> None:
         super().__init__()
         self.sizes = kernel, stride, padding, dilation
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        kernel, stride, padding, dilation = self.sizes
-        return max_indices(x_BCHW, kernel, stride, (padding, padding), dilation)
+        return self._found(x_BCHW, (self.sizes[2],) * 2)
+
+    @property
+    def description(self) -> Layer:
+        return geometry.MaxIndices(*self.sizes)
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return self._found(x_BCHW, place.own_padding((self.sizes[2],) * 2))
+
+    def _found(self, x_BCHW: torch.Tensor, padding: Pair) -> torch.Tensor:
+        kernel, stride, _, dilation = self.sizes
+        return max_indices(x_BCHW, kernel, stride, padding, dilation)
 
 
 def max_indices(x_BCHW: torch.Tensor, kernel: int, stride: int, padding: Pair, dilation: int) -> torch.Tensor:
@@ -43,7 +59,7 @@ def max_indices(x_BCHW: torch.Tensor, kernel: int, stride: int, padding: Pair, d
         return (row * kernel + col).to(torch.uint8).contiguous(memory_format=torch.channels_last)
 
 
-class MaxUnpool(nn.Module):
+class MaxUnpool(BlockModule):
     """Each value at its index in its window of kernel x kernel outputs, zeros elsewhere."""
 
     def __init__(self, kernel: int) -> None:
@@ -53,6 +69,13 @@ class MaxUnpool(nn.Module):
     def forward(self, x_BCHW: torch.Tensor, indices_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _Unpooled.apply(x_BCHW, indices_BCHW, self.kernel)
         return result
+
+    @property
+    def description(self) -> Layer:
+        return geometry.MaxUnpool(self.kernel)
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return place.crop_given(self(x_BCHW, *others_BCHW), self.kernel)
 
 
 class _Unpooled(torch.autograd.Function):

@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
+from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.decomposition import WindowExchange
-from tiledseg.models.convolution import FilterBank, SteadyConvolution, convolve
+from tiledseg.models.block import Place
+from tiledseg.models.convolution import SteadyConvolution, convolve
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
-from tiledseg.spatial.place import Place, SpatialLayer
+from tiledseg.spatial.place import SpatialLayer
 
 
 class SpatialConvolution(SpatialLayer):
@@ -113,20 +114,7 @@ class SpatialTransposedConvolution(SpatialLayer):
         y_BCHW = functional.conv_transpose2d(
             x_BCHW, m.weight, m.bias, m.stride, padding, output_padding, m.groups, m.dilation
         )
-        return place.crop_given(y_BCHW, (start[0], start[1]))
-
-
-class SpatialFilters(SpatialLayer):
-    """Fixed filters: a convolution that nobody trains."""
-
-    def __init__(self, name: str, module: FilterBank) -> None:
-        self._module = module
-        self._layer = FixedFilters(module.bank)
-        self.descriptions = self._layer, self._layer
-
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        reach = self._layer.kernel // 2
-        return self._module(x_BCHW, (reach if place.row.whole else 0, reach if place.col.whole else 0))
+        return place.crop(y_BCHW, (start[0], start[1]))
 
 
 def _int(padding: int | str) -> int:

@@ -15,22 +15,18 @@ from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
-from tiledseg.geometry import joins as geometry
 from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layer import Activation, Layer
-from tiledseg.models import joins
-from tiledseg.models.convolution import FilterBank, SteadyConvolution
+from tiledseg.models.block import BlockModule, Place
+from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.joins import Join
-from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
-from tiledseg.models.pooling import MaxIndices, MaxUnpool
 from tiledseg.models.upsample import Upsample
-from tiledseg.spatial.conv import SpatialConvolution, SpatialFilters, SpatialTransposedConvolution
-from tiledseg.spatial.norm import SpatialBatchNorm, SpatialMean, SpatialNorm
-from tiledseg.spatial.place import Place, SpatialLayer
-from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxIndices, SpatialMaxPool, SpatialMaxUnpool
+from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
+from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
+from tiledseg.spatial.place import SpatialLayer
+from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialUpsample
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
@@ -79,42 +75,32 @@ class Pointwise(SpatialLayer):
         return result
 
 
-class Joined(SpatialLayer):
-    """Joins windows that cover the same pixels: what is cropped was not brought."""
+class Own(SpatialLayer):
+    """A module of ours, which computes blocks itself."""
 
-    def __init__(self, name: str, module: Join) -> None:
-        self._module = module
-        self.descriptions = _JOINS[type(module)](module.crops), _JOINS[type(module)](module.crops)
+    def __init__(self, name: str, module: BlockModule, axes: Axes) -> None:
+        self._module, self._ranks, self.fill = module, axes.image, module.fill
+        self.descriptions = module.description, module.description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._module.join([x_BCHW, *others_BCHW])
+        return self._module.on_block(place, self._ranks, x_BCHW, *others_BCHW)
 
 
-_JOINS: dict[type[Join], Callable[[tuple[int, ...]], Layer]] = {
-    joins.Concatenate: geometry.Concatenate,
-    joins.Add: geometry.Add,
-    joins.Multiply: geometry.Multiply,
-}
-
-# The twin of each module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute anything.
+# The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
+# anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution), SpatialConvolution),
-    FilterBank: SpatialFilters,
     nn.ConvTranspose2d: SpatialTransposedConvolution,
     nn.MaxPool2d: SpatialMaxPool,
     nn.AvgPool2d: SpatialAveragePool,
-    MaxIndices: SpatialMaxIndices,
-    MaxUnpool: SpatialMaxUnpool,
     nn.PixelShuffle: SpatialPixelShuffle,
     **dict.fromkeys((nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
-    **dict.fromkeys(_JOINS, Joined),
     **dict.fromkeys(POINTWISE, Pointwise),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.BatchNorm2d, BatchNorm), partial(SpatialBatchNorm, kind="batch")),
     **dict.fromkeys((nn.GroupNorm, GroupNorm), partial(SpatialNorm, kind="group")),
     **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm), partial(SpatialNorm, kind="instance")),
-    WholeImageMean: SpatialMean,
 }
 
 
@@ -156,6 +142,8 @@ def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, n
 def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
     """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
+    if isinstance(module, BlockModule):
+        return Own(name, module, axes)
     if kind in WHOLE_IMAGE_TWINS:
         return WHOLE_IMAGE_TWINS[kind](name=name, module=module, axes=axes)
     if kind in TWINS:

@@ -19,10 +19,11 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition, WindowExchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import NodeWindows, layer_windows, settle
+from tiledseg.models.block import DimPlace, Place
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.place import DimPlace, Place, SpatialLayer
+from tiledseg.spatial.place import SpatialLayer
 
 Plan = tuple[NodeWindows, ...]
 

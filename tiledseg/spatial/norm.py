@@ -14,11 +14,10 @@ from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.joins import ImageMean
 from tiledseg.geometry.layer import Norm
-from tiledseg.models.mean import WholeImageMean, image_mean
+from tiledseg.models.block import Place
 from tiledseg.models.norm import StatisticsNorm, normed, takes_statistics
-from tiledseg.spatial.place import Place, SpatialLayer
+from tiledseg.spatial.place import SpatialLayer
 
 
 class SpatialNorm(SpatialLayer):
@@ -35,7 +34,7 @@ class SpatialNorm(SpatialLayer):
         if place.is_whole:
             whole: torch.Tensor = self.module(x_BCHW)
             return whole
-        return normed(self.module, x_BCHW, _owned(x_BCHW, place), self.axes.image, self._dtype(x_BCHW))
+        return normed(self.module, x_BCHW, place.owned(x_BCHW), self.axes.image, self._dtype(x_BCHW))
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
         """That of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on a CPU."""
@@ -53,26 +52,6 @@ class SpatialBatchNorm(SpatialNorm):
         if takes_statistics(m):
             return super().__call__(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
-
-
-class SpatialMean(SpatialLayer):
-    """The mean of the whole image in every pixel."""
-
-    def __init__(self, name: str, module: WholeImageMean, axes: Axes) -> None:
-        self._axes = axes
-        self.descriptions = ImageMean(), ImageMean()
-
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        ranks = None if place.is_whole else self._axes.image
-        return image_mean(x_BCHW, _owned(x_BCHW, place), ranks)
-
-
-def _owned(x_BCHW: torch.Tensor, place: Place) -> tuple[slice, ...] | None:
-    """The rank's own pixels of what it reads; None where that is all."""
-    row, col = (at.owned.relative_to(at.read.start) for at in (place.row, place.col))
-    if (row.size, col.size) == tuple(x_BCHW.shape[2:]):
-        return None
-    return slice(None), slice(None), row.slice, col.slice
 
 
 @functools.cache

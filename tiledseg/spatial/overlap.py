@@ -21,8 +21,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
+from tiledseg.models.block import DimPlace, Place
 from tiledseg.spatial.halo_exchange import HaloExchanger, Phases, complete
-from tiledseg.spatial.place import DimPlace, Place
 
 Pair = tuple[int, int]
 

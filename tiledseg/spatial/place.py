@@ -1,51 +1,13 @@
-"""Where a layer computes: which part of its input a rank reads and which part of its output it gives, dim by dim."""
+"""A layer on one rank's block: the twin of a module."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from tiledseg.geometry.decomposition import WindowExchange
-from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
+from tiledseg.models.block import Place
 from tiledseg.spatial.halo_exchange import HaloExchanger
-
-
-@dataclass(frozen=True)
-class DimPlace:
-    """One dim of one layer on one rank, in positions of the whole tensors.
-
-    `read`: the first input at hand; where the layer pads, it includes what lies beyond the tensor's ends, filled in.
-    `given`: the output wanted. `owned`: the rank's own input. `sizes`: those of the whole input and output. `whole`:
-    the dim is not cut, `read` is all of it without padding, and the layer's own padding applies.
-    """
-
-    read: Interval
-    given: Interval
-    owned: Interval
-    sizes: tuple[int, int]
-    whole: bool
-
-
-@dataclass(frozen=True)
-class Place:
-    """Rows and columns, and who computes the rest: what a spatial layer knows besides its tensor."""
-
-    row: DimPlace
-    col: DimPlace
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this rank has the whole tensor: any layer is then its undivided self."""
-        return self.row.whole and self.col.whole
-
-    def crop_given(self, y_BCHW: torch.Tensor, start: tuple[int, int]) -> torch.Tensor:
-        """The wanted output from a larger one whose first position is `start` (row, col)."""
-        row, col = self.row.given.relative_to(start[0]), self.col.given.relative_to(start[1])
-        if (row.size, col.size) == tuple(y_BCHW.shape[2:]):
-            return y_BCHW
-        return y_BCHW[:, :, row.slice, col.slice]
 
 
 class SpatialLayer:

@@ -7,11 +7,10 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry import resampling as geometry
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.resampling import AveragePool, MaxPool, Pool
-from tiledseg.models.pooling import MaxIndices, MaxUnpool, max_indices
-from tiledseg.spatial.place import DimPlace, Place, SpatialLayer
+from tiledseg.models.block import DimPlace, Place
+from tiledseg.spatial.place import SpatialLayer
 
 Pair = tuple[int, int]
 
@@ -36,36 +35,7 @@ class SpatialMaxPool(SpatialLayer):
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding, dilation = self._sizes
-        return functional.max_pool2d(x_BCHW, kernel, stride, _own_padding(padding, place), dilation)
-
-
-class SpatialMaxIndices(SpatialLayer):
-    """Where maxima lie in their windows: these are the image's windows, so the indices are too."""
-
-    fill = float("-inf")
-
-    def __init__(self, name: str, module: MaxIndices) -> None:
-        self._sizes = module.sizes
-        kernel, stride, padding, dilation = module.sizes
-        description = geometry.MaxIndices(kernel, stride, padding, dilation)
-        self.descriptions = description, description
-
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        kernel, stride, padding, dilation = self._sizes
-        return max_indices(x_BCHW, kernel, stride, _own_padding((padding, padding), place), dilation)
-
-
-class SpatialMaxUnpool(SpatialLayer):
-    """Values put back where their indices say: each window by itself."""
-
-    def __init__(self, name: str, module: MaxUnpool) -> None:
-        self._module = module
-        self.descriptions = geometry.MaxUnpool(module.kernel), geometry.MaxUnpool(module.kernel)
-
-    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        kernel = self._module.kernel
-        start = place.row.read.start * kernel, place.col.read.start * kernel
-        return place.crop_given(self._module(x_BCHW, *others_BCHW), start)
+        return functional.max_pool2d(x_BCHW, kernel, stride, place.own_padding(padding), dilation)
 
 
 class SpatialAveragePool(SpatialLayer):
@@ -84,7 +54,7 @@ class SpatialAveragePool(SpatialLayer):
         kernel, stride, padding = self._sizes
         divisor = 1 if self._counts_inside_only else self._divisor
         y_BCHW = functional.avg_pool2d(
-            x_BCHW, kernel, stride, _own_padding(padding, place), count_include_pad=True, divisor_override=divisor
+            x_BCHW, kernel, stride, place.own_padding(padding), count_include_pad=True, divisor_override=divisor
         )
         if not self._counts_inside_only:
             return y_BCHW
@@ -98,11 +68,6 @@ def _inside(pool: Pool, place: DimPlace) -> torch.Tensor:
     whole = Interval(0, place.sizes[0])
     windows = (pool.required_input(Interval(o, o + 1)) for o in range(place.given.start, place.given.stop))
     return torch.tensor([window.clip(whole).size for window in windows], dtype=torch.float64)
-
-
-def _own_padding(padding: Pair, place: Place) -> Pair:
-    """The layer's padding along dims that are not cut; along the others it is in what the layer reads."""
-    return padding[0] if place.row.whole else 0, padding[1] if place.col.whole else 0
 
 
 def _refuse_ceil(name: str, ceil_mode: bool) -> None:

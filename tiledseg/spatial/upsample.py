@@ -10,8 +10,9 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.resampling import PixelShuffle, Upsample
+from tiledseg.models.block import Place
 from tiledseg.models.upsample import upsample
-from tiledseg.spatial.place import Place, SpatialLayer
+from tiledseg.spatial.place import SpatialLayer
 
 
 class SpatialUpsample(SpatialLayer):
@@ -45,8 +46,7 @@ class SpatialUpsample(SpatialLayer):
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = upsample(x_BCHW, self.factors, self.mode)
-        start = place.row.read.start * self.factors[0], place.col.read.start * self.factors[1]
-        return place.crop_given(y_BCHW, start)
+        return place.crop_given(y_BCHW, self.factors)
 
 
 class SpatialPixelShuffle(SpatialLayer):
@@ -57,5 +57,4 @@ class SpatialPixelShuffle(SpatialLayer):
         self.descriptions = PixelShuffle(module.upscale_factor), PixelShuffle(module.upscale_factor)
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        factor = self._module.upscale_factor
-        return place.crop_given(self._module(x_BCHW), (place.row.read.start * factor, place.col.read.start * factor))
+        return place.crop_given(self._module(x_BCHW), self._module.upscale_factor)
