@@ -21,7 +21,7 @@ import torch
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import autocast, to_network_input
-from tiledseg.geometry.blocks import LayerBlocks, exchange_block, layer_blocks
+from tiledseg.geometry.blocks import exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, decompose, plan_exchange
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
@@ -126,7 +126,7 @@ class ReadMode:
 
 
 class ExchangeMode(ReadMode):
-    """The input's halo comes from the neighbours; behind that, tile by tile as in mode read."""
+    """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
 
     def __init__(
         self, network: GraphNetwork, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str
@@ -163,7 +163,7 @@ class ExchangeMode(ReadMode):
         return self._exchanger.exchange(x_BCHW, *exchanges), window
 
 
-class LayerMode:
+class LayerMode(ReadMode):
     """All ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
 
     def __init__(
@@ -174,23 +174,16 @@ class LayerMode:
         tilings: tuple[Tiling, ...],
         precision: str,
     ) -> None:
-        self.spatial, self.network, self.mesh, self.precision = spatial, network, mesh, precision
-        shape, graph = self.spatial.axes.shape, network.graph
-        self._images: tuple[LayerBlocks, ...] = tuple(
-            layer_blocks(tiling, graph, (shape.rows, shape.cols), spatial.fusion) for tiling in tilings
-        )
+        super().__init__(network, mesh, tilings, precision)
+        self.spatial = spatial
+        shape = spatial.axes.shape.rows, spatial.axes.shape.cols
+        self._images = tuple(layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in tilings)
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         at = self.spatial.axes.position
         if at is None:
             return ()
         return tuple(Part(i, self._images[i].tile(at.row, at.col)) for i in _own_images(step, self.spatial.axes))
-
-    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
-        return (MicroBatch(part.image, part.tile, part.tile),)
-
-    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]
