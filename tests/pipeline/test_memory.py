@@ -118,9 +118,9 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
     monkeypatch.setattr(PipelineExecutor, "buffer", noted)
     monkeypatch.setattr(Drawn, "loss", counted)
     axes = open_axes(mesh, MeshShape(1, 1, 1, mesh.size))
-    # All stashes on the first stage, all pops on the last.
+    # All marks on the first stage, the pooling after the last of them too; all that take them on the last.
     layers = PLAIN.graph()
-    encoder = max(index for index, layer in enumerate(layers.layers) if isinstance(layer, Mark)) + 1
+    encoder = max(index for index, layer in enumerate(layers.layers) if isinstance(layer, Mark)) + 2
     between = mesh.size - 2
     stages = (encoder, *(1,) * between, len(layers) - encoder - between)
     run(ExecutorCase(PLAIN, "gpipe", "never", ((16, 16),) * COUNT, stages), axes, mesh.size)
