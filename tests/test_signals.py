@@ -173,3 +173,26 @@ def test_a_launcher_that_returns_the_largest_code_is_told_the_signal(monkeypatch
     assert [exit_code_of(number) for number in SIGNALS] == [75, 75, 75]
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     assert [exit_code_of(number) for number in SIGNALS] == [75, 75, 143]
+
+
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_stop_that_somebody_swallows_is_one_all_the_same(on_mesh: bool) -> None:
+    """Native code that imports a module may: what fails then, at a module that is half there, is no fault of the input.
+    Seen once: TERM while numpy was imported, then "cannot open image.tif: module 'numpy' has no attribute 'void'"."""
+    program_text = (
+        "import contextlib, os, signal, sys\n"
+        "from tiledseg.comm.session import run_on_mesh\n"
+        "from tiledseg.command import run\n"
+        "from tiledseg.errors import RasterError\n"
+        "def body(mesh=None):\n"
+        "    with contextlib.suppress(BaseException):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.sigtimedwait([], 5)\n"
+        "    raise RasterError('cannot open image.tif: numpy is half there')\n"
+        f"sys.exit(run(lambda: run_on_mesh(body)) if {on_mesh} else run(body))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program_text], env=clean_environment(), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 75, done.stderr
+    assert done.stderr.splitlines() == ["stopped by SIGTERM: run the command again"]

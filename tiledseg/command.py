@@ -13,7 +13,7 @@ from tiledseg.comm.launch import SERIAL, Launch, detect
 from tiledseg.console import answer, answering, keep_descriptors, say
 from tiledseg.errors import ConfigError
 from tiledseg.open_files import allow_open_files
-from tiledseg.signals import Stopped, ending, listening
+from tiledseg.signals import Stopped, ending, listening, swallowed
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,9 +57,10 @@ def _run(body: Callable[[], int | None]) -> int:
         return code
     except SystemExit as error:
         return exit_code(error)
-    except (Exception, KeyboardInterrupt, Stopped) as error:
-        report_before_mesh(error, own_launch(), socket.gethostname())
-        return exit_code(error)
+    except (Exception, KeyboardInterrupt, Stopped) as met:
+        fault = swallowed() or met
+        report_before_mesh(fault, own_launch(), socket.gethostname())
+        return exit_code(fault)
 
 
 def _code_of(body: Callable[[], int | None]) -> int:

@@ -77,6 +77,12 @@ def is_met() -> bool:
     return _State.met is not None
 
 
+def swallowed() -> Stopped | None:
+    """The `Stopped` that has been raised, if it has: native code that imports may catch it, and leave modules half
+    there, at which something else then fails."""
+    return Stopped(_State.met) if _State.does == "nothing" and _State.met is not None else None
+
+
 def ending(code: int) -> None:
     """The process is about to leave with `code`, whatever else comes."""
     _State.does, _State.code = "end", code

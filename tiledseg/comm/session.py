@@ -20,7 +20,7 @@ from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.config_checks import TRANSPORTS, one_of
 from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
-from tiledseg.signals import ending
+from tiledseg.signals import ending, swallowed
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -51,7 +51,8 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
         mesh = open_mesh(launch, os.environ, transport, deadline)
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
-    except BaseException as error:
+    except BaseException as met:
+        error = swallowed() or met
         if mesh is not None:
             return _end_in_failure(mesh, error)
         report_before_mesh(error, launch, socket.gethostname())
