@@ -62,7 +62,7 @@ PIPELINES = (
             "skip-torn-from-its-rank",
             f"{_PIPELINES} --parallel.schedule folded --parallel.balance [5,2,3,3,4]",
             "folded",
-            "skip0 from stage",
+            "encoder0.stash from stage",
             "move the cuts",
         ),
         least_ranks=3,
