@@ -162,3 +162,11 @@ def test_numbers_survive_the_file_bit_for_bit(tmp_path: Path) -> None:
     log.close()
     assert [line["loss"] for line in read_metrics(log.path)] == values
     assert log.path.read_text().endswith("\n")
+
+
+def test_a_step_that_does_not_follow_the_one_before_is_refused(tmp_path: Path) -> None:
+    """A digit that was changed: the line would else be lost, or there twice, in a run that goes on."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 7, 4)))
+    with pytest.raises(OutputError, match=r"metrics\.jsonl, line 3 is of step 7, after one of step 2; mend it"):
+        read_metrics(path)

@@ -10,8 +10,9 @@ import contextlib
 import importlib.util
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -67,7 +68,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = [_parse(line, path, number) for number, line in enumerate(whole, 1)]
     with contextlib.suppress(OutputError):  # a last line without its end, whole or not
         lines += [_parse(torn, path, len(lines) + 1)] if torn else []
+    _check_steps(lines, path)
     return lines
+
+
+def _check_steps(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raise OutputError where a step does not follow the one before it."""
+    steps = [(number, line["step"]) for number, line in enumerate(lines, 1) if "val" not in line]
+    for (_, before), (number, step) in pairwise(steps):
+        if step != before + 1:
+            raise OutputError(
+                f"{path}, line {number} is of step {step}, after one of step {before}; mend it, or move the file away "
+                "to keep it"
+            )
 
 
 def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
