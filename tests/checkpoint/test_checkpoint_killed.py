@@ -111,8 +111,8 @@ def kill_before(count: int, folder: Path) -> None:
         path.write_bytes(whole)
         meet()
 
-    flush = module._flush
-    module._flush = lambda path: (meet(), flush(path))[1]  # type: ignore[assignment]
+    flush = module.flush
+    module.flush = lambda path: (meet(), flush(path))[1]  # type: ignore[assignment]
     module.save_file = save_file  # type: ignore[assignment]
     sys.addaudithook(watch)
 

@@ -36,7 +36,7 @@ from tiledseg.checkpoint.check import (
 )
 from tiledseg.errors import CheckpointError
 from tiledseg.outputs import files_below
-from tiledseg.writing import writing
+from tiledseg.writing import flush, writing
 
 _LATEST = "latest"
 _PARTIAL = ".partial-"
@@ -86,7 +86,7 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
             shutil.rmtree(partial, ignore_errors=True)
             raise
         _write_latest(folder, final.name)
-        _flush(folder)
+        flush(folder)
         for old in _found(folder)[:-keep]:
             _remove(old)
     return final
@@ -110,7 +110,7 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
     manifest = json.loads(json.dumps(manifest))  # as it will be read: text for the keys of every map
     (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
-        _flush(path)
+        flush(path)
 
 
 def find_checkpoint(path: str | Path) -> Checkpoint:
@@ -260,13 +260,5 @@ def _delete(path: Path) -> None:
 def _write_latest(folder: Path, name: str) -> None:
     partial = folder / f".{_LATEST}"
     partial.write_text(name + "\n")
-    _flush(partial)
+    flush(partial)
     os.replace(partial, folder / _LATEST)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
