@@ -63,5 +63,5 @@ def test_nobody_asks_a_layer_of_which_kind_it_is() -> None:
 
 
 def test_every_layer_has_a_module() -> None:
-    bases = {"Layer", "SlidingWindow", "_Weighted", "Pool", "Join"}
+    bases = {"Layer", "SlidingWindow", "Enlarging", "_Weighted", "Pool", "Join"}
     assert kinds() - bases - {"Moved"} == {layer.__name__ for layer in BUILDERS}, "Moved: a step of the planner's walk"

@@ -87,32 +87,48 @@ class MaxIndices(Pool):
 
 
 @dataclass(frozen=True)
-class MaxUnpool(Layer):
+class Enlarging(Layer):
+    """What layers have in common of whose pixels each becomes `times` x `times`."""
+
+    @property
+    def times(self) -> int:
+        raise NotImplementedError
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start // self.times, (out.stop - 1) // self.times + 1)
+
+    def output_size(self, size: int, *others: int) -> int:
+        return size * self.times
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.times
+
+    def computed(self, read: int, given: int) -> int:
+        return read * self.times
+
+
+@dataclass(frozen=True)
+class MaxUnpool(Enlarging):
     """Puts each value where its index (the second input, of `MaxIndices`) says in its window of `kernel` x `kernel`
     outputs, and zeros elsewhere."""
 
     kernel: int = 2
 
     @property
+    def times(self) -> int:
+        return self.kernel
+
+    @property
     def arity(self) -> int:
         return 2
-
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return Interval(out.start // self.kernel, (out.stop - 1) // self.kernel + 1)
 
     def output_size(self, size: int, *others: int) -> int:
         if others != (size,):
             raise GeometryError(f"it unpools {size} positions by indices of {others[0]}; give it as many of both")
-        return size * self.kernel
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.kernel
+        return super().output_size(size)
 
     def fits_edge(self, *edges: int) -> bool:
         return edges[0] == edges[1]
-
-    def computed(self, read: int, given: int) -> int:
-        return read * self.kernel
 
     @property
     def kept_inputs(self) -> tuple[int, ...]:
@@ -120,29 +136,24 @@ class MaxUnpool(Layer):
 
 
 @dataclass(frozen=True)
-class Upsample(Layer):
+class Upsample(Enlarging):
     """Upsampling by `factor`: `nearest`, or `bilinear` with pixel centres aligned (align_corners=False)."""
 
     mode: str = "nearest"
     factor: int = 2
 
+    @property
+    def times(self) -> int:
+        return self.factor
+
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         if self.mode == "nearest":
-            return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
+            return super().required_input(out)
         return Interval(self._lower(out.start), self._lower(out.stop - 1) + 2)
 
     def _lower(self, position: int) -> int:
         """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
         return (2 * position + 1 - self.factor) // (2 * self.factor)
-
-    def output_size(self, size: int, *others: int) -> int:
-        return size * self.factor
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.factor
-
-    def computed(self, read: int, given: int) -> int:
-        return read * self.factor
 
     @property
     def clamps(self) -> bool:
@@ -150,22 +161,14 @@ class Upsample(Layer):
 
 
 @dataclass(frozen=True)
-class PixelShuffle(Layer):
+class PixelShuffle(Enlarging):
     """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
 
     factor: int = 2
 
-    def required_input(self, out: Interval, index: int = 0) -> Interval:
-        return Interval(out.start // self.factor, (out.stop - 1) // self.factor + 1)
-
-    def output_size(self, size: int, *others: int) -> int:
-        return size * self.factor
-
-    def output_edge(self, edge: int, *others: int) -> int:
-        return edge * self.factor
-
-    def computed(self, read: int, given: int) -> int:
-        return read * self.factor
+    @property
+    def times(self) -> int:
+        return self.factor
 
     def output_channels(self, channels: int, *others: int) -> int:
         if channels % self.factor**2:

@@ -52,7 +52,7 @@ class SpatialConvolution(SpatialLayer):
         kind = x_BCHW.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BCHW.dtype
         bias = None if m.bias is None else m.bias.to(dtype)
-        padding = (self._row.padding if place.row.whole else 0, self._col.padding if place.col.whole else 0)
+        padding = place.own_padding((self._row.padding, self._col.padding))
         options = ConvolutionOptions(
             (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups, self._convolve
         )
@@ -67,7 +67,7 @@ class SpatialConvolution(SpatialLayer):
         extra = (col.extra if place.col.whole else 0, row.extra if place.row.whole else 0)
         if any(extra):
             x_BCHW = functional.pad(x_BCHW, (0, extra[0], 0, extra[1]))
-        padding = (row.padding if place.row.whole else 0, col.padding if place.col.whole else 0)
+        padding = place.own_padding((row.padding, col.padding))
         return self._convolve(x_BCHW, m.weight, m.bias, m.stride, padding, m.dilation, m.groups)
 
 
