@@ -18,9 +18,10 @@ from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.joins import Add
 from tiledseg.models.network import build_unet
 from tiledseg.models.norm import PixelNorm
-from tiledseg.spatial.convert import POINTWISE, convert_layers
+from tiledseg.spatial.convert import POINTWISE, convert_layer, convert_layers
 from tiledseg.spatial.network import SpatialNetwork
 
 
@@ -81,6 +82,16 @@ def test_several_faults_are_told_together() -> None:
     with pytest.raises(ConfigError, match=r"cannot be spread over ranks: .* or use parallel.halo read$") as refused:
         SpatialNetwork(network, serial_axes())
     assert [name for name in "0123" if f"layer '{name}'" in str(refused.value)] == ["0", "2", "3"]
+
+
+def test_a_subclass_of_ours_with_a_forward_of_its_own_is_refused() -> None:
+    class Halved(Add):
+        def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+            return super().forward(*inputs_BCHW) / 2
+
+    assert convert_layer("sum", Add((0, 0)), serial_axes())
+    with pytest.raises(ConfigError, match=r"layer 'sum' \(Halved\) is not known to give the same result"):
+        convert_layer("sum", Halved((0, 0)), serial_axes())
 
 
 def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:

@@ -83,3 +83,9 @@ class BlockModule(nn.Module):
         """The outputs `place.given` from what is read of each input: `place.read` of the first. Collective over
         `ranks`, those of the image, where its statistics are the image's."""
         raise NotImplementedError
+
+    @classmethod
+    def speaks_for_blocks(cls) -> bool:
+        """Whether `on_block` is about this class's own `forward`: a subclass with another one may compute anything."""
+        provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
+        return {"forward", "on_block"} <= vars(provider).keys()

@@ -142,7 +142,7 @@ def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, n
 def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
     """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
-    if isinstance(module, BlockModule):
+    if isinstance(module, BlockModule) and module.speaks_for_blocks():
         return Own(name, module, axes)
     if kind in WHOLE_IMAGE_TWINS:
         return WHOLE_IMAGE_TWINS[kind](name=name, module=module, axes=axes)
