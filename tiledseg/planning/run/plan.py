@@ -120,9 +120,10 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
 
     Auto leaves the image whole where a norm would see less of it than it must.
     """
-    given, parallel, graph = question.grid or extent.grid, question.parallel, question.network.graph()
+    given, parallel = question.grid or extent.grid, question.parallel
     if given is not None:
         return given
+    graph = question.network.graph()
     if parallel.exact and parallel.halo not in exact_modes(graph, tiles=2, trains=question.trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)
