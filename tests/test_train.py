@@ -168,6 +168,26 @@ def test_a_run_that_came_between_look_and_lock_is_seen(
     check_same(folder, finished["adamw-fp64"])
 
 
+def test_metrics_cut_short_are_seen_before_anything_is_written(
+    material: Material, finished: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run went on and ended with 0 and without the lines that were gone."""
+    folder = Path(shutil.copytree(finished["adamw-fp64"], material.root / "cut-short"))
+    shutil.rmtree(folder / "checkpoints" / "step-000012")
+    metrics = folder / "metrics.jsonl"
+    whole = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(whole[:4]))
+    before = tree(folder)
+    assert train(material, folder) == 2
+    assert tree(folder) == before
+    assert "the lines between are lost; put the whole file back" in capfd.readouterr().err
+    metrics.unlink()  # the other remedy: said, and the new file has what comes
+    assert train(material, folder, "--run.verbosity", "1") == 0
+    assert "metrics.jsonl is gone: the new one starts after step 10" in capfd.readouterr().err
+    assert [line["step"] for line in lines(folder) if "loss" in line] == [11, 12]
+    assert weights(folder) == weights(finished["adamw-fp64"])
+
+
 def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) -> None:
     """Else the tests above would show nothing of its draws."""
     folder = material.root / "without-dropout"

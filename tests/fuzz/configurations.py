@@ -118,5 +118,10 @@ def _check(folder: Path, outcome: Outcome) -> list[str]:
 
 
 def _alike(kept: Any, told: Any) -> bool:
-    """One value as YAML reads it twice: NaN equals NaN, 1 equals 1.0; a text may stand for what is typed as text."""
+    """One value as YAML reads it twice: NaN equals NaN, 1 equals 1.0, and `1e3`, which YAML 1.1 takes for text, 1000.0.
+
+    A text may stand for what is typed as text.
+    """
+    if isinstance(kept, float) and isinstance(told, str):
+        return kept == float(told)
     return kept == told or str(kept) == str(told) or (kept != kept and told != told)

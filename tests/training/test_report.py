@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError
 from tiledseg.training.run_folder import report
-from tiledseg.training.run_folder.report import METRICS, MetricsLog, plot_progress, read_metrics, write_whole
+from tiledseg.training.run_folder.report import (
+    METRICS,
+    MetricsLog,
+    check_lines,
+    plot_progress,
+    read_metrics,
+    write_whole,
+)
 
 
 def step_line(step: int) -> dict[str, Any]:
@@ -170,3 +177,23 @@ def test_a_step_that_does_not_follow_the_one_before_is_refused(tmp_path: Path) -
     path.write_text("".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in (1, 2, 7, 4)))
     with pytest.raises(OutputError, match=r"metrics\.jsonl, line 3 is of step 7, after one of step 2; mend it"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize(("kept", "end"), [(2, "at step 2"), (0, "before the first step")])
+def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, end: str) -> None:
+    """The run would go on, and its file would look whole."""
+    lines = write_run(tmp_path, 4)
+    path = tmp_path / METRICS
+    assert check_lines(path, 4) is None
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] <= kept))
+    with pytest.raises(OutputError, match=rf"metrics\.jsonl ends {end}, the checkpoint is of step 4: the lines"):
+        check_lines(path, 4)
+
+
+def test_a_file_moved_away_is_said_and_a_new_one_starts(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    assert check_lines(path, 4) == f"{path} is gone: the new one starts after step 4"
+    log = MetricsLog(tmp_path, 4)
+    log.write(step_line(5))
+    log.close()
+    assert check_lines(path, 5) is None

@@ -30,7 +30,7 @@ from tiledseg.run_lock import hold
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
-from tiledseg.training.run_folder.report import CONFIG, METRICS, read_metrics, write_whole
+from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, read_metrics, write_whole
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
 
@@ -50,15 +50,14 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     mesh.on_root(lambda: check_run_folder(folder, inputs))
     newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
-    if beginning.checkpoint is not None:
-        mesh.on_root(lambda: read_metrics(folder / METRICS))
+    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint))
     normalization = _normalization(config, preparation, beginning, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
         note = spread_note(preparation.plan.spread.mesh, mesh.communicator.gather_objects(mesh.host))
         if mesh.is_root:
-            notes = [warning for warning in (note, unlocked) if warning]
+            notes = [warning for warning in (lost, note, unlocked) if warning]
             _announce(config, preparation, normalization, beginning, notes)
         return Trainer(config, mesh, preparation, normalization, beginning).run()
 
@@ -85,6 +84,16 @@ def _find_resume(config: Config, preparation: Preparation) -> Beginning:
             checkpoint = find_checkpoint(path)
             _check_newest(checkpoint, folder)
     return begin(checkpoint, config, preparation)
+
+
+def _check_metrics(folder: Path, checkpoint: Checkpoint | None) -> str | None:
+    """What is to be said of the lines of the steps done; a checkpoint of another folder has its lines there."""
+    if checkpoint is None:
+        return None
+    if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
+        read_metrics(folder / METRICS)
+        return None
+    return check_lines(folder / METRICS, checkpoint.saved.step)
 
 
 def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:

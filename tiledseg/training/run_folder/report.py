@@ -83,6 +83,24 @@ def _check_steps(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
 
 
+def check_lines(path: Path, step: int) -> str | None:
+    """Raise OutputError where a metrics file has lost lines of a run that has done `step` steps.
+
+    A file that was moved away is a note: it says which steps the new one will not have.
+    """
+    lines = read_metrics(path)
+    if not path.exists():
+        return f"{path} is gone: the new one starts after step {step}"
+    last = max((line["step"] for line in lines if "val" not in line), default=0)
+    if last < step:
+        end = f"at step {last}" if last else "before the first step"
+        raise OutputError(
+            f"{path} ends {end}, the checkpoint is of step {step}: the lines between are lost; put the whole file "
+            "back, or move this one away to start a new one"
+        )
+    return None
+
+
 def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
     """One line of the metrics file: an object that says its step."""
     try:
