@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, train_network
     from tiledseg.config import Config
+    from tiledseg.foreign.tile_dataset import TileDataset
+    from tiledseg.foreign.tile_sampler import TileSampler
     from tiledseg.inference.trained import load
     from tiledseg.raster.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "TileDataset",
+    "TileSampler",
     "__version__",
     "evaluate_map",
     "halo",
@@ -30,6 +34,8 @@ __all__ = [
 
 _PLACES = {
     "Config": "tiledseg.config:Config",
+    "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
+    "TileSampler": "tiledseg.foreign.tile_sampler:TileSampler",
     "__version__": "tiledseg.version:VERSION",
     "evaluate_map": "tiledseg.api:evaluate_map",
     "halo": "tiledseg.api:halo",

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.foreign.halo import Halo
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.halo import minimum_halo, network_footprint
 
 if TYPE_CHECKING:
     from tiledseg.execution.metrics import Scores
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
-
-
-@dataclass(frozen=True)
-class Halo:
-    """What a network asks of a tile, in pixels along either dim.
-
-    Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
-    fewer; `halo`: those that tiles get, to a legal size of the network's input.
-    """
-
-    minimum: int
-    halo: int
-    alignment: int
 
 
 def halo(network: str | GraphNetwork | Trained = "unet", **model: Any) -> Halo:
@@ -52,8 +38,7 @@ def halo(network: str | GraphNetwork | Trained = "unet", **model: Any) -> Halo:
         described = ModelConfig(name=network, **model)
         described.check()
         graph = build_network(described, bands=1, classes=2).graph()  # neither changes a halo
-    footprint = network_footprint(graph)
-    return Halo(max(minimum_halo(graph)), max(footprint.before, footprint.after), footprint.alignment)
+    return Halo.of(graph)
 
 
 def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:

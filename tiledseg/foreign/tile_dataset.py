@@ -1,0 +1,218 @@
+"""The tiles of rasters for somebody else's training loop: `torch.utils.data`'s data set over `raster.dataset`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import data
+
+from tiledseg.errors import ConfigError
+from tiledseg.foreign.halo import Halo
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
+from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sources import as_list, expand_sources, pair_sources
+from tiledseg.raster.statistics import Normalization, check_alike
+
+IGNORED = 255
+Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """What is opened, in each process by itself."""
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    tilings: tuple[Tiling, ...]
+    label_map: LabelMap | None
+    normalization: Normalization
+    bands: tuple[int, ...] | None
+    nodata: float | None
+    references: bool
+
+    def open(self) -> Dataset:
+        with ExitStack() as opened:
+            images = [
+                opened.enter_context(open_raster(path, self.bands, self.nodata, self.references))
+                for path in self.images
+            ]
+            labels = None
+            if self.labels is not None:
+                labels = [opened.enter_context(open_raster(p, references=self.references)) for p in self.labels]
+            dataset = Dataset(images, labels, self.tilings, self.label_map, self.normalization)
+            opened.pop_all()
+        return dataset
+
+
+class TileDataset(data.Dataset[dict[str, Any]]):
+    """The tiles of `images`, item by item, image after image, tiles row by row:
+
+    - `image`: the tile's context, float32 (bands, height, width), as the network has to see it: it ends where the
+      raster does, mirrored to a multiple of the alignment (the network's own padding begins there); for unpadded
+      networks it goes on, mirrored;
+    - `mask` (with labels): int64, as large as the network's output on `image`: the class of each pixel that the tile
+      owns, `ignore_index` in the halo and where label or image is not valid. So each pixel counts once an epoch, and
+      sums of a loss over the masks are those of the rasters;
+    - `core`: int64, the first row, last row, first column, last column (half-open) that the tile owns of the output;
+    - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty where there is none); `transform`:
+      float64, the six numbers of rasterio's `Affine` of its first pixel.
+
+    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1).
+
+    `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
+    or None for tile stores, which have their own. `classes`: their number, or a map of raw value or colour to class.
+    `normalize`: (means, deviations) by band, or a `Normalization`; None leaves pixels as they are, but for 0 where they
+    are not valid. Files are opened anew in each process that reads: workers of a DataLoader share no handle.
+
+    Raises InputError of some kind for whatever cannot be read as such tiles, before a pixel is read.
+    """
+
+    def __init__(
+        self,
+        images: Paths,
+        labels: Paths | None = None,
+        *,
+        halo: Halo | int,
+        grid: int | tuple[int, int] | None = None,
+        classes: int | Mapping[Any, int | None] = IGNORED,
+        ignore_index: int = IGNORED,
+        bands: Sequence[int] | None = None,
+        nodata: float | None = None,
+        normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
+        references: bool = False,
+    ) -> None:
+        image_paths, label_paths = _paths(images, labels)
+        numbers = None if bands is None else tuple(bands)
+        infos = [_info(path, numbers, nodata, references) for path in image_paths]
+        check_alike(infos)
+        footprint = halo.footprint if isinstance(halo, Halo) else _plain(halo)
+        label_map = None if labels is None else LabelMap.from_config(classes, ignore_index)
+        tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in infos)
+        normalization = as_normalization(normalize, infos[0].bands)
+        self._sources = _Sources(
+            image_paths, label_paths, tilings, label_map, normalization, numbers, nodata, references
+        )
+        self._infos = tuple(infos)
+        self._places = [(image, tile) for image, tiling in enumerate(tilings) for tile in tiling.tiles]
+        self._opened: tuple[int, Dataset] | None = None
+        self._sources.open().close()  # everything fits, or is refused here
+
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """How each image is cut."""
+        return self._sources.tilings
+
+    @property
+    def tiles_per_image(self) -> tuple[int, ...]:
+        return tuple(map(len, self.tilings))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, tile = self._places[index]
+        sample = self._dataset().load(image, tile)
+        core = tile.core_in_output
+        item: dict[str, Any] = {
+            "image": torch.from_numpy(sample.x_CHW),
+            "core": torch.tensor([core.row.start, core.row.stop, core.col.start, core.col.stop]),
+            **place(self._infos[image], tile.context),
+        }
+        if sample.y_HW is not None:
+            assert self._sources.label_map is not None, "labels have a map"
+            mask_HW = torch.full(tile.output.shape, self._sources.label_map.ignore_index)
+            mask_HW[core.slices] = torch.from_numpy(sample.y_HW).long()
+            item["mask"] = mask_HW
+        return item
+
+    def where(self, index: int) -> tuple[int, Tile]:
+        """The image's number and the tile of an item."""
+        return self._places[index]
+
+    def close(self) -> None:
+        """Let go of this process's handles; the next item opens them again."""
+        if self._opened is not None and self._opened[0] == os.getpid():
+            self._opened[1].close()
+        self._opened = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def _dataset(self) -> Dataset:
+        """That of this process. One that a fork has brought along is not touched: its handles are the parent's."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._inherited = self._opened
+            self._opened = os.getpid(), self._sources.open()
+        return self._opened[1]
+
+
+def place(info: RasterInfo, window: Box) -> dict[str, Any]:
+    """`bounds`, `crs` and `transform` of a window of a raster."""
+    from rasterio import Affine  # slow to import, and named here alone
+    from rasterio.transform import array_bounds
+
+    own = info.transform if info.transform is not None else Affine.identity()
+    transform = own @ Affine.translation(window.col.start, window.row.start)
+    return {
+        "bounds": torch.tensor(array_bounds(*window.shape, transform), dtype=torch.float64),
+        "crs": "" if info.crs is None else info.crs.to_string(),
+        "transform": torch.tensor(tuple(transform)[:6], dtype=torch.float64),
+    }
+
+
+def as_normalization(
+    given: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
+) -> Normalization:
+    """The normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
+    if given is None:
+        return Normalization.identity(bands)
+    if isinstance(given, Normalization):
+        return given
+    mean, std = (tuple(float(value) for value in values) for values in given)
+    if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):
+        raise ConfigError(
+            f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "
+            "deviations above 0"
+        )
+    return Normalization(mean, std)
+
+
+def _paths(images: Paths, labels: Paths | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
+    if labels is None:
+        return expand_sources(image_list, "images"), None
+    return pair_sources(image_list, label_list, ("images", "labels"))
+
+
+def _text(paths: Paths) -> str | list[str]:
+    return os.fspath(paths) if isinstance(paths, str | Path) else [os.fspath(path) for path in paths]
+
+
+def _info(path: str, bands: tuple[int, ...] | None, nodata: float | None, references: bool) -> RasterInfo:
+    with open_raster(path, bands, nodata, references) as reader:
+        return reader.info
+
+
+def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, int]:
+    if given is None:
+        if info.tiling is None:
+            raise ConfigError(f"{info.path} is no tile store, which has a grid of its own; give grid=Q or (rows, cols)")
+        return info.tiling.grid
+    return (given, given) if isinstance(given, int) else given
+
+
+def _plain(pixels: int) -> Footprint:
+    if pixels < 0:
+        raise ConfigError(f"halo is {pixels}; give 0 or more pixels, or what tiledseg.halo gives")
+    return Footprint(1, pixels, pixels)
