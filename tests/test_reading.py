@@ -20,9 +20,10 @@ from tiledseg.geometry.layer_windows import layer_windows
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import Pipeline, chunk_ranks, chunk_routes, program
+from tiledseg.pipeline.schedule import Pipeline, chunk_routes, program
 from tiledseg.pipeline.simulation import draw
 from tiledseg.raster.sampling import deal
+from tiledseg.schedules import chunk_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tiledseg"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
 from tiledseg.errors import ConfigError
+from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto or a number of layers from 1 on"
@@ -74,17 +75,17 @@ class ParallelConfig:
             )
 
     def _check_pipeline(self) -> None:
-        one_of("parallel.schedule", self.schedule, ("1f1b", "gpipe", "folded"))
+        one_of("parallel.schedule", self.schedule, SCHEDULES)
         for mode in self.recompute_modes():
-            one_of("parallel.recompute", mode, ("never", "except_last", "always"))
+            one_of("parallel.recompute", mode, RECOMPUTE)
         if self.stages == 1:
             self._check_no_pipeline()
         counts = self.layer_counts()
-        chunks = 2 * self.stages - 1 if self.schedule == "folded" else self.stages
+        chunks = len(chunk_ranks(self.schedule, self.stages))
         if counts is not None and len(counts) != chunks:
-            folded = f", which has {chunks} chunks when folded" if chunks != self.stages else ""
+            several = f", which has {chunks} chunks when {self.schedule}" if chunks != self.stages else ""
             raise ConfigError(
-                f"parallel.balance has {len(counts)} parts, but parallel.stages is {self.stages}{folded}; give "
+                f"parallel.balance has {len(counts)} parts, but parallel.stages is {self.stages}{several}; give "
                 f"{chunks} counts of layers, or auto"
             )
 

@@ -19,12 +19,12 @@ from tiledseg.config import ModelConfig
 from tiledseg.console import answer, end
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
-from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.answer.question import Question, parse_bytes
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
+from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")

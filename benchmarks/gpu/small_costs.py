@@ -21,8 +21,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.network import GraphNetwork, Tensors, build_unet
-from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Settings, split_network
 from tiledseg.training.objective import cross_entropy_sums
 
 MICRO_BATCHES = 8
@@ -76,10 +76,8 @@ def one_stage(size: int, small: bool, device: torch.device) -> dict[str, float]:
     network = build_unet(UNet(3 if small else 5, base_channels=4 if small else 16), seed=0)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layers = len(network.graph)
-    cut = cut_network(network.graph, (layers,), "1f1b", 1)
-    dtypes = tensor_dtypes(network, None, device)
-    keep_layers(network, cut.layers_of(0), device, torch.float32)
-    executor = PipelineExecutor(network, cut, Settings("1f1b", ("never",)), serial_axes(), dtypes, device)
+    split = split_network(network, Settings("1f1b", (layers,), ("never",)), 0, device, torch.float32)
+    executor = PipelineExecutor(split, serial_axes())
     drawn = [Drawn(network, size, device) for _ in range(MICRO_BATCHES)]
 
     def loop() -> None:

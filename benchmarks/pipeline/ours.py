@@ -83,8 +83,8 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     from benchmarks.pipeline.workload import Gradients, count_valid, gradients_of, make_network
     from tiledseg.comm.axes import open_axes
     from tiledseg.geometry.mesh_shape import MeshShape
-    from tiledseg.pipeline.executor import PipelineExecutor, Settings
-    from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
+    from tiledseg.pipeline.executor import PipelineExecutor
+    from tiledseg.pipeline.partition import Settings, split_network
 
     torch.set_num_threads(1)
     workload = request.workload
@@ -92,11 +92,9 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     workload = replace(workload, balance=found_plan.balance if schedule != "folded" else workload.balance)
     axes = open_axes(mesh, MeshShape(1, 1, 1, workload.stages))
     network = make_network(workload)
-    cut = cut_network(network.graph, found_plan.balance, schedule, workload.stages)
-    dtypes = tensor_dtypes(network, None, mesh.device)
-    keep_layers(network, cut.layers_of(mesh.rank), mesh.device, workload.torch_dtype)
-    settings = Settings(schedule, found_plan.recompute, found_plan.times)
-    executor = PipelineExecutor(network, cut, settings, axes, dtypes, mesh.device)
+    settings = Settings(schedule, found_plan.balance, found_plan.recompute, found_plan.times)
+    split = split_network(network, settings, mesh.rank, mesh.device, workload.torch_dtype)
+    executor = PipelineExecutor(split, axes)
     losses: list[float] = []
     valid = count_valid(workload)
     images = [Images(workload, network, m, valid, losses) for m in range(workload.micro_batches)]

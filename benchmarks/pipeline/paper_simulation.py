@@ -10,13 +10,13 @@ from benchmarks.pipeline.paper_network import BANDS, network_graph
 from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.pipeline.schedule import SCHEDULES, chunk_ranks
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.staged_pipeline import PipelineCase, stage
 from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4

@@ -19,8 +19,8 @@ from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models.network import Tensors
-from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Settings, split_network
 
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")
@@ -69,10 +69,8 @@ def computed(unet: UNet, device: torch.device, precision: str, recompute: str) -
     network = network_of(unet).float()
     layers = len(network.graph)
     cast = autocast(precision, device) if precision == "bf16" else None
-    cut = cut_network(network.graph, (layers,), "1f1b", 1)
-    dtypes = tensor_dtypes(network, cast, device)
-    keep_layers(network, cut.layers_of(0), device, torch.float32)
-    executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
+    split = split_network(network, Settings("1f1b", (layers,), (recompute,)), 0, device, torch.float32, cast)
+    executor = PipelineExecutor(split, serial_axes())
     drawn = [OnDevice(network, n, size, device=device, precision=precision) for n, size in enumerate(SIZES)]
     executor.train(drawn, lambda parameters: None)
     return result_of(network, sum(one.losses[0] for one in drawn))

@@ -24,13 +24,13 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.pipeline.schedule import SCHEDULES
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.schedules import SCHEDULES
 from tiledseg.training.step import Stepper
 from tiledseg.training.validation import validate
 

@@ -12,9 +12,9 @@ from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast
-from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
-from tiledseg.pipeline.schedule import RECOMPUTE
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Settings, split_network, tensor_dtypes
+from tiledseg.schedules import RECOMPUTE
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
 SIZES = ((16, 24), (24, 16), (16, 16))
@@ -44,10 +44,8 @@ class OnDevice(Drawn):
 def test_one_stage_on_a_device(device: torch.device, recompute: str) -> None:
     network = network_of(UNET)
     layers = len(network.graph)
-    cut = cut_network(network.graph, (layers,), "1f1b", 1)
-    keep_layers(network, cut.layers_of(0), device, torch.float64)
-    dtypes = tensor_dtypes(network, None, device)
-    executor = PipelineExecutor(network, cut, Settings("1f1b", (recompute,)), serial_axes(), dtypes, device)
+    split = split_network(network, Settings("1f1b", (layers,), (recompute,)), 0, device, torch.float64)
+    executor = PipelineExecutor(split, serial_axes())
     drawn = [OnDevice(network, number, size, device=device) for number, size in enumerate(SIZES)]
     executor.train(drawn, lambda parameters: None)
     found = result_of(network, sum(one.losses[0] for one in drawn))

@@ -19,12 +19,13 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.pipeline.balance import choose_balance, choose_folded
-from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
-from tiledseg.pipeline.schedule import RECOMPUTE, SCHEDULES, chunk_ranks, compute_orders
+from tiledseg.pipeline.balance import choose_balances, choose_folded_balances
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Settings, split_network
+from tiledseg.pipeline.schedule import compute_orders
 from tiledseg.pipeline.simulation import in_flight
 from tiledseg.planning.cost import layer_costs
+from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
 BOUND = 1e-12
 
@@ -67,20 +68,17 @@ def balance(case: Case, stages: int) -> tuple[int, ...]:
     layers = case.unet.graph()
     if case.schedule == "folded":
         ends = [(tensor - 1, reader) for tensor, reader in layers.skips]
-        return choose_folded(work(case.unet), ends, None, stages)
-    return choose_balance(work(case.unet), None, stages)
+        return choose_folded_balances(work(case.unet), ends, None, stages)[0]
+    return choose_balances(work(case.unet), None, stages)[0]
 
 
 def run(case: Case, axes: Axes, stages: int) -> tuple[Result, PipelineExecutor, list[Drawn]]:
     """One step of the pipeline in which this rank stands: what this rank holds after it."""
     assert axes.position is not None
     network = network_of(case.unet)
-    cut = cut_network(network.graph, balance(case, stages), case.schedule, stages)
-    device = torch.device("cpu")
-    dtypes = tensor_dtypes(network, None, device)
-    keep_layers(network, cut.layers_of(axes.position.stage), device, torch.float64)
-    settings = Settings(case.schedule, (case.recompute,) * stages)
-    executor = PipelineExecutor(network, cut, settings, axes, dtypes, device)
+    settings = Settings(case.schedule, balance(case, stages), (case.recompute,) * stages)
+    split = split_network(network, settings, axes.position.stage, torch.device("cpu"), torch.float64)
+    executor = PipelineExecutor(split, axes)
     if case.in_order:
         executor._in_order = True
     drawn = [Drawn(network, number, size) for number, size in enumerate(case.sizes)]

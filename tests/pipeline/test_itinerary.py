@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 
 from tests.geometry.drawn import law
 from tests.pipeline.chained import chained
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.forward_only import forward_program
-from tiledseg.pipeline.itinerary import AHEAD, Move, Receive, Send, itinerary
+from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.itinerary import AHEAD, Move, itinerary
 from tiledseg.pipeline.schedule import (
-    SCHEDULES,
     Backward,
     Forward,
     Pipeline,
     Program,
+    Receive,
     ReceiveActivation,
+    Send,
     SendActivation,
-    chunk_ranks,
+    forward_program,
     program,
 )
 from tiledseg.pipeline.simulation import faults
+from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 
 @st.composite

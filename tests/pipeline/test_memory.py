@@ -17,7 +17,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.schedule import SCHEDULES, Route, is_skip
+from tiledseg.pipeline.schedule import Route, is_skip
+from tiledseg.schedules import SCHEDULES
 
 COUNT = 8
 
@@ -106,7 +107,7 @@ def test_a_received_skip_goes_with_its_concatenation(meshes: dict[str, Mesh], mo
 
     def noted(executor: PipelineExecutor, route: Route, micro_batch: Drawn) -> torch.Tensor:
         tensor = make(executor, route, micro_batch)
-        if is_skip(route, executor._cut.runs) and route.target in executor.chunks:
+        if is_skip(route, executor._split.cut.runs) and route.target in executor.chunks:
             received.append((micro_batch.number, weakref.ref(tensor)))
         return tensor
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tests.pipeline.chained import chained
-from tiledseg.pipeline.forward_only import forward_program
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
-    SCHEDULES,
     Forward,
     Program,
     ReceiveActivation,
     SendActivation,
     SendGradient,
-    chunk_ranks,
+    forward_program,
     program,
 )
 from tiledseg.pipeline.simulation import simulate
+from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 FORWARD, BACKWARD = 1.0, 2.0
 # Least time of the same program where messages have a queue of their own and are buffered, as a multiple.

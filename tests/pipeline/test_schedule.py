@@ -14,17 +14,14 @@ from tiledseg.geometry.joins import Add
 from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
-    RECOMPUTE,
-    SCHEDULES,
     Backward,
     Forward,
-    Message,
+    MessageEnd,
     Pipeline,
     ReceiveActivation,
     Route,
     SendActivation,
     SendGradient,
-    chunk_ranks,
     chunk_routes,
     compute_orders,
     kept_of,
@@ -32,6 +29,7 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import faults, in_flight, simulate
+from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)
@@ -86,7 +84,8 @@ def test_folding_costs_no_more_than_a_third_of_a_turn(stages: int, micro_batches
 def test_skips_of_a_fold_send_nothing(stages: int, micro_batches: int) -> None:
     ranks = chunk_ranks("folded", stages)
     pipeline = chained(ranks, [(c, len(ranks) - 1 - c) for c in range(stages)])
-    messages = [a for actions in program("folded", pipeline, micro_batches) for a in actions if isinstance(a, Message)]
+    made = program("folded", pipeline, micro_batches)
+    messages = [a for actions in made for a in actions if isinstance(a, MessageEnd)]
     assert not any(message.route.tensor >= FIRST_SKIP for message in messages)
     assert len(messages) == 4 * micro_batches * (len(ranks) - 1)
 
@@ -96,7 +95,7 @@ def test_a_skip_goes_straight_from_stash_to_pop_and_back() -> None:
     made = program("1f1b", pipeline, 1)
     *chain, skip = pipeline.routes
     assert made[0][:3] == (Forward(0, 0), SendActivation(0, chain[0], 1), SendActivation(0, skip, 2))
-    assert not any(isinstance(a, Message) and a.route == skip for a in made[1])
+    assert not any(isinstance(a, MessageEnd) and a.route == skip for a in made[1])
     assert made[2] == (
         ReceiveActivation(0, chain[1], 1),
         ReceiveActivation(0, skip, 0),

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from tests.pipeline.chained import FIRST_SKIP, chained
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
-    SCHEDULES,
     Backward,
     Forward,
-    Message,
+    MessageEnd,
     Program,
     ReceiveActivation,
     Route,
     SendActivation,
-    chunk_ranks,
     program,
 )
 from tiledseg.pipeline.simulation import draw, faults, simulate, verify
+from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 TWO = chained((0, 1))
@@ -174,7 +173,7 @@ def test_drawings_keep_their_width(schedule: str, stages: int, micro_batches: in
 def test_a_receive_needs_no_send_of_another_micro_batch() -> None:
     made = program("gpipe", TWO, 2)
     receives = [i for i, a in enumerate(made[1]) if isinstance(a, ReceiveActivation)]
-    assert [a.micro_batch for a in made[1] if isinstance(a, Message)][:2] == [0, 1]
+    assert [a.micro_batch for a in made[1] if isinstance(a, MessageEnd)][:2] == [0, 1]
     swapped = list(made[1])
     swapped[receives[0]], swapped[receives[1]] = swapped[receives[1]], swapped[receives[0]]
     assert any("before" in fault for fault in faults((made[0], tuple(swapped)), TWO, 2))

@@ -18,8 +18,8 @@ from tiledseg.execution.pipeline_passes import PipelinePasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
-from tiledseg.pipeline.executor import PipelineExecutor, Settings
-from tiledseg.pipeline.partition import cut_network, keep_layers, tensor_dtypes
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Settings, split_network
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
 from tiledseg.spatial.network import SpatialNetwork
@@ -82,13 +82,8 @@ def _open_stage(
     pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
     """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
-    cut = cut_network(network.graph, pipeline.balance, pipeline.schedule, axes.shape.stages)
+    settings = Settings(pipeline.schedule, pipeline.balance, pipeline.recompute, pipeline.times)
     cast = autocast(precision, mesh.device) if precision == "bf16" else None
-    network.to(PARAMETER_DTYPES[precision])
-    dtypes = tensor_dtypes(network, cast, mesh.device)
-    own = set() if axes.position is None else cut.layers_of(axes.position.stage)
-    keep_layers(network, own, mesh.device, PARAMETER_DTYPES[precision])
-    if axes.position is None:
-        return None
-    settings = Settings(pipeline.schedule, pipeline.recompute, pipeline.times)
-    return PipelineExecutor(network, cut, settings, axes, dtypes, mesh.device)
+    stage = None if axes.position is None else axes.position.stage
+    split = split_network(network, settings, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
+    return None if stage is None else PipelineExecutor(split, axes)

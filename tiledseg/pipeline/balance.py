@@ -24,7 +24,8 @@ TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
 Traffic = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others, a micro-batch
 Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
-Part = tuple[int, int, int]  # first layer, stop, chunk
+ChunkRun = tuple[int, int, int]  # first layer, stop, chunk
+Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage takes between two of these
 
 
 class Again(NamedTuple):
@@ -36,27 +37,27 @@ class Again(NamedTuple):
 
 @dataclass(frozen=True)
 class _Prices:
-    """What a stage of given parts costs."""
+    """What a stage of given runs of layers costs."""
 
     ends: tuple[tuple[float, ...], ...]  # for each chunk: times of all layers before each
     memory: Memory | None
     limit: int | None
     traffic: Traffic | None
 
-    def load(self, parts: Sequence[Part]) -> float:
+    def load(self, runs: Sequence[ChunkRun]) -> float:
         load = 0.0
-        for first, stop, chunk in parts:
+        for first, stop, chunk in runs:
             load += self.ends[chunk][stop] - self.ends[chunk][first]
         return load
 
-    def bytes(self, parts: Sequence[Part]) -> int:
-        return 0 if self.memory is None else sum(self.memory(*part) for part in parts)
+    def bytes(self, runs: Sequence[ChunkRun]) -> int:
+        return 0 if self.memory is None else sum(self.memory(*run) for run in runs)
 
-    def fits(self, parts: Sequence[Part]) -> bool:
-        return self.limit is None or self.bytes(parts) <= self.limit
+    def fits(self, runs: Sequence[ChunkRun]) -> bool:
+        return self.limit is None or self.bytes(runs) <= self.limit
 
-    def received(self, parts: Sequence[Part]) -> int:
-        return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in parts)
+    def received(self, runs: Sequence[ChunkRun]) -> int:
+        return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in runs)
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -82,65 +83,34 @@ def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
-def choose_balance(
+def choose_balances(
     times: Sequence[float],
     memory: Memory | None,
     stages: int,
     limit: int | None = None,
     traffic: Traffic | None = None,
-    tolerance: float = 0.0,
-    again: Again | None = None,
-) -> tuple[int, ...]:
-    """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes.
-
-    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again` of chunks that recompute. Ties:
-    the least `traffic` of all stages together. With a `tolerance` the slowest stage may take so much longer, as a
-    share, where that saves traffic.
-    Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
-    """
-    return choose_balances(times, memory, stages, limit, traffic, (tolerance,), again)[0]
-
-
-def choose_balances(
-    times: Sequence[float],
-    memory: Memory | None,
-    stages: int,
-    limit: int | None,
-    traffic: Traffic | None,
-    tolerances: Sequence[float],
+    tolerances: Sequence[float] = (0.0,),
     again: Again | None = None,
 ) -> list[tuple[int, ...]]:
-    """Those of `choose_balance` for each of some tolerances, in a fraction of the time."""
+    """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes; for each
+    of some tolerances one.
+
+    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again` of chunks that recompute. Ties:
+    the least `traffic` of all stages together. With a tolerance the slowest stage may take so much longer, as a share,
+    where that saves traffic.
+    Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
+    """
     layers = len(times)
     prices = _prices(times, memory, limit, traffic, stages, stages, again)
     levels: list[list[Middle]] = [
         [(stop, layers) for stop in range(stage + 1, layers - stages + stage + 2)] for stage in range(stages - 1)
     ]
 
-    def parts(before: Middle, after: Middle, stage: int) -> tuple[Part, ...]:
+    def runs_of(before: Middle, after: Middle, stage: int) -> tuple[ChunkRun, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    paths = _choose([[(0, layers)], *levels, [(layers, layers)]], parts, prices, tolerances, in_line=True)
+    paths = _choose([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, tolerances, in_line=True)
     return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in paths]
-
-
-def choose_folded(
-    times: Sequence[float],
-    skips: Sequence[tuple[int, int]],
-    memory: Memory | None,
-    ranks: int,
-    limit: int | None = None,
-    traffic: Traffic | None = None,
-    tolerance: float = 0.0,
-    again: Again | None = None,
-) -> tuple[int, ...]:
-    """The folded balance of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
-
-    `skips`: the layers that make and take each skip. Cuts are tried before these and before layers that take
-    time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balance`.
-    Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
-    """
-    return choose_folded_balances(times, skips, memory, ranks, limit, traffic, (tolerance,), again)[0]
 
 
 def choose_folded_balances(
@@ -148,26 +118,31 @@ def choose_folded_balances(
     skips: Sequence[tuple[int, int]],
     memory: Memory | None,
     ranks: int,
-    limit: int | None,
-    traffic: Traffic | None,
-    tolerances: Sequence[float],
+    limit: int | None = None,
+    traffic: Traffic | None = None,
+    tolerances: Sequence[float] = (0.0,),
     again: Again | None = None,
 ) -> list[tuple[int, ...]]:
-    """Those of `choose_folded` for each of some tolerances, in a fraction of the time."""
+    """The folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
+
+    `skips`: the layers that make and take each skip. Cuts are tried before these and before layers that take
+    time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balances`.
+    Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
+    """
     layers, chunks = len(times), 2 * ranks - 1
     prices = _prices(times, memory, limit, traffic, chunks, ranks, again)
     ends = {layer for skip in skips for layer in skip}
     places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
     pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
 
-    def parts(before: Middle, after: Middle, rank: int) -> tuple[Part, ...]:
+    def runs_of(before: Middle, after: Middle, rank: int) -> tuple[ChunkRun, ...]:
         if rank == ranks - 1:
             return ((*before, rank),)
         if before[0] < after[0] and after[1] < before[1]:
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    paths = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], parts, prices, tolerances, in_line=False)
+    paths = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, tolerances, in_line=False)
     return list(map(_folded_counts, paths))
 
 
@@ -205,7 +180,7 @@ def _prices(
 
 def _choose(
     levels: Sequence[Sequence[Middle]],
-    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    runs_of: Runs,
     prices: _Prices,
     tolerances: Sequence[float],
     in_line: bool,
@@ -221,7 +196,7 @@ def _choose(
         for after in level:
             best = math.inf
             for before in reversed(slowest):
-                taken = parts(before, after, stage) if slowest[before] < best else ()
+                taken = runs_of(before, after, stage) if slowest[before] < best else ()
                 load = prices.load(taken)
                 if in_line and load >= best:
                     break
@@ -230,19 +205,20 @@ def _choose(
             if best < math.inf:
                 reached[after] = best
         if not reached:
-            raise ConfigError(_no_room(stage, level, slowest, parts, prices))
+            raise ConfigError(_no_room(stage, level, slowest, runs_of, prices))
         slowest = reached
         ways.append(reached)
     least = next(iter(slowest.values()))
     return [
-        _least_traffic(levels[0][0], ways, parts, prices, (1 + tolerance) * least, in_line) for tolerance in tolerances
+        _least_traffic(levels[0][0], ways, runs_of, prices, (1 + tolerance) * least, in_line)
+        for tolerance in tolerances
     ]
 
 
 def _least_traffic(
     start: Middle,
     ways: Sequence[Mapping[Middle, float]],
-    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    runs_of: Runs,
     prices: _Prices,
     most: float,
     in_line: bool,
@@ -255,7 +231,7 @@ def _least_traffic(
             for before in reversed(paths):
                 if after in reached and paths[before][0] >= reached[after][0]:
                     continue  # whatever the step sends on top, it saves nothing
-                taken = parts(before, after, stage)
+                taken = runs_of(before, after, stage)
                 load = prices.load(taken)
                 if in_line and load > most:
                     break
@@ -272,10 +248,10 @@ def _no_room(
     stage: int,
     level: Sequence[Middle],
     slowest: dict[Middle, float],
-    parts: Callable[[Middle, Middle, int], tuple[Part, ...]],
+    runs_of: Runs,
     prices: _Prices,
 ) -> str:
-    needs = [prices.bytes(taken) for after in level for before in slowest if (taken := parts(before, after, stage))]
+    needs = [prices.bytes(taken) for after in level for before in slowest if (taken := runs_of(before, after, stage))]
     if not needs:
         return f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
     return (

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -22,19 +21,18 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.comm.work import Work
-from tiledseg.errors import ConfigError
-from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, MicroBatch
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.forward_only import forward_program
-from tiledseg.pipeline.itinerary import Move, Receive, Send, itinerary
-from tiledseg.pipeline.partition import Cut
+from tiledseg.pipeline.itinerary import Move, itinerary
+from tiledseg.pipeline.partition import SplitNetwork
 from tiledseg.pipeline.schedule import (
-    RECOMPUTE,
     Forward,
+    Receive,
     ReceiveActivation,
     Route,
+    Send,
     SendActivation,
+    forward_program,
     most_in_flight,
     program,
 )
@@ -43,53 +41,25 @@ from tiledseg.pipeline.simulation import verify
 _VERIFIED = 256  # micro-batches: beyond them a schedule only repeats itself
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How a pipeline runs: the schedule, and whether each stage recomputes (`never`, `except_last`, `always`).
-
-    `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
-    `times` of the chunks make the order of `folded` (see `schedule.compute_orders`); the same on all ranks.
-    """
-
-    schedule: str
-    recompute: tuple[str, ...]
-    times: ChunkTimes | None = None
-
-    def __post_init__(self) -> None:
-        for mode in self.recompute:
-            if mode not in RECOMPUTE:
-                raise ConfigError(f"a stage recomputes '{mode}'; give one of {', '.join(RECOMPUTE)}")
-
-    def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
-        mode = self.recompute[stage]
-        return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
-
-
 class PipelineExecutor:
     """One rank's chunks, run with those of the other stages of its pipeline.
 
-    `dtypes`: of each tensor (see `partition.tensor_dtypes`). Every method that runs something is collective
-    over the ranks of the pipeline, which pass the same number of micro-batches.
+    Every method that runs something is collective over the ranks of the pipeline, which pass the same number of
+    micro-batches.
     """
 
-    def __init__(
-        self,
-        network: GraphNetwork,
-        cut: Cut,
-        settings: Settings,
-        axes: Axes,
-        dtypes: Sequence[torch.dtype],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, split: SplitNetwork, axes: Axes) -> None:
         assert axes.position is not None, "a rank outside the mesh has no stage to run"
         self.stage = axes.position.stage
+        cut = split.cut
         self.chunks = {
-            index: Chunk(network, cut, index) for index, rank in enumerate(cut.pipeline.ranks) if rank == self.stage
+            index: Chunk(split.network, cut, index)
+            for index, rank in enumerate(cut.pipeline.ranks)
+            if rank == self.stage
         }
-        self.busy = Stopwatch(device)
+        self.busy = Stopwatch(split.device)
         self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
-        self._graph, self._cut, self._settings, self._axes = network.graph, cut, settings, axes
-        self._dtypes, self._device = tuple(dtypes), device
+        self._split, self._axes, self._pipeline = split, axes, cut.pipeline
         self._in_order = axes.stage_messages.in_order
 
     @property
@@ -100,7 +70,7 @@ class PipelineExecutor:
     @property
     def has_last(self) -> bool:
         """Whether this rank makes the network's output."""
-        return len(self._cut.runs) - 1 in self.chunks
+        return len(self._pipeline.ranks) - 1 in self.chunks
 
     def train(
         self, micro_batches: Sequence[MicroBatch], last_backward: Callable[[Iterable[nn.Parameter]], None]
@@ -127,7 +97,7 @@ class PipelineExecutor:
         nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
             return
-        moves = itinerary(forward_program(self._cut.pipeline, len(micro_batches)), self.stage, self._in_order)
+        moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage, self._in_order)
         run = _Run(self, micro_batches)
         for move in moves:
             output = run.pass_on(move)
@@ -141,7 +111,7 @@ class PipelineExecutor:
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
         """The moves for so many micro-batches, whose schedule has been simulated without a fault."""
-        schedule, pipeline, times = self._settings.schedule, self._cut.pipeline, self._settings.times
+        pipeline, schedule, times = self._pipeline, self._split.settings.schedule, self._split.settings.times
         sample = min(micro_batches, _VERIFIED)
         bounds = most_in_flight(schedule, pipeline.size, sample)
         verify(program(schedule, pipeline, sample, times), pipeline, sample, bounds)
@@ -151,8 +121,8 @@ class PipelineExecutor:
         """Room for what travels along a route, either way: channels last, in one piece."""
         return torch.empty(
             (1, *micro_batch.shapes[route.tensor]),
-            dtype=self._dtypes[route.tensor],
-            device=self._device,
+            dtype=self._split.dtypes[route.tensor],
+            device=self._split.device,
             memory_format=torch.channels_last,
         )
 
@@ -163,7 +133,7 @@ class _Run:
     def __init__(self, executor: PipelineExecutor, micro_batches: Sequence[MicroBatch]) -> None:
         self._executor = executor
         self._micro_batches = micro_batches
-        self._routes = executor._cut.pipeline.routes
+        self._routes = executor._pipeline.routes
         self._coming: dict[Receive, tuple[Work, torch.Tensor]] = {}
         self._leaving: dict[Send, Work] = {}
         self._held: dict[tuple[int, int], Held] = {}
@@ -190,7 +160,7 @@ class _Run:
         with self._executor.busy.running():
             outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
         if chunk.is_last:
-            return outputs[self._executor._graph.results[0]]
+            return outputs[self._executor._split.network.graph.results[0]]
         self._hand_on(m, chunk, outputs)
         self._send(move.sends)
         return None
@@ -226,7 +196,7 @@ class _Run:
 
     def _forward(self, m: int, chunk: Chunk) -> None:
         executor = self._executor
-        recompute = executor._settings.recomputes(executor.stage, m, len(self._micro_batches))
+        recompute = executor._split.settings.recomputes(executor.stage, m, len(self._micro_batches))
         held, outputs = chunk.forward(self._micro_batches[m], self._inputs(m, chunk), recompute)
         self._held[m, chunk.index] = held
         self._holding[chunk.index] += 1

@@ -28,23 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tiledseg.pipeline.folding import BACKWARD_SLOTS, FORWARD_SLOTS
-from tiledseg.pipeline.schedule import (
-    Action,
-    Compute,
-    Message,
-    Program,
-    ReceiveActivation,
-    ReceiveGradient,
-    SendActivation,
-    SendGradient,
-)
+from tiledseg.pipeline.chunk_orders import BACKWARD_SLOTS, FORWARD_SLOTS
+from tiledseg.pipeline.schedule import Action, Compute, MessageEnd, Program, Receive, Send
 from tiledseg.pipeline.simulation import simulate
 
 AHEAD = 2  # computations: in 1f1b one forward and one backward pass
-
-Send = SendActivation | SendGradient
-Receive = ReceiveActivation | ReceiveGradient
 
 
 @dataclass(frozen=True)
@@ -81,12 +69,12 @@ def _groups(actions: Sequence[Action]) -> list[_Group]:
     groups: list[_Group] = []
     receives: list[Receive] = []
     for action in actions:
-        if isinstance(action, ReceiveActivation | ReceiveGradient):
+        if isinstance(action, Receive):
             receives.append(action)
-        elif isinstance(action, SendActivation | SendGradient):
+        elif isinstance(action, Send):
             before, compute, sends = groups[-1]
             groups[-1] = before, compute, (*sends, action)
-        elif not isinstance(action, Message):
+        else:
             groups.append((tuple(receives), action, ()))
             receives = []
     return groups
@@ -113,7 +101,7 @@ def _posts_in_order(program: Program, rank: int, groups: Sequence[_Group]) -> li
     """Before each computation, the receives whose senders' computations come before it in the common order."""
     place = _common_order(program)
     queue = [
-        (place[peer, compute], _receive_of(send, peer))
+        (place[peer, compute], send.received_from(peer))
         for peer, actions in enumerate(program)
         for _, compute, sends in _groups(actions)
         for send in sends
@@ -136,7 +124,7 @@ def _common_order(program: Program) -> dict[tuple[int, Compute], int]:
 
     Of two that start together the one of the rank that has done more comes later: its messages are not needed yet.
     """
-    chunks = 1 + max(action.chunk for actions in program for action in actions if not isinstance(action, Message))
+    chunks = 1 + max(action.chunk for actions in program for action in actions if not isinstance(action, MessageEnd))
     line = simulate(program, [FORWARD_SLOTS] * chunks, [BACKWARD_SLOTS] * chunks)
     computations = sorted(
         (span.start, number, rank) for rank, spans in enumerate(line.spans) for number, span in enumerate(spans)
@@ -155,30 +143,20 @@ def _releases(program: Program, rank: int) -> dict[Receive, tuple[Send, ...]]:
     for peer, actions in enumerate(program):
         at_peer = {action: index for index, action in enumerate(actions)}
         incoming = _sent_to(program, peer, rank)
-        sent_at = [at_peer[_send_of(receive, rank)] for receive in incoming]
+        sent_at = [at_peer[receive.sent_to(rank)] for receive in incoming]
         # Of the messages that a peer sends from each one on, the place at which this rank takes up the first.
         firsts = list(accumulate((own[receive] for receive in reversed(incoming)), min))[::-1]
         for send in _sent_by(program, rank, peer):
-            later = bisect_right(sent_at, at_peer[_receive_of(send, rank)])
+            later = bisect_right(sent_at, at_peer[send.received_from(rank)])
             if later < len(firsts):
                 released[firsts[later]] = (*released.get(firsts[later], ()), send)
     return {action: released[place] for action, place in own.items() if place in released}  # type: ignore[misc]
 
 
 def _sent_by(program: Program, rank: int, peer: int) -> list[Send]:
-    return [a for a in program[rank] if isinstance(a, SendActivation | SendGradient) and a.peer == peer]
+    return [action for action in program[rank] if isinstance(action, Send) and action.peer == peer]
 
 
 def _sent_to(program: Program, peer: int, rank: int) -> list[Receive]:
     """What a peer sends to a rank, in its order, as the rank's receives."""
-    return [_receive_of(send, peer) for send in _sent_by(program, peer, rank)]
-
-
-def _receive_of(send: Send, sender: int) -> Receive:
-    kind = ReceiveActivation if isinstance(send, SendActivation) else ReceiveGradient
-    return kind(send.micro_batch, send.route, sender)
-
-
-def _send_of(receive: Receive, receiver: int) -> Send:
-    kind = SendActivation if isinstance(receive, ReceiveActivation) else SendGradient
-    return kind(receive.micro_batch, receive.route, receiver)
+    return [send.received_from(peer) for send in _sent_by(program, peer, rank)]

@@ -14,15 +14,42 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import Pipeline, chunk_ranks, chunk_routes
+from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.schedule import Pipeline, chunk_routes
+from tiledseg.schedules import RECOMPUTE, chunk_ranks
 
 _PROBE = 8  # pixels a side of what is tried
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a pipeline runs: the schedule, the layers of each chunk, and whether each stage recomputes (`never`,
+    `except_last`, `always`).
+
+    `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
+    `times` of the chunks make the orders that depend on them (see `schedule.compute_orders`); the same on all ranks.
+    """
+
+    schedule: str
+    balance: tuple[int, ...]
+    recompute: tuple[str, ...]
+    times: ChunkTimes | None = None
+
+    def __post_init__(self) -> None:
+        for mode in self.recompute:
+            if mode not in RECOMPUTE:
+                raise ConfigError(f"a stage recomputes '{mode}'; give one of {', '.join(RECOMPUTE)}")
+
+    def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
+        mode = self.recompute[stage]
+        return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,33 @@ def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int
     """The chunks of a balance that fits (see `balance.parse_balance`)."""
     runs = cuts(balance)
     return Cut(Pipeline(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
+
+
+@dataclass(frozen=True)
+class SplitNetwork:
+    """A network of which a rank has its stage's layers on `device`; `dtypes` of each tensor (see `tensor_dtypes`)."""
+
+    network: GraphNetwork
+    cut: Cut
+    settings: Settings
+    dtypes: tuple[torch.dtype, ...]
+    device: torch.device
+
+
+def split_network(
+    network: GraphNetwork,
+    settings: Settings,
+    stage: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    autocast: AbstractContextManager[object] | None = None,
+) -> SplitNetwork:
+    """Leaves the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`."""
+    cut = cut_network(network.graph, settings.balance, settings.schedule, len(settings.recompute))
+    network.to(dtype)
+    dtypes = tensor_dtypes(network, autocast, device)
+    keep_layers(network, set() if stage is None else cut.layers_of(stage), device, dtype)
+    return SplitNetwork(network, cut, settings, dtypes, device)
 
 
 def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtype: torch.dtype) -> None:

@@ -5,7 +5,7 @@ on rank i, `folded` puts chunks r and 2n - 2 - r on rank r, the encoder's part a
 
     gpipe   all forwards, then all backwards, last one first (Huang et al., 2019): M micro-batches in flight
     1f1b    n - 1 - i forwards, then a forward and a backward in turn (Narayanan et al., 2019): at most n - i in flight
-    folded  in an order made for the chunks' times (see `folding`): at most 2n - 1 - c in flight at chunk c
+    folded  in an order made for the chunks' times (see `chunk_orders`): at most 2n - 1 - c in flight at chunk c
 
 Sends are meant as non-blocking and receives as waiting: a receive stands right in front of what needs it, a send right
 after what made it. A tensor goes straight from the chunk that makes it to each chunk that takes it, its gradient
@@ -14,16 +14,13 @@ straight back. Nothing is sent between chunks of one rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.pipeline import folding
-from tiledseg.pipeline.folding import ChunkTimes
-
-SCHEDULES = ("1f1b", "gpipe", "folded")
-RECOMPUTE = ("never", "except_last", "always")  # of which micro-batches a stage keeps inputs only (see `kept_of`)
+from tiledseg.pipeline.chunk_orders import ChunkTimes, chunk_of, fastest
+from tiledseg.schedules import chunk_ranks
 
 
 @dataclass(frozen=True, order=True)
@@ -71,43 +68,51 @@ class Backward:
 
 
 @dataclass(frozen=True)
-class Message:
-    """One end of a transfer along `route`; `peer` is the other end's rank. Gradients travel from target to source."""
+class MessageEnd:
+    """One end of a message along `route`; `peer` is the other end's rank. Gradients travel from target to source."""
 
     micro_batch: int
     route: Route
     peer: int
 
 
-class SendActivation(Message):
+class Send(MessageEnd):
+    """The end that sends."""
+
+    def received_from(self, rank: int) -> Receive:
+        """The other end of what `rank` sends."""
+        kind = ReceiveActivation if isinstance(self, SendActivation) else ReceiveGradient
+        return kind(self.micro_batch, self.route, rank)
+
+
+class Receive(MessageEnd):
+    """The end that receives."""
+
+    def sent_to(self, rank: int) -> Send:
+        """The other end of what `rank` receives."""
+        kind = SendActivation if isinstance(self, ReceiveActivation) else SendGradient
+        return kind(self.micro_batch, self.route, rank)
+
+
+class SendActivation(Send):
     """What `route.source` has made, on its way to `peer`."""
 
 
-class ReceiveActivation(Message):
+class ReceiveActivation(Receive):
     """What `route.target` takes, from `peer`."""
 
 
-class SendGradient(Message):
+class SendGradient(Send):
     """The gradient of what came along `route`, on its way back to `peer`."""
 
 
-class ReceiveGradient(Message):
+class ReceiveGradient(Receive):
     """The gradient of what went along `route`, from `peer`."""
 
 
 Compute = Forward | Backward
-Action = Forward | Backward | Message
+Action = Forward | Backward | Send | Receive
 Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
-
-
-def chunk_ranks(schedule: str, stages: int) -> tuple[int, ...]:
-    """The rank of each chunk. Raises ConfigError for an unknown schedule, or fewer than 1 stage."""
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"the schedule is '{schedule}'; give one of {', '.join(SCHEDULES)}")
-    if stages < 1:
-        raise ConfigError(f"the pipeline has {stages} stages; give at least 1")
-    down = tuple(range(stages))
-    return down + down[-2::-1] if schedule == "folded" else down
 
 
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
@@ -168,19 +173,44 @@ def program(schedule: str, pipeline: Pipeline, micro_batches: int, times: ChunkT
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
+def forward_program(pipeline: Pipeline, micro_batches: int) -> Program:
+    """The actions of every rank where nothing is trained: no backward passes, no gradients."""
+    orders = (_forward_only(pipeline, rank, micro_batches) for rank in range(pipeline.size))
+    return tuple(tuple(with_messages(order, pipeline)) for order in orders)
+
+
+def _forward_only(pipeline: Pipeline, rank: int, micro_batches: int) -> Iterator[Forward]:
+    """A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of
+    each in turn: no rank waits once the pipeline is full."""
+    first, *others = (chunk for chunk, place in enumerate(pipeline.ranks) if place == rank)
+    ahead = min(-(-(others[0] - first) // 2), micro_batches) if others else 0
+    for m in range(ahead):
+        yield Forward(m, first)
+    for m in range(micro_batches):
+        if m + ahead < micro_batches:
+            yield Forward(m + ahead, first)
+        for chunk in others:
+            yield Forward(m, chunk)
+
+
 def compute_orders(
     schedule: str, stages: int, micro_batches: int, times: ChunkTimes | None = None
 ) -> list[list[Compute]]:
     """What each rank computes, in order; it depends on no skips.
 
-    `times`: the same on all ranks. Folded orders are made for them; without them, for ranks of equal work. The other
-    schedules have one order for all times.
+    `times`: the same on all ranks. Orders of ranks with several chunks are made for them (None: for ranks of equal
+    work). The other schedules have one order for all times.
     """
     if schedule == "gpipe":
         return [list(_fill_drain(stage, micro_batches)) for stage in range(stages)]
     if schedule == "1f1b":
         return [list(_one_forward_one_backward(stage, stages, micro_batches)) for stage in range(stages)]
-    return _folded(stages, micro_batches, times)
+    ranks = chunk_ranks(schedule, stages)
+    chunks = len(ranks)
+    return [
+        [(Forward if number < chunks else Backward)(m, chunk_of(number, chunks)) for number, m in passes]
+        for passes in fastest(ranks, micro_batches, times)
+    ]
 
 
 def _fill_drain(stage: int, micro_batches: int) -> Iterator[Compute]:
@@ -200,17 +230,7 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> It
         yield Backward(m, stage)
 
 
-def _folded(stages: int, micro_batches: int, times: ChunkTimes | None) -> list[list[Compute]]:
-    ranks = chunk_ranks("folded", stages)
-    chunks = len(ranks)
-    passes = folding.periodic(ranks, micro_batches) if times is None else folding.fastest(ranks, micro_batches, times)
-    return [
-        [(Forward if number < chunks else Backward)(m, folding.chunk_of(number, chunks)) for number, m in rank]
-        for rank in passes
-    ]
-
-
-def with_messages(order: Sequence[Compute], pipeline: Pipeline) -> Iterator[Action]:
+def with_messages(order: Iterable[Compute], pipeline: Pipeline) -> Iterator[Action]:
     """Each computation between its receives and its sends."""
     ranks = pipeline.ranks
     routes = [route for route in pipeline.routes if not pipeline.is_local(route)]

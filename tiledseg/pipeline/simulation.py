@@ -11,24 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
-from tiledseg.pipeline.folding import BACKWARD_SLOTS, FORWARD_SLOTS
+from tiledseg.pipeline.chunk_orders import BACKWARD_SLOTS, FORWARD_SLOTS
 from tiledseg.pipeline.schedule import (
     Action,
     Backward,
     Forward,
-    Message,
+    MessageEnd,
     Pipeline,
     Program,
+    Receive,
     ReceiveActivation,
     ReceiveGradient,
     Route,
+    Send,
     SendActivation,
     SendGradient,
+    with_messages,
 )
 
-_SENDS = (SendActivation, SendGradient)
-_PARTNER: dict[type[Message], type[Message]] = {ReceiveActivation: SendActivation, ReceiveGradient: SendGradient}
-_MESSAGE_WORDS = {
+_WORDS = {
+    Forward: "forward",
+    Backward: "backward",
     SendActivation: "send of the activation",
     SendGradient: "send of the gradient",
     ReceiveActivation: "receive of the activation",
@@ -87,8 +90,7 @@ def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_fli
     been made or received before; every message has two ends, once each; no rank waits forever; and no chunk holds
     more micro-batches than `most_in_flight` says, where it is given.
     """
-    found = _computation_faults(program, pipeline, micro_batches)
-    found += _message_faults(program, pipeline, micro_batches)
+    found = _count_faults(program, pipeline, micro_batches)
     for rank, actions in enumerate(program):
         found += _order_faults(rank, actions, pipeline)
     _, stuck = replay(program)
@@ -127,7 +129,7 @@ def simulate(
     if stuck:
         raise ConfigError(f"the schedule cannot end: rank {stuck[0][0]} waits forever at: {_words(stuck[0][1])}")
     clock, link = [0.0] * len(program), [0.0] * len(program)
-    arrival: dict[tuple[type, int, Route], float] = {}
+    arrival: dict[tuple[int, Receive], float] = {}
     spans: list[list[Span]] = [[] for _ in program]
     for rank, action in order:
         if isinstance(action, Forward | Backward):
@@ -135,12 +137,11 @@ def simulate(
             times = forward if isinstance(action, Forward) else backward
             clock[rank] += times[action.chunk]
             spans[rank].append(Span(action, start, clock[rank]))
-        elif isinstance(action, _SENDS):
+        elif isinstance(action, Send):
             link[rank] = max(clock[rank], link[rank]) + transfer(action.route)
-            arrival[type(action), action.micro_batch, action.route] = link[rank]
+            arrival[action.peer, action.received_from(rank)] = link[rank]
         else:
-            partner = _PARTNER[type(action)]
-            clock[rank] = max(clock[rank], arrival[partner, action.micro_batch, action.route])
+            clock[rank] = max(clock[rank], arrival[rank, action])
     return Timeline(tuple(map(tuple, spans)))
 
 
@@ -181,7 +182,7 @@ def draw(program: Program, pipeline: Pipeline, width: int = 116) -> str:
 def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     """All actions in an order in which every receive follows its send, and the action at which each rank is stuck."""
     position = [0] * len(program)
-    sent: set[tuple[type, int, Route]] = set()
+    coming: set[tuple[int, Action]] = set()
     order: list[Placed] = []
     moved = True
     while moved:
@@ -189,11 +190,10 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
         for rank, actions in enumerate(program):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                if isinstance(action, Message):
-                    partner = _PARTNER.get(type(action))
-                    if partner is not None and (partner, action.micro_batch, action.route) not in sent:
-                        break
-                    sent.add((type(action), action.micro_batch, action.route))
+                if isinstance(action, Receive) and (rank, action) not in coming:
+                    break
+                if isinstance(action, Send):
+                    coming.add((action.peer, action.received_from(rank)))
                 order.append((rank, action))
                 position[rank] += 1
                 moved = True
@@ -201,50 +201,18 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     return order, stuck
 
 
-def _computation_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
-    """Each chunk, each micro-batch: one forward and one backward, on the chunk's rank."""
-    found = []
-    wanted = {
-        (rank, kind(m, chunk))
-        for chunk, rank in enumerate(pipeline.ranks)
-        for m in range(micro_batches)
-        for kind in (Forward, Backward)
-    }
-    done = Counter((rank, a) for rank, actions in enumerate(program) for a in actions if not isinstance(a, Message))
-    for rank, action in sorted(wanted - set(done), key=_key):
-        found.append(f"rank {rank} never does: {_words(action)}")
-    for rank, action in sorted(set(done) - wanted, key=_key):
-        found.append(f"rank {rank} does what is not its own: {_words(action)}")
-    for (rank, action), times in sorted(done.items(), key=lambda item: _key(item[0])):
-        if times > 1:
-            found.append(f"rank {rank} does {times} times: {_words(action)}")
-    return found
-
-
-def _message_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
-    """Every transfer between ranks has one send and one receive, on the right ranks, and there is no other."""
-    found = []
+def _count_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
+    """Each chunk goes forward and backward with each micro-batch once, on its rank; each message has its two ends."""
     wanted: set[Placed] = set()
-    for route in pipeline.routes:
-        source, target = pipeline.ranks[route.source], pipeline.ranks[route.target]
-        if source == target:
-            continue
-        for m in range(micro_batches):
-            wanted |= {
-                (source, SendActivation(m, route, target)),
-                (target, ReceiveActivation(m, route, source)),
-            }
-            if route.returns:
-                wanted |= {(target, SendGradient(m, route, source)), (source, ReceiveGradient(m, route, target))}
-    done = Counter((rank, a) for rank, actions in enumerate(program) for a in actions if isinstance(a, Message))
-    for rank, action in sorted(wanted - set(done), key=_key):
-        found.append(f"rank {rank} lacks the {_words(action)}")
-    for rank, action in sorted(set(done) - wanted, key=_key):
-        found.append(f"rank {rank} has a needless {_words(action)}")
-    for (rank, action), times in sorted(done.items(), key=lambda item: _key(item[0])):
-        if times > 1:
-            found.append(f"rank {rank} has {times} times the {_words(action)}")
-    return found
+    for rank in range(pipeline.size):
+        own = [chunk for chunk, place in enumerate(pipeline.ranks) if place == rank]
+        passes = [kind(m, chunk) for m in range(micro_batches) for chunk in own for kind in (Forward, Backward)]
+        wanted |= {(rank, action) for action in with_messages(passes, pipeline)}
+    done = Counter((rank, action) for rank, actions in enumerate(program) for action in actions)
+    found = [f"rank {rank} lacks the {_words(action)}" for rank, action in sorted(wanted - set(done), key=_key)]
+    found += [f"rank {rank} has a needless {_words(action)}" for rank, action in sorted(set(done) - wanted, key=_key)]
+    repeated = sorted((placed for placed, times in done.items() if times > 1), key=_key)
+    return found + [f"rank {rank} has {done[rank, action]} times the {_words(action)}" for rank, action in repeated]
 
 
 def _order_faults(rank: int, actions: Sequence[Action], pipeline: Pipeline) -> list[str]:
@@ -265,7 +233,7 @@ def _needs(action: Action, pipeline: Pipeline) -> list[Action]:
         return [Forward(m, action.route.source)]
     if isinstance(action, SendGradient):
         return [Backward(m, action.route.target)]
-    if isinstance(action, Message):
+    if isinstance(action, MessageEnd):
         return []
     for route in pipeline.routes:
         local = pipeline.is_local(route)
@@ -281,10 +249,8 @@ def _key(placed: Placed) -> tuple[int, int, str]:
 
 
 def _words(action: Action) -> str:
-    if isinstance(action, Forward):
-        return f"forward of micro-batch {action.micro_batch}, chunk {action.chunk}"
-    if isinstance(action, Backward):
-        return f"backward of micro-batch {action.micro_batch}, chunk {action.chunk}"
+    what = f"{_WORDS[type(action)]} of micro-batch {action.micro_batch}"
+    if isinstance(action, Forward | Backward):
+        return f"{what}, chunk {action.chunk}"
     route = action.route
-    what = f"{_MESSAGE_WORDS[type(action)]} of micro-batch {action.micro_batch}, tensor {route.tensor}"
-    return f"{what}, chunk {route.source} to {route.target}, rank {action.peer}"
+    return f"{what}, tensor {route.tensor}, chunk {route.source} to {route.target}, rank {action.peer}"

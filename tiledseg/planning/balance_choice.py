@@ -2,7 +2,7 @@
 
 The search starts from the cuts that no others undercut in the time of the slowest stage (`pipeline.balance`, exact),
 and from those that may be somewhat slower where that saves bytes. That time decides how often a micro-batch leaves;
-filling, draining and waiting for messages depend on the other stages too. So from the best few of them cuts are moved,
+filling, draining and waiting for messages depend on the other stages too. So cuts of the best few of them are shifted,
 one or two at a time, as long as the step gets shorter. The same question has the same answer everywhere.
 """
 
@@ -15,16 +15,16 @@ from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
 from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balances, choose_folded_balances
-from tiledseg.pipeline.folding import Rule, best_rule, course, makespan, urgent_first
+from tiledseg.pipeline.chunk_orders import Rule, best_rule, course, makespan, urgent_first
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
 _SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
 _STARTS = 3
 _TRIES = 150  # simulated steps for each start
-_GAIN = 1e-6  # the least that a move has to save, as a share
+_GAIN = 1e-6  # the least that a shift has to save, as a share
 
 Balance = tuple[int, ...]
-Move = tuple[tuple[int, int], ...]
+Shifts = tuple[tuple[int, int], ...]  # of cuts: each by how many places
 
 
 def choose(case: PipelineCase) -> StagedPipeline:
@@ -36,22 +36,22 @@ def choose(case: PipelineCase) -> StagedPipeline:
         return _step_time(case, stage(sample, balance), None)
 
     starts = sorted(_balances(case), key=step_time)[:_STARTS]
-    return stage(case, min([*starts, *(_moved(case, sample, balance) for balance in starts)], key=step_time))
+    return stage(case, min([*starts, *(_improved(case, sample, balance) for balance in starts)], key=step_time))
 
 
-def _moved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
-    """Where moves lead to from `start`, while each makes the step shorter."""
-    places, moves = _places(case, start), _moves(case)
+def _improved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
+    """Where shifted cuts lead to from `start`, while each makes the step shorter."""
+    places, choices = _places(case, start), _shifts(case)
     rule = None
-    if case.schedule == "folded":  # one rule for all orders: to try all on each balance takes 30 times as long
+    if len(case.ranks) > case.stages:  # one rule for all orders: to try all on each balance takes 30 times as long
         rule = best_rule(course(case.ranks, stage(sample, start).times), sample.micro_batches)
     best, least = start, _step_time(case, stage(sample, start), rule)
     tries = idle = 0
-    for move in cycle(moves):
-        if tries == _TRIES or idle == len(moves):
+    for shifts in cycle(choices):
+        if tries == _TRIES or idle == len(choices):
             break
         idle += 1
-        balance = _apply(best, move, places)
+        balance = _apply(best, shifts, places)
         if balance is None or not _fits(case, balance):
             continue
         tries += 1
@@ -62,7 +62,7 @@ def _moved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
 
 
 def _step_time(case: PipelineCase, staged: StagedPipeline, rule: Rule | None) -> float:
-    """Of all micro-batches of `case`, of which `staged` has some; `rule`: of the order of a folded one."""
+    """Of all micro-batches of `case`, of which `staged` has some; `rule`: of the order of ranks with several chunks."""
     more = case.micro_batches - staged.case.micro_batches
     rest = more * staged.period if more else 0.0
     if rule is None:
@@ -78,20 +78,20 @@ def _places(case: PipelineCase, start: Balance) -> list[int]:
     return sorted({*ends, *timed, *accumulate(start[:-1])} - {0})
 
 
-def _moves(case: PipelineCase) -> list[Move]:
+def _shifts(case: PipelineCase) -> list[Shifts]:
     """Cuts by number, and by how many places each is shifted: one or two neighbours; folded, those around a rank."""
     last = len(case.ranks) - 2
-    if case.schedule == "folded":
-        shifts = [shift for shift in product((-2, -1, 0, 1, 2), repeat=2) if any(shift)]
-        return [((i, a), (last - i, b)) for i in range(case.stages - 1) for a, b in shifts]
+    if case.folds:
+        pairs = [pair for pair in product((-2, -1, 0, 1, 2), repeat=2) if any(pair)]
+        return [((i, a), (last - i, b)) for i in range(case.stages - 1) for a, b in pairs]
     single = [((i, by),) for i in range(last + 1) for by in (-1, 1, -2, 2)]
     return [*single, *(((i, by), (i + 1, by)) for i in range(last) for by in (-1, 1))]
 
 
-def _apply(balance: Balance, move: Move, places: Sequence[int]) -> Balance | None:
+def _apply(balance: Balance, shifts: Shifts, places: Sequence[int]) -> Balance | None:
     """The balance whose cuts are shifted; None where there is no such place, or a stage is left without layers."""
     at = [bisect_left(places, cut) for cut in accumulate(balance[:-1])]
-    for cut, by in move:
+    for cut, by in shifts:
         at[cut] += by
     if at[0] < 0 or at[-1] >= len(places) or any(a >= b for a, b in pairwise(at)):
         return None
@@ -110,10 +110,10 @@ def _balances(case: PipelineCase) -> list[Balance]:
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
     again = Again(case.forward, frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank)))
     memory, prices = case.memory(), case.prices
-    if case.schedule == "folded":
+    if case.folds:
         found = choose_folded_balances(
             both, prices.skips, memory, case.stages, case.limit, prices.handed_on, tolerances, again
         )
     else:
-        found = choose_balances(both, memory, case.stages, case.limit, prices.received, tolerances, again)
+        found = choose_balances(both, memory, len(case.ranks), case.limit, prices.received, tolerances, again)
     return list(dict.fromkeys(found))

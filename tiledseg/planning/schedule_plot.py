@@ -46,11 +46,11 @@ def _colour(staged: StagedPipeline, span: Span) -> str:
 
 
 def _keys(staged: StagedPipeline) -> list[Patch]:
-    folded = len(staged.pipeline.ranks) > staged.case.stages
-    words = (("forward", "backward"), ("forward, decoder's part", "backward, decoder's part"))
+    two = len(staged.pipeline.ranks) > staged.case.stages
+    words = (("forward", "backward"), ("forward, second chunk", "backward, second chunk"))
     shown = [
         Patch(facecolor=colours[second], label=words[second][kind])
-        for second in range(1 + folded)
+        for second in range(1 + two)
         for kind, colours in enumerate((_FORWARD, _BACKWARD))
     ]
     return [*shown, Patch(facecolor="white", edgecolor="#bbbbbb", label="waits")]

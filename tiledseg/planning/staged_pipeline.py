@@ -11,19 +11,11 @@ from functools import cached_property
 
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.schedule import (
-    Pipeline,
-    Program,
-    Route,
-    chunk_ranks,
-    chunk_routes,
-    kept_of,
-    most_in_flight,
-    program,
-)
+from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.schedule import Pipeline, Program, Route, chunk_routes, kept_of, most_in_flight, program
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.schedules import chunk_ranks
 
 MessageTime = Callable[[int], float]  # bytes -> time of one message
 
@@ -53,6 +45,11 @@ class PipelineCase:
     def ranks(self) -> tuple[int, ...]:
         """The rank of each chunk."""
         return chunk_ranks(self.schedule, self.stages)
+
+    @property
+    def folds(self) -> bool:
+        """Whether ranks hold a part of the way down and its mirror on the way up, and skips have to stay on them."""
+        return len(self.ranks) > self.stages and self.ranks == self.ranks[::-1]
 
     def recomputes(self, rank: int) -> bool:
         """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
@@ -129,7 +126,7 @@ def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
 
 def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
     """In words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
-    if case.schedule != "folded":
+    if not case.folds:
         return []
     stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
     ends = [
@@ -143,7 +140,7 @@ def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
     torn = torn_skips(case, balance)
     if torn:
         raise ConfigError(
-            f"the schedule folded keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
+            f"the schedule {case.schedule} keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
             f"{', '.join(torn)}; move the cuts, or give auto"
         )
 

@@ -13,7 +13,7 @@ from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.pipeline.schedule import RECOMPUTE, chunk_ranks, is_skip, kept_of
+from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.balance_choice import choose
@@ -22,6 +22,7 @@ from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.schedules import RECOMPUTE, chunk_ranks
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most
 MOST_MICRO_BATCHES = 256
@@ -52,10 +53,10 @@ class StagesQuestion:
             raise ConfigError(f"--micro-batches is {self.micro_batches}; give 1 to {MOST_MICRO_BATCHES}")
         chunks = len(chunk_ranks(self.schedule, self.stages))
         if self.balance is not None and len(self.balance) != chunks:
-            twice = f", {chunks} parts when folded" if chunks != self.stages else ""
+            several = f", {chunks} parts when {self.schedule}" if chunks != self.stages else ""
             raise ConfigError(
-                f"--balance has {len(self.balance)} parts, but --stages is {self.stages}{twice}; give {chunks} counts "
-                "of layers, or auto"
+                f"--balance has {len(self.balance)} parts, but --stages is {self.stages}{several}; give {chunks} "
+                "counts of layers, or auto"
             )
         if len(self.modes) != self.stages:
             raise ConfigError(

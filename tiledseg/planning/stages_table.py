@@ -36,7 +36,7 @@ def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
         f"  predicted speed-up {step['speed_up']:.2f} x over one GPU, {100 * step['busy_share']:.1f} % busy, "
         f"{size(part['bytes_step'])} sent a step",
         "  drawn for equal stages: F forward, B backward (two slots), . waiting"
-        + ("; f, b: the decoder's part" if part["schedule"] == "folded" else ""),
+        + ("; f, b: the stage's second chunk" if len(part["balance"]) > part["stages"] else ""),
         *(f"  {line}" for line in part["drawing"]),
     ]
     return "\n".join(lines)

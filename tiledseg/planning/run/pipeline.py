@@ -15,7 +15,7 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import parse_balance
-from tiledseg.pipeline.folding import ChunkTimes
+from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.machine import BACKWARD_WORK

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from tests.pipeline.chained import chained
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config import ModelConfig
-from tiledseg.pipeline import folding
-from tiledseg.pipeline.balance import choose_folded, cuts
-from tiledseg.pipeline.folding import ChunkTimes
-from tiledseg.pipeline.schedule import Route, chunk_ranks, compute_orders, most_in_flight, program
+from tiledseg.pipeline import chunk_orders
+from tiledseg.pipeline.balance import choose_folded_balances, cuts
+from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.schedule import Route, compute_orders, most_in_flight, program
 from tiledseg.pipeline.simulation import faults, simulate
 from tiledseg.planning.cost import layer_costs
+from tiledseg.schedules import chunk_ranks
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 7), st.integers(1, 16)
@@ -80,7 +81,7 @@ def preset_times(model: str, stages: int) -> ChunkTimes:
     network = build_network(ModelConfig(name=model), bands=4, classes=2)
     work = [cost.multiply_adds for cost in layer_costs(network.graph(), network.bands, (1024, 1024))]
     ends = [(tensor - 1, reader) for tensor, reader in network.graph().skips]
-    forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded(work, ends, None, stages))]
+    forward = [float(sum(work[a:b])) for a, b in cuts(choose_folded_balances(work, ends, None, stages)[0])]
     return ChunkTimes(forward, [2 * f for f in forward])
 
 
@@ -114,8 +115,8 @@ def test_the_quick_makespan_is_the_simulated_one(
     ranks = chunk_ranks("folded", stages)
     shortest = min([*forward[: len(ranks)], *backward[: len(ranks)]])
     times = ChunkTimes(forward[: len(ranks)], backward[: len(ranks)], [shortest] * (len(ranks) - 1))
-    order = folding.fastest(ranks, micro_batches, times)
-    assert folding.makespan(order, folding.course(ranks, times)) == pytest.approx(
+    order = chunk_orders.fastest(ranks, micro_batches, times)
+    assert chunk_orders.makespan(order, chunk_orders.course(ranks, times)) == pytest.approx(
         makespan(stages, micro_batches, times, times)
     )
 
@@ -124,6 +125,6 @@ def test_the_quick_makespan_is_the_simulated_one(
 def test_orders_that_know_of_messages_are_no_slower(model: str) -> None:
     """Each message takes a tenth of the slowest rank's time."""
     free = preset_times(model, 6)
-    slowest = folding.course(chunk_ranks("folded", 6), free).slowest
+    slowest = chunk_orders.course(chunk_ranks("folded", 6), free).slowest
     times = free._replace(sending=[slowest / 10] * 10)
     assert makespan(6, 24, times, times) < makespan(6, 24, times, free)

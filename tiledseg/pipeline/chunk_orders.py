@@ -1,17 +1,18 @@
-"""Orders for a folded pipeline: what a rank with a part of the way down and its mirror on the way up computes when.
+"""Orders for ranks that hold several chunks: which pass a rank does when. Plain numbers in, plain numbers out.
 
 A micro-batch makes 2C passes over the C chunks, one after the other: forward through chunks 0 to C - 1, then backward
 through C - 1 to 0; passes are numbered so. A rank does the passes of its chunks, one at a time, each of them
-micro-batch by micro-batch; the question is in which order. Plain numbers in, plain numbers out.
+micro-batch by micro-batch; the question is in which order.
 
-`periodic` is for ranks of equal work: every micro-batch does the same, a period after the one before.
+`periodic` is for folded ranks of equal work: every micro-batch does the same, a period after the one before.
 
 `urgent_first` is for chunks of any times. The urgency of a pass: the time by which it would have to start, were a
 micro-batch to leave the pipeline every so often. A rank takes its most urgent pass, but is patient: rather than take
 another, it waits for a more urgent one that it knows to come soon. How often, and how soon, is tried out on the times.
 Chunk c holds at most C - c micro-batches, the bound of 1f1b over C stages.
 
-The law: whatever the times, every order is sound (`simulation.faults`), and `fastest` is no slower than `periodic`.
+The law: whatever the times, every order is sound (`simulation.faults`), and `fastest` is no slower than the order for
+ranks of equal work.
 """
 
 from __future__ import annotations
@@ -80,12 +81,14 @@ def course(ranks: Sequence[int], times: ChunkTimes) -> Course:
     )
 
 
-def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes) -> Passes:
-    """The order of the least makespan that is known for these times."""
+def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> Passes:
+    """The order of the least makespan that is known for these times; without times, for ranks of equal work."""
+    for_equal = periodic(ranks, micro_batches)
+    if times is None:
+        return for_equal
     given = course(ranks, times)
     rule = best_rule(given, min(micro_batches, _SAMPLE))
-    orders = periodic(ranks, micro_batches), urgent_first(given, micro_batches, *rule)
-    return min(orders, key=lambda order: makespan(order, given))
+    return min(for_equal, urgent_first(given, micro_batches, *rule), key=lambda order: makespan(order, given))
 
 
 def best_rule(given: Course, micro_batches: int) -> Rule:
