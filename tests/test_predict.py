@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.inference import predictor
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.predict import main, parse_grid
 from tiledseg.tile import main as tile
 from tiledseg.train import main as train
@@ -114,7 +114,7 @@ def test_fp64_is_the_trained_network_in_float64(
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
     checkpoint = find_checkpoint(str(run))
     saved, weights = checkpoint.state["normalization"], load_file(checkpoint.path / "model.safetensors")
-    network = build_unet(UNet(**checkpoint.state["network"])).double().eval()
+    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
     network.load_state_dict(weights)
     with rasterio.open(image) as file:
         pixels_CHW = file.read().astype(np.float64)

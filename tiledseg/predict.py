@@ -135,6 +135,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
     from tiledseg.checkpoint.folder import find_checkpoint
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
+    from tiledseg.planning.run.parallelism import parallelism
 
     checkpoint = mesh.on_root(lambda: find_checkpoint(options.checkpoint))
     request = Request(
@@ -143,7 +144,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         probabilities=options.probabilities,
         grid=grid,
         precision=options.precision,
-        parallel=parallel,
+        parallel=parallelism(parallel),
         references=options.references,
         inputs=tuple(options.config),
         threads=options.workers,

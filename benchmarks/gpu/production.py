@@ -18,7 +18,7 @@ from tiledseg.config import OptimizerConfig
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
@@ -35,7 +35,7 @@ class ProductionStep:
     def __init__(self, unet: UNet, size: int, precision: str, device: torch.device) -> None:
         mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
-        network = build_unet(unet, seed=0)
+        network = build_modules(unet, seed=0)
         parallel = ParallelRun.open(Spread(), network, mesh, precision)
         passes = parallel.over([tiling])
         self._parts = passes.mode.share([TileReference(0, 0)])

@@ -20,7 +20,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.shapes import tensor_shapes
-from tiledseg.models.network import GraphNetwork, Tensors, build_unet
+from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import Settings, split_network
 from tiledseg.training.objective import cross_entropy_sums
@@ -73,7 +73,7 @@ class Drawn:
 
 def one_stage(size: int, small: bool, device: torch.device) -> dict[str, float]:
     """The executor with all layers on this rank, over a loop of forward and backward passes."""
-    network = build_unet(UNet(3 if small else 5, base_channels=4 if small else 16), seed=0)
+    network = build_modules(UNet(3 if small else 5, base_channels=4 if small else 16), seed=0)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     layers = len(network.graph)
     split = split_network(network, Settings("1f1b", (layers,), ("never",)), 0, device, torch.float32)

@@ -17,7 +17,7 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.training.objective import cross_entropy_sums
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -108,7 +108,7 @@ def network_alone(part: Part, sizes: Sizes, precision: str, way: str, rate: floa
     set_kernels(way, precision)
     device = part.device
     forget_peak(device)
-    network = build_unet(sizes.unet, 0).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = build_modules(sizes.unet, 0).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     run = network
     torch._dynamo.reset()  # else a limit of recompilations leaves the later ones uncompiled
     if way == "compiled":  # the small form shows that the network can be traced; code would take long to generate

@@ -28,6 +28,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
     from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.layer_times import measure_layer_times
     from tiledseg.pipeline.link_time import slowest_link
+    from tiledseg.planning.run.parallelism import parallelism
     from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, plan_pipeline
 
     layers, size = workload.unet.graph(), (workload.size, workload.size)
@@ -42,7 +43,7 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
         if link is not None:
             seconds = measure_layer_times(layers, workload.bands, size, mesh.device, workload.torch_dtype)
             times = Measured([s.forward for s in seconds], [s.backward for s in seconds], link.seconds)
-        found = plan_pipeline(parallel, layers, workload.bands, largest, None, times)
+        found = plan_pipeline(parallelism(parallel), layers, workload.bands, largest, None, times)
         assert found is not None, "a pipeline has two stages at least"
         return found
 

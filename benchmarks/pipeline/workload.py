@@ -21,7 +21,7 @@ from benchmarks.precision import DTYPES, normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline.balance import choose_balances, cuts, parse_balance
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
@@ -98,7 +98,7 @@ def modelled_balance(unet: UNet, size: int, stages: int) -> tuple[int, ...]:
 
 def make_network(workload: Workload) -> GraphNetwork:
     """The undivided network with its weights; biases are drawn too, for a zero bias hides a wrong one."""
-    network = build_unet(workload.unet, seed=0)
+    network = build_modules(workload.unet, seed=0)
     with torch.no_grad():
         for seed, (name, tensor) in enumerate(network.named_parameters(), start=10):
             if name.endswith("bias"):

@@ -20,7 +20,7 @@ from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
@@ -54,7 +54,7 @@ class CaseRun:
 
     def __init__(self, job: StepJob, case: StepCase, mesh: Mesh, image: Image) -> None:
         self.mesh = mesh
-        network = build_unet(job.network, seed=0)
+        network = build_modules(job.network, seed=0)
         plan = Spread(case.halo, MeshShape(1, *job.mesh), case.fusion, case.overlap)
         self.parallel = ParallelRun.open(plan, network, mesh, "fp32")
         passes = self.parallel.over([job.tiling])

@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.decomposition import Partition
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.training.objective import cross_entropy_sums
 
@@ -28,7 +28,7 @@ CLASSES = 5
 
 def measure_conversion(size: int, levels: int, base_channels: int, pairs: int, device: str = "cpu") -> dict[str, Any]:
     """Forward and backward of both, `pairs` times each after two to warm up; the figures as plain values."""
-    network = build_unet(UNet(levels, base_channels=base_channels, classes=CLASSES), seed=0).to(device)
+    network = build_modules(UNet(levels, base_channels=base_channels, classes=CLASSES), seed=0).to(device)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     spatial = SpatialNetwork(network, serial_axes())
     generator = torch.Generator().manual_seed(1)

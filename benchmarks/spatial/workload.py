@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.precision import normal
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 
 BANDS, CLASSES = 4, 2
 WORKLOADS = ("conv", "unet")
@@ -65,7 +65,7 @@ def make_network(workload: Workload) -> nn.Module:
         _draw(network, lambda tensor, seed: normal(tensor.shape, seed, tensor.dtype) / (3 * workload.channels**0.5))
     else:
         unet = UNet(workload.levels, base_channels=workload.base_channels, upsampling=workload.upsampling, bands=BANDS)
-        network = build_unet(unet, seed=0)
+        network = build_modules(unet, seed=0)
         biases = nn.ParameterList(tensor for name, tensor in network.named_parameters() if name.endswith("bias"))
         _draw(biases, lambda tensor, seed: 0.1 * normal(tensor.shape, seed, tensor.dtype))
     return network.to(workload.dtype)

@@ -36,7 +36,7 @@ from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.raster.dataset import Dataset as TileDataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.prefetch import prefetch
@@ -128,8 +128,8 @@ def main() -> None:
     side = (options.side, options.side)
     plain_tiling = make_tiling(side, (-(-options.side // 512),) * 2, footprint)
     our_tiling = make_tiling(side, (options.grid,) * 2, footprint)
-    plain_network = build_unet(unet, 0)
-    our_network = build_unet(unet, 0).to(memory_format=torch.channels_last)
+    plain_network = build_modules(unet, 0)
+    our_network = build_modules(unet, 0).to(memory_format=torch.channels_last)
     with tempfile.TemporaryDirectory() as folder:
         image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
         scene(["--size", *map(str, side), "--seed", "1", "--image", image, "--labels", labels])

@@ -49,7 +49,8 @@ class Contestant:
         from tiledseg.execution.parallel_run import ParallelRun
         from tiledseg.geometry.halo import network_footprint
         from tiledseg.geometry.tiling import make_tiling
-        from tiledseg.models.network import build_unet
+        from tiledseg.models.network import build_modules
+        from tiledseg.planning.run.parallelism import parallelism
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
         from tiledseg.raster.sampling import TileReference
@@ -66,10 +67,10 @@ class Contestant:
             schedule=given.schedule,
             balance="modelled",
         )
-        halo = choose_spread(parallel, layers, tilings, mesh.size, given.images, BANDS, 4)
+        halo = choose_spread(parallelism(parallel), layers, tilings, mesh.size, given.images, BANDS, 4)
         largest = micro_batch_size(halo, layers, tilings, 4 * given.images, given.images, 4)
-        network = build_unet(unet, seed=0).train()
-        pipeline = plan_pipeline(parallel, layers, BANDS, largest, None)
+        network = build_modules(unet, seed=0).train()
+        pipeline = plan_pipeline(parallelism(parallel), layers, BANDS, largest, None)
         run = ParallelRun.open(halo, network, mesh, "fp32", pipeline)
         self.passes = run.over(tilings)
         self.mesh, self.losses = mesh, list[float | None]()

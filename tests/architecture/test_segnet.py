@@ -9,7 +9,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 
 
 def test_the_encoder_is_that_of_vgg_16() -> None:
@@ -32,7 +32,7 @@ def test_the_output_is_as_large_as_the_image(depth: int) -> None:
     graph = network.graph()
     assert total_stride(graph) == 1 << depth
     assert tensor_shapes(graph, 3, 96, 64)[-1] == (5, 96, 64)
-    module = build_unet(network, seed=0).eval()
+    module = build_modules(network, seed=0).eval()
     assert module(torch.randn(1, 3, 96, 64)).shape == (1, 5, 96, 64)
     assert sum(p.numel() for p in module.parameters()) == count_parameters(graph, 3)
 

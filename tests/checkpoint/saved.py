@@ -15,7 +15,7 @@ from tiledseg.checkpoint.folder import (
     save_checkpoint,
 )
 from tiledseg.config import Config, DataConfig, OptimizerConfig
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
@@ -27,7 +27,7 @@ def unet(channels: int = 3) -> UNet:
 
 
 def make_network(seed: int = 0, channels: int = 3) -> nn.Module:
-    return build_unet(unet(channels), seed).to(torch.get_default_dtype()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return build_modules(unet(channels), seed).to(torch.get_default_dtype()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def train(network: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:

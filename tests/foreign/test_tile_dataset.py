@@ -17,7 +17,7 @@ from tests.small_files import PLACE, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.foreign.halo import Halo
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.raster.sampling import Sampler
 
 SIDES = ((50, 37), (44, 52))
@@ -48,7 +48,7 @@ def test_sums_over_tiles_are_those_of_the_rasters(files: tuple[list[str], list[s
     unet = UNet(2, 1, 3, 2, padding, bands=2, classes=3)
     found = []
     for grid in (1, 3):
-        network = build_unet(unet, seed=1).double()
+        network = build_modules(unet, seed=1).double()
         loss = torch.zeros((), dtype=torch.float64)
         for item in DataLoader(tiles(files, grid, unet), batch_size=None):
             logits_BKHW = network(item["image"][None].double())

@@ -15,11 +15,11 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.receptive_field import is_legal_size, output_size
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 
 
 def positive_network(unet: UNet) -> nn.Module:
-    network = build_unet(unet, seed=0).double()
+    network = build_modules(unet, seed=0).double()
     for name, module in list(network.layers.items()):
         if isinstance(module, nn.MaxPool2d):
             network.layers[name] = nn.AvgPool2d(module.kernel_size)

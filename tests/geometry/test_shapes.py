@@ -8,7 +8,7 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_shapes
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tiledseg.models.network import build_unet
     ids=lambda value: f"{value.padding}-{value.upsampling}" if isinstance(value, UNet) else "x".join(map(str, value)),
 )
 def test_shapes_are_those_of_real_tensors(unet: UNet, size: tuple[int, int]) -> None:
-    network = build_unet(unet)
+    network = build_modules(unet)
     found: list[tuple[int, ...]] = []
     for module in network.layers.values():
         module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))

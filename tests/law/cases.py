@@ -16,7 +16,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap
@@ -67,7 +67,7 @@ class Case:
         return make_tiling(self.raster, grid or self.grid, self.footprint)
 
     def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
-        network = build_unet(self.unet, seed=1).to(dtype)
+        network = build_modules(self.unet, seed=1).to(dtype)
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def dataset(self, grid: tuple[int, int] | None = None, dtype: str = "float64") -> Dataset:

@@ -20,7 +20,7 @@ from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.receptive_field import required_input
 from tiledseg.geometry.shapes import count_parameters, tensor_shapes
 from tiledseg.models.blocks import BUILDERS
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 
@@ -33,7 +33,7 @@ def test_the_network_has_every_layer() -> None:
 
 def test_the_module_has_the_shapes_and_weights_that_its_layers_say() -> None:
     graph = EveryLayer(whole=True).graph()
-    network = build_unet(EveryLayer(whole=True), seed=0)
+    network = build_modules(EveryLayer(whole=True), seed=0)
     found: list[tuple[int, ...]] = []
     for module in network.layers.values():
         module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))
@@ -45,7 +45,7 @@ def test_the_module_has_the_shapes_and_weights_that_its_layers_say() -> None:
 def test_the_halo_is_the_support_of_the_gradient() -> None:
     """Maxima are taken as means here: through them a gradient goes to one input of each window alone."""
     graph: Graph = EveryLayer().graph()
-    network = build_unet(EveryLayer(), seed=0).double().eval()
+    network = build_modules(EveryLayer(), seed=0).double().eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.fill_(0.1)
@@ -72,7 +72,7 @@ def test_contexts_give_the_undivided_output(grid: tuple[int, int]) -> None:
 
 def test_the_memory_of_a_step_is_that_of_torch() -> None:
     """All that is allocated at once: within 0.1 %."""
-    network = build_unet(EveryLayer(), seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    network = build_modules(EveryLayer(), seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]

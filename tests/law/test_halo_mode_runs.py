@@ -16,6 +16,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.config_file import to_yaml
 from tiledseg.inference.predictor import Request, predict
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.training.start import start
 
 MODES = {
@@ -77,9 +78,8 @@ def test_the_map_is_the_same_in_every_mode(shared: Path, reference: list[dict], 
     maps = {}
     for mode, parallel in {"read": ParallelConfig(), **MODES}.items():
         names = [str(shared / f"{mode}-{what}.tif") for what in ("classes", "probabilities")]
-        request = Request(
-            str(shared / "image.tif"), *names, grid=(3, 3), precision="fp64", parallel=parallel, verbosity=0
-        )
+        asked = parallelism(parallel)
+        request = Request(str(shared / "image.tif"), *names, grid=(3, 3), precision="fp64", parallel=asked, verbosity=0)
         predict(request, checkpoint, 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(names[0]) as classes, rasterio.open(names[1]) as probabilities:

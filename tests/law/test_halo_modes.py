@@ -21,6 +21,7 @@ from tiledseg.execution.agreement import agree_on_buffers
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.step import Stepper
@@ -38,7 +39,8 @@ class Setting:
 
     def plan(self, ranks: int) -> Spread:
         case = self.case
-        return choose_spread(self.parallel, case.unet.graph(), [case.tiling()], ranks, 1, case.unet.bands, 8)
+        asked = parallelism(self.parallel)
+        return choose_spread(asked, case.unet.graph(), [case.tiling()], ranks, 1, case.unet.bands, 8)
 
 
 def unet(padding: str, upsampling: str, norm: str = "none", levels: int = 3, convs: int = 2) -> UNet:

@@ -24,6 +24,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.dataset import Dataset
@@ -101,9 +102,9 @@ def dataset(case: Case, images: int) -> Dataset:
 def plans(split: Split, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     layers, case = split.case.unet.graph(), split.case
     tilings = [case.tiling()] * split.images
-    halo = choose_spread(split.parallel, layers, tilings, ranks, split.images, case.unet.bands, 8)
+    halo = choose_spread(parallelism(split.parallel), layers, tilings, ranks, split.images, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]) * split.images, split.images, 8)
-    return halo, plan_pipeline(split.parallel, layers, case.unet.bands, largest, None)
+    return halo, plan_pipeline(parallelism(split.parallel), layers, case.unet.bands, largest, None)
 
 
 @dataclass

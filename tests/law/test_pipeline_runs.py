@@ -16,6 +16,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.inference.predictor import Request, predict
+from tiledseg.planning.run.parallelism import parallelism
 
 STEPS = 10
 
@@ -164,7 +165,7 @@ def test_the_map_is_the_same(kind: str, shared: Path, reference: list[dict], mes
 
     def mapped(name: str, spread: ParallelConfig, mesh: Mesh) -> bytes:
         output = str(shared / f"{name}.tif")
-        request = Request(str(shared / "image.tif"), output, None, (4, 3), "fp64", spread, verbosity=0)
+        request = Request(str(shared / "image.tif"), output, None, (4, 3), "fp64", parallelism(spread), verbosity=0)
         predict(request, checkpoint, 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(output) as file:

@@ -20,6 +20,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
@@ -40,9 +41,9 @@ class Strip(Case):
 
 def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     layers, tilings = case.unet.graph(), [case.tiling()]
-    halo = choose_spread(parallel, layers, tilings, ranks, 1, case.unet.bands, 8)
+    halo = choose_spread(parallelism(parallel), layers, tilings, ranks, 1, case.unet.bands, 8)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]), 1, 8)
-    return halo, plan_pipeline(parallel, layers, case.unet.bands, largest, None)
+    return halo, plan_pipeline(parallelism(parallel), layers, case.unet.bands, largest, None)
 
 
 def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float | None], dict[str, torch.Tensor]]:

@@ -27,6 +27,7 @@ from tiledseg.config import (
     TrainConfig,
 )
 from tiledseg.inference.predictor import Request, predict
+from tiledseg.planning.run.parallelism import parallelism
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "naip-trees"
 FILES = {word: FOLDER / f"santa_monica_2020_{word}.tif" for word in ("image", "trees")}
@@ -107,7 +108,8 @@ def test_every_mode_makes_the_undivided_map(scene: Path, reference: list[dict], 
 
     def mapped(name: str, grid: tuple[int, int], parallel: ParallelConfig, mesh: Mesh) -> bytes:
         output = scene / f"{name}.tif"
-        request = Request(str(scene / "image.tif"), str(output), None, grid, "fp64", parallel, verbosity=0)
+        asked = parallelism(parallel)
+        request = Request(str(scene / "image.tif"), str(output), None, grid, "fp64", asked, verbosity=0)
         predict(request, checkpoint, 1 << 30, mesh)
         mesh.communicator.barrier()
         return output.read_bytes()

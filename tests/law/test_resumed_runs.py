@@ -16,7 +16,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_got_more_images_is_that_of_one_rank(shared: Path, meshes: di
 def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh]) -> None:
     """Else that one would stop, and the others wait for it."""
     mesh = meshes["gloo"]
-    network = build_unet(UNet(levels=1, base_channels=2), 0)
+    network = build_modules(UNet(levels=1, base_channels=2), 0)
     optimizer = build_optimizer(network.parameters(), Config().optimizer)
     check_finite(network, optimizer, mesh, 4)
     if mesh.rank == mesh.size - 1:

@@ -13,7 +13,7 @@ from tiledseg.geometry.layer import Activation, Mark
 from tiledseg.geometry.receptive_field import is_legal_size, output_size
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import ChannelDropout, DropoutKey, set_dropout_key
-from tiledseg.models.network import build_network, build_unet
+from tiledseg.models.network import build_modules, build_network
 
 networks = st.builds(
     UNet,
@@ -34,7 +34,7 @@ networks = st.builds(
 def test_the_module_has_the_shape_and_the_weights_that_the_description_says(unet: UNet) -> None:
     layers = unet.graph()
     size = next(n for n in range(60, 400) if is_legal_size(layers, n))
-    network = build_unet(unet, seed=0).eval()
+    network = build_modules(unet, seed=0).eval()
     output = network(torch.randn(1, unet.bands, size, size))
     assert output.shape == (1, unet.classes, *[output_size(layers, size)] * 2)
     channels = tensor_channels(layers, unet.bands)
@@ -45,7 +45,7 @@ def test_the_module_has_the_shape_and_the_weights_that_the_description_says(unet
 
 
 def test_weights_depend_on_the_seed_alone() -> None:
-    first, again, other = (build_unet(UNet(3, base_channels=2), seed) for seed in (7, 7, 8))
+    first, again, other = (build_modules(UNet(3, base_channels=2), seed) for seed in (7, 7, 8))
     torch.manual_seed(123)
     states = [list(n.state_dict().values()) for n in (first, again, other)]
     assert all(torch.equal(a, b) for a, b in zip(states[0], states[1], strict=True))
@@ -87,7 +87,7 @@ def test_dropout_drops_the_same_channels_of_every_tile_of_an_image(probability: 
 
 
 def test_dropout_is_off_in_evaluation_and_reaches_every_layer() -> None:
-    network = build_unet(UNet(2, base_channels=4, dropout=0.5, bands=1), seed=0)
+    network = build_modules(UNet(2, base_channels=4, dropout=0.5, bands=1), seed=0)
     x_BCHW = torch.randn(1, 1, 8, 8)
     set_dropout_key(network, DropoutKey(1, 1, 1))
     first = network.train()(x_BCHW)

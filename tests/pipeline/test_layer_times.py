@@ -10,7 +10,7 @@ import torch
 from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.errors import GeometryError
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.planning.cost import layer_costs
@@ -29,7 +29,7 @@ def name(unet: UNet) -> str:
 
 
 def network_of(unet: UNet) -> GraphNetwork:
-    return build_unet(unet, seed=1).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    return build_modules(unet, seed=1).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("unet", UNETS, ids=name)

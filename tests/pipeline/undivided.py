@@ -11,7 +11,7 @@ from torch.nn import functional
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
-from tiledseg.models.network import GraphNetwork, Tensors, build_unet
+from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Result:
 
 
 def network_of(unet: UNet) -> GraphNetwork:
-    return build_unet(unet, seed=2).double().to(memory_format=torch.channels_last).train()
+    return build_modules(unet, seed=2).double().to(memory_format=torch.channels_last).train()
 
 
 def undivided(unet: UNet, sizes: Sequence[tuple[int, int]]) -> Result:

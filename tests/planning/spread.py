@@ -15,7 +15,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.mode_cost import settled
 from tiledseg.planning.rank_steps import RankSteps, rank_steps
 from tiledseg.spatial.network import SpatialNetwork
@@ -75,6 +75,6 @@ def spread(unet: UNet, axes: Axes, fusion: int, settle: bool = True, overlap: bo
     assert axes.position is not None
     layers, at = unet.graph(), (axes.position.row, axes.position.col)
     rows, cols = settled(layers, decomposition) if settle else (decomposition.rows, decomposition.cols)
-    module = build_unet(unet, seed=1).train().to(memory_format=torch.channels_last)
+    module = build_modules(unet, seed=1).train().to(memory_format=torch.channels_last)
     steps = rank_steps(layers, rows, fusion)[at[0]], rank_steps(layers, cols, fusion)[at[1]]
     return Run(axes, module, SpatialNetwork(module, axes, fusion, overlap), rows, cols, at, steps)

@@ -13,7 +13,7 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
 from tiledseg.config import ModelConfig
 from tiledseg.errors import GeometryError
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.cost import layer_costs, loss_bytes
 
 CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
@@ -21,7 +21,7 @@ CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
 
 def kept_by_autograd(unet: UNet, context: tuple[int, int], dtype: torch.dtype, autocast: bool) -> tuple[int, int]:
     """Bytes that the network keeps, and those that its loss keeps on top; a storage counts once, weights do not."""
-    network = build_unet(unet, seed=0).to(dtype).train()
+    network = build_modules(unet, seed=0).to(dtype).train()
     parameters = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -61,7 +61,7 @@ def test_kept_bytes_under_bf16_autocast(norm: str) -> None:
     unet = UNet(4, base_channels=4, norm=norm, classes=3)
     costs = layer_costs(unet.graph(), unet.bands, CONTEXTS["same"], 2)
     weights = sum(
-        m.weight.numel() for m in build_unet(unet).modules() if hasattr(m, "kernel_size") and hasattr(m, "weight")
+        m.weight.numel() for m in build_modules(unet).modules() if hasattr(m, "kernel_size") and hasattr(m, "weight")
     )
     found, _ = kept_by_autograd(unet, CONTEXTS["same"], torch.float32, autocast=True)
     assert sum(c.kept_bytes for c in costs) + 2 * weights == found
@@ -72,7 +72,7 @@ def test_kept_bytes_under_bf16_autocast(norm: str) -> None:
 def test_parameters_and_shapes_are_those_of_the_network(padding: str, norm: str) -> None:
     unet = UNet(4, 3, 3, 4, padding, norm, bands=5, classes=3)
     context = (64, 80) if padding == "same" else (154, 162)
-    network = build_unet(unet, seed=0)
+    network = build_modules(unet, seed=0)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, module in network.layers.items():
         module.register_forward_hook(
@@ -89,7 +89,7 @@ def test_parameters_and_shapes_are_those_of_the_network(padding: str, norm: str)
 @pytest.mark.parametrize("padding", ["same", "valid"])
 def test_multiply_adds_are_half_of_torchs_flops(padding: str, upsampling: str) -> None:
     unet = UNet(3, 2, 3, 4, padding, upsampling=upsampling)
-    network = build_unet(unet, seed=0)
+    network = build_modules(unet, seed=0)
     with flop_counter() as counter, torch.no_grad():
         network(torch.zeros(1, 4, 52, 60))
     costs = layer_costs(unet.graph(), 4, (52, 60))

@@ -9,7 +9,7 @@ from tiledseg.architecture.unet import NORMS, UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.norms import MODES, check_statistics, exact_modes, norm_fault
 
 
@@ -28,7 +28,7 @@ def refused(unet: UNet, raster: tuple[int, int], mode: str, training: bool) -> b
 
 def fails(unet: UNet, raster: tuple[int, int], training: bool) -> bool:
     tile = one_tile(unet, raster).tiles[0]
-    network = build_unet(unet, seed=0).train(training)
+    network = build_modules(unet, seed=0).train(training)
     try:
         network(torch.ones(1, unet.bands, tile.context.height, tile.context.width))
     except ValueError:

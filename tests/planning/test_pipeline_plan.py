@@ -13,6 +13,7 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.link_time import Link
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import (
     Measured,
     MicroBatchSize,
@@ -30,13 +31,13 @@ TILES = MicroBatchSize((128, 96), 8, 4)
 
 
 def plan(memory: int | None = None, measured: Measured | None = None, **parallel: object) -> PipelinePlan:
-    found = plan_pipeline(ParallelConfig(**parallel), LAYERS, UNET.bands, TILES, memory, measured)  # type: ignore[arg-type]
+    found = plan_pipeline(parallelism(ParallelConfig(**parallel)), LAYERS, UNET.bands, TILES, memory, measured)  # type: ignore[arg-type]
     assert found is not None
     return found
 
 
 def test_one_stage_is_no_pipeline() -> None:
-    assert plan_pipeline(ParallelConfig(), LAYERS, UNET.bands, TILES, None) is None
+    assert plan_pipeline(Parallelism(), LAYERS, UNET.bands, TILES, None) is None
 
 
 def test_measured_times_decide_an_automatic_balance() -> None:
@@ -69,7 +70,7 @@ def test_the_papers_balances_are_taken_as_they_are(preset: str, brackets: str | 
     text = ",".join(map(str, named.balance))
     parallel = ParallelConfig(stages=6, balance=text.join(brackets) if brackets else list(named.balance))
     parallel.check()
-    found = plan_pipeline(parallel, layers, 4, MicroBatchSize((256, 256), 24, 4), None)
+    found = plan_pipeline(parallelism(parallel), layers, 4, MicroBatchSize((256, 256), 24, 4), None)
     assert found is not None
     assert found.balance == named.balance
 
@@ -121,11 +122,11 @@ def test_the_largest_micro_batch_is_one_that_the_network_takes(halo: str, paddin
     unet = UNet(3, base_channels=4, padding=padding)
     tiling = make_tiling((150, 131), (4, 4), network_footprint(unet.graph()))
     parallel = ParallelConfig(halo=halo, stages=2, mesh="auto" if halo == "read" else [2, 1])
-    plans = choose_spread(parallel, unet.graph(), [tiling], 4, 1, 4, 4)
+    plans = choose_spread(parallelism(parallel), unet.graph(), [tiling], 4, 1, 4, 4)
     assert (plans.mesh.ranks, plans.mesh.stages) == (4, 2)
     largest = micro_batch_size(plans, unet.graph(), [tiling], 16, 1, 4)
     assert largest.count == {"read": 8, "exchange": 8, "layer": 1}[halo]
-    assert plan_pipeline(parallel, unet.graph(), 4, largest, None) is not None
+    assert plan_pipeline(parallelism(parallel), unet.graph(), 4, largest, None) is not None
 
 
 def test_a_pipeline_on_several_hosts_is_told() -> None:

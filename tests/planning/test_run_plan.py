@@ -12,6 +12,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
 
@@ -21,7 +22,7 @@ MEMORY = 5 << 20
 def question(norm: str = "none", **given: Any) -> RunQuestion:
     parallel = {key: given.pop(key) for key in ("halo", "stages", "balance", "exact") if key in given}
     network = UNet(3, 1, base_channels=8, norm=norm)
-    asked = RunQuestion(network, (Extent((150, 230)),), 2, MEMORY, ParallelConfig(**parallel))
+    asked = RunQuestion(network, (Extent((150, 230)),), 2, MEMORY, parallelism(ParallelConfig(**parallel)))
     return replace(asked, **given)
 
 

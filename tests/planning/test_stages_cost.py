@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.models.network import Tensors, build_unet
+from tiledseg.models.network import Tensors, build_modules
 from tiledseg.pipeline.balance import cuts
 from tiledseg.planning.cost import layer_costs, loss_bytes
 from tiledseg.planning.stages_cost import StagePrices
@@ -19,7 +19,7 @@ BALANCES = [(49,), (8, 10, 10, 10, 11), (2, 6, 12, 9, 9, 10, 1), (3, 5, 1, 4, 6,
 
 def stage_bytes(unet: UNet, balance: tuple[int, ...]) -> list[int]:
     """Bytes that autograd keeps of each stage; whatever comes from another stage arrives in memory of its own."""
-    network = build_unet(unet, seed=0).train()
+    network = build_modules(unet, seed=0).train()
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     source_BCHW = torch.randn(1, unet.bands, *CONTEXT)
     made: Tensors = {0: source_BCHW}

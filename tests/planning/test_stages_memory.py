@@ -10,7 +10,7 @@ import torch
 from tests.pipeline.undivided import Drawn
 from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import Cut, cut_network
@@ -46,7 +46,7 @@ class Measured:
 
 def measured_chunks(unet: UNet, cut: Cut, size: tuple[int, int], recompute: bool = False) -> list[Measured]:
     """Each chunk run with what the chunks before it send; all that is received lies in memory of its own."""
-    network = build_unet(unet, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    network = build_modules(unet, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [t for p in network.parameters() for t in (p, p.grad) if t is not None] + list(network.buffers())

@@ -20,7 +20,7 @@ from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
@@ -30,7 +30,7 @@ from tiledseg.widths import ACTIVATION_BYTES
 
 def measured_peak(unet: UNet, context: tuple[int, int]) -> int:
     """Most bytes of one forward and backward pass, without weights and their gradients, which are there before."""
-    network = build_unet(unet, seed=0).train()
+    network = build_modules(unet, seed=0).train()
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [t for p in network.parameters() for t in (p, p.grad)]
@@ -94,7 +94,7 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float)
     labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
     sample = Sample(0, tile, np.ones((unet.bands, side, side), INPUT_DTYPES[precision]), labels_HW, valid_HW)
     with AllocationMeter([]) as meter:
-        network = build_unet(unet, seed=0).train()
+        network = build_modules(unet, seed=0).train()
         run = ParallelRun.open(Spread(), network, mesh, precision)
         optimizer = torch.optim.AdamW(network.parameters())
         stepper = Stepper(network, optimizer, mesh, run.over([tiling]), run.axes, 255, 0, 0.0)
@@ -107,7 +107,7 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float)
 
 def test_totals_and_states() -> None:
     unet = UNet(3, base_channels=8)
-    parameters = sum(p.numel() for p in build_unet(unet).parameters())
+    parameters = sum(p.numel() for p in build_modules(unet).parameters())
     single = training_memory(unet.graph(), 4, (64, 64), 4)
     assert (single.weights, single.gradients, single.optimizer) == (4 * parameters, 8 * parameters, 8 * parameters)
     assert single.total == 20 * parameters + single.activations + single.backward

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
-from tiledseg.config import ParallelConfig
 from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
 from tiledseg.planning.mode_cost import check_blocks, settled
 from tiledseg.planning.run.grid import check_tiles, choose_grid
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.planning.tensor_limit import MOST_VALUES, is_countable, largest_tensor
 
@@ -35,7 +35,7 @@ def test_the_largest_is_that_of_the_network(padding: str, norm: str, upsampling:
     """Of all outputs, on the meta device."""
     unet = UNet(3, base_channels=8, padding=padding, norm=norm, upsampling=upsampling)
     with torch.device("meta"):
-        network = build_unet(unet)
+        network = build_modules(unet)
         made: list[int] = []
         for module in network.layers.values():
             module.register_forward_hook(lambda m, args, y: made.append(y.numel()))
@@ -73,12 +73,12 @@ def test_a_network_too_large_for_any_grid_says_so() -> None:
 @pytest.mark.parametrize("halo", ["read", "exchange"])
 def test_train_and_predict_refuse_tiles(halo: str) -> None:
     with pytest.raises(InputError, match=r"values, but kernels count to 2147483646; use a finer grid than 1 x 1"):
-        choose_spread(ParallelConfig(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
+        choose_spread(Parallelism(halo=halo), LAYERS, [tiled(4096, 1)], 1, 1, 4, 4)
 
 
 def test_in_layer_mode_a_ranks_block_counts() -> None:
     """A whole image of 2^31 values is spread over four ranks, not refused; on one it is."""
-    parallel = ParallelConfig(halo="layer")
+    parallel = Parallelism(halo="layer")
     assert choose_spread(parallel, LAYERS, [tiled(4096, 2)], 4, 1, 4, 4).mesh.ranks == 4
     with pytest.raises(InputError, match="spread the image over more ranks than 1 x 1"):
         choose_spread(parallel, LAYERS, [tiled(4096, 2)], 1, 1, 4, 4)

@@ -15,7 +15,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import NORMS, UNet
 from tiledseg.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.training.preparation import prepare
@@ -63,7 +63,7 @@ def test_torchs_tensors_are_as_wide(precision: str, norm: str) -> None:
     """
     width, wide = ACTIVATION_BYTES[precision], wide_bytes(ACTIVATION_BYTES[precision])
     unet = UNet(3, base_channels=8, norm=norm)
-    network = build_unet(unet, seed=0).to(PARAMETER_DTYPES[precision]).train()
+    network = build_modules(unet, seed=0).to(PARAMETER_DTYPES[precision]).train()
     outputs: dict[str, set[int]] = defaultdict(set)
     for module in network.layers.values():
         module.register_forward_hook(lambda m, _, y: outputs[type(m).__name__].add(y.element_size()))

@@ -19,7 +19,7 @@ from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.joins import Add
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import POINTWISE, convert_layer, convert_layers
 from tiledseg.spatial.network import SpatialNetwork
@@ -148,7 +148,7 @@ def test_a_unet_on_one_rank_is_the_unconverted_one_to_the_last_bit(
     padding: str, size: tuple[int, int], norm: str, fusion: int
 ) -> None:
     unet = UNet(3, 2, 3, 4, padding, norm, "bilinear", 0.25, bands=2, classes=3)
-    one_rank(build_unet(unet, seed=1).double(), image((1, 2, *size), 5), fusion)
+    one_rank(build_modules(unet, seed=1).double(), image((1, 2, *size), 5), fusion)
 
 
 def test_on_one_rank_outputs_that_a_later_layer_drops_are_computed_all_the_same() -> None:

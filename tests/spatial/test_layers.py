@@ -21,7 +21,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import How, Sharing, measure, normalise
 
@@ -334,7 +334,7 @@ def exact_moments(values_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize("norm", ["instance", "group", "batch"])
 def test_a_float32_network_of_norms_is_the_undivided_one_to_its_rounding(opened_mpi: OpenAxes, norm: str) -> None:
     """Both take the same sums in float64, so ranks differ by single roundings at most: 2.4e-6 it was."""
-    network = build_unet(UNet(3, base_channels=8, norm=norm), seed=1).train().to(memory_format=torch.channels_last)
+    network = build_modules(UNet(3, base_channels=8, norm=norm), seed=1).train().to(memory_format=torch.channels_last)
     x_BCHW = image((1, 4, 64, 96), 5).float().contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         expected = copied(network)(x_BCHW).softmax(1)

@@ -30,7 +30,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.receptive_field import is_legal_size, total_stride
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.spatial.network import SpatialNetwork
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -80,7 +80,7 @@ def flights(draw: st.DrawFn, shape: tuple[int, int]) -> Flight:
         unet = draw(small_unets())
         unit = total_stride(unet.graph())
         sizes = [n for n in range(8, 160) if is_legal_size(unet.graph(), n)][: max(4, 32 // unit)]
-        network = build_unet(unet, seed=1).double()
+        network = build_modules(unet, seed=1).double()
     else:
         sizes = [8, 12, 16, 20]
         nodes: list[Drawn] = []
@@ -153,7 +153,7 @@ def test_drawn_configurations_end_with_the_undivided_result(opened: OpenAxes) ->
 def test_an_image_too_small_for_the_mesh_is_refused_by_every_rank_before_any_message(
     opened: OpenAxes, fusion: int
 ) -> None:
-    network = build_unet(UNet(4, 1, 3, 2, bands=2), seed=1)
+    network = build_modules(UNet(4, 1, 3, 2, bands=2), seed=1)
     rows, cols = opened.shapes()[0]
     axes = opened.of(rows, cols)
     cut = Partition.even(8, rows), Partition.even(8, cols)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.kinds import FIRST, KINDS
+from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.config import Config
 from tiledseg.errors import ConfigError
@@ -21,7 +23,6 @@ from tiledseg.raster.statistics import Normalization
 
 Mark = tuple[int, int]  # steps and epochs that were done
 
-_NETWORK = tuple(UNet.__dataclass_fields__)
 _MEANING = ("data.bands", "data.nodata", "data.classes", "data.ignore_index", "data.normalize", "optimizer.name")
 
 
@@ -57,7 +58,7 @@ class SavedState:
     of the steps depends on; `sources` (none in older checkpoints): the training images as they were."""
 
     config: Config
-    network: UNet
+    network: Network
     normalization: Normalization
     position: Place
     sampling: dict[str, Any]
@@ -74,16 +75,26 @@ class SavedState:
 
 def parse_state(state: Any) -> SavedState:
     """The state of a checkpoint's manifest; raises MalformedError for the first value that cannot be."""
-    named = {"network": _NETWORK, "config": _MEANING, "normalization": ("constant",)}
+    named = {"config": _MEANING, "normalization": ("constant",)}
     required = [f"{group}.{key}" for group, keys in named.items() for key in keys]
     try:
-        saved = parse(SavedState, state, "state", required)
+        saved = parse(SavedState, state, "state", required, {"network": _parse_network})
         saved.config.data.check()
     except ConfigError as error:
         raise MalformedError(f"state: {error}") from None
     _check_normalization(saved.normalization, saved.network.bands)
     _check_progress(saved)
     return saved
+
+
+def _parse_network(value: Any, name: str) -> Network:
+    """A network of any kind, every field of which must be there."""
+    fields = dict(value) if isinstance(value, Mapping) else value
+    kind = fields.pop("kind", FIRST) if isinstance(fields, dict) else FIRST
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise MalformedError(f"{name}.kind is {quoted(kind)}, not one of {', '.join(KINDS)}")
+    network: Network = parse(KINDS[kind], fields, name, tuple(KINDS[kind].__dataclass_fields__))
+    return network
 
 
 def _check_normalization(found: Normalization, bands: int) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.checkpoint.typed_json import MalformedError, quoted
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -23,7 +23,7 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
 
     `weights` by name, `optimizer` by `index.entry`, as `Contents` has them; `groups` are the optimizer's.
     """
-    network = _described(saved.network, len(weights))
+    network = _without_values(saved.network)
     own = network.state_dict()
     different = sorted(own.keys() ^ weights.keys())
     if different:
@@ -39,15 +39,12 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
     _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop())
 
 
-def _described(unet: UNet, tensors: int) -> GraphNetwork:
-    """The network without values; it must not be larger than a file of so many tensors can hold."""
-    if unet.convs_per_level > tensors:
-        raise MalformedError(f"state.network.convs_per_level is {unet.convs_per_level}, but it holds {tensors} tensors")
+def _without_values(network: Network) -> GraphNetwork:
     try:
         with torch.device("meta"):
-            return build_unet(unet)
+            return build_modules(network)
     except (RuntimeError, OverflowError, TypeError, ValueError):
-        raise MalformedError(f"state.network is {quoted(unet)}, which cannot be built") from None
+        raise MalformedError(f"state.network is {quoted(network)}, which cannot be built") from None
 
 
 def _check(name: str, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -19,24 +19,33 @@ class MalformedError(ValueError):
     """A value that does not fit: one line that names it, says what it is and what it should be."""
 
 
-def parse(kind: type[T], value: Any, name: str, required: Collection[str] | None = None) -> T:
+def parse(
+    kind: type[T],
+    value: Any,
+    name: str,
+    required: Collection[str] = (),
+    readers: Mapping[str, Callable[[Any, str], Any]] | None = None,
+) -> T:
     """The dataclass `kind` from a map of its fields, nested ones too.
 
     A field without a default must be there, and so must those of `required` ("a" of this one, "a.b" of a nested one);
-    an unknown one is refused: it would be ignored. Tuples come from lists. Raises MalformedError.
+    an unknown one is refused: it would be ignored. Tuples come from lists. `readers` read fields whose type cannot tell
+    how, from the value and its name. Raises MalformedError.
     """
     if not isinstance(value, Mapping):
         raise MalformedError(f"{name} is {quoted(value)}, not a map")
     hints = typing.get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    required = required or ()
+    readers = readers or {}
     for key in value:
         if key not in known:
             raise MalformedError(f"{name}.{quoted(key)[1:-1]} is unknown")
     found = {}
     for key, field in known.items():
         below = [word.partition(".")[2] for word in required if word.partition(".")[0] == key]
-        if key in value:
+        if key in value and key in readers:
+            found[key] = readers[key](value[key], f"{name}.{key}")
+        elif key in value:
             found[key] = _fitted(hints[key], value[key], f"{name}.{key}", [word for word in below if word])
         elif below or (field.default is MISSING and field.default_factory is MISSING):
             raise MalformedError(f"{name}.{key} is missing")

@@ -7,7 +7,7 @@ import resource
 
 import torch
 
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.network import Network
 from tiledseg.comm.mesh import Mesh, gather_facts
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import why_not_kept
@@ -39,7 +39,7 @@ def _free_memory(device: torch.device) -> int:
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 
-def check_weights(network: UNet, copies: int, precision: str, mesh: Mesh) -> None:
+def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> None:
     """Raise ConfigError where the host cannot hold the weights of its ranks, `copies` of each, whatever the tiles.
 
     Every rank builds the whole network before it knows its part. Counted against all of the host's memory, free or

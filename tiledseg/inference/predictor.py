@@ -18,7 +18,6 @@ from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
 from tiledseg.errors import RasterError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
@@ -27,6 +26,7 @@ from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.trained import load_trained
 from tiledseg.outputs import check_outputs
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -48,7 +48,7 @@ class Request:
     probabilities: str | None = None
     grid: tuple[int, int] | None = None
     precision: str = "fp32"
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: Parallelism = field(default_factory=Parallelism)
     references: bool = False
     inputs: tuple[str, ...] = ()
     threads: int = 2

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, load_network
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.models.network import GraphNetwork, build_unet
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.raster.dataset import Normalizer
 from tiledseg.raster.statistics import Normalization
 
@@ -62,14 +62,16 @@ def load(run: str | Path) -> Trained:
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
-def load_trained(checkpoint: Checkpoint, unet: UNet, weights: Mapping[str, torch.Tensor] | None = None) -> GraphNetwork:
+def load_trained(
+    checkpoint: Checkpoint, network: Network, weights: Mapping[str, torch.Tensor] | None = None
+) -> GraphNetwork:
     """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
 
     `weights` and buffers by name, in place of the checkpoint's.
     """
-    network = build_unet(unet).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
+    modules = build_modules(network).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
     if weights is None:
-        load_network(checkpoint, network)
+        load_network(checkpoint, modules)
     else:
-        network.load_state_dict(weights)
-    return network.eval()
+        modules.load_state_dict(weights)
+    return modules.eval()

@@ -69,8 +69,8 @@ def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNet
     return network
 
 
-def build_unet(network: Network, seed: int | None = None) -> GraphNetwork:
-    """See `build_network`."""
+def build_modules(network: Network, seed: int | None = None) -> GraphNetwork:
+    """The modules of a network's graph: see `build_network`."""
     return build_network(network.graph(), network.bands, seed)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import Config, DataConfig
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
@@ -64,7 +65,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         found.extents,
         ranks,
         memory_bytes,
-        config.parallel,
+        parallelism(config.parallel),
         train.precision,
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
@@ -20,7 +21,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.models.network import build_unet
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.reader import open_raster
@@ -57,7 +58,7 @@ class Trainer:
         self.beginning = beginning
         checkpoint = beginning.checkpoint
         train = config.train
-        self.network = build_unet(plan.network, train.seed).to(PARAMETER_DTYPES[train.precision])
+        self.network = build_modules(plan.network, train.seed).to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, train.precision, plan.pipeline)
@@ -187,7 +188,7 @@ class Trainer:
         """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
         return {
             "config": asdict(self.config),
-            "network": asdict(self.plan.network),
+            "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "position": self.position._asdict(),
             "marks": self.course.marks,
@@ -218,11 +219,11 @@ class Trainer:
         )
 
     def _title(self) -> str:
-        network, train = self.plan.network, self.config.train
+        parameters = sum(p.numel() for p in self.network.parameters())
         stages = f", {self.config.parallel.stages} stages" if self.plan.pipeline else ""
         return (
-            f"{self.folder.name}: {self.config.model.name}, L={network.levels}, {network.base_channels} channels, "
-            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {train.precision}, "
+            f"{self.folder.name}: {self.config.model.name}, {parameters:.3g} parameters, "
+            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {self.config.train.precision}, "
             f"halo: {self.plan.spread.mode}{stages}"
         )
 

@@ -81,7 +81,7 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
     from torch.utils.checkpoint import checkpoint
 
     from tiledseg.architecture.unet import UNet
-    from tiledseg.models.network import build_unet
+    from tiledseg.models.network import build_modules
 
     class Twice(nn.Module):
         """The first layer's output is taken up by the second and by the third."""
@@ -105,8 +105,8 @@ def networks() -> dict[str, Callable[[], nn.Module]]:
             return self.end(self.more(y_BCHW).relu() + skip)
 
     return {
-        "unet": lambda: build_unet(UNet(4, base_channels=4, bands=CHANNELS), seed=0),
-        "batch norm": lambda: build_unet(UNet(4, base_channels=4, bands=CHANNELS, norm="batch"), seed=0),
+        "unet": lambda: build_modules(UNet(4, base_channels=4, bands=CHANNELS), seed=0),
+        "batch norm": lambda: build_modules(UNet(4, base_channels=4, bands=CHANNELS, norm="batch"), seed=0),
         "twice": lambda: Twice(),
         "checkpointed": lambda: Twice(recompute=True),
     }

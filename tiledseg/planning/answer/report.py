@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
@@ -21,6 +20,7 @@ from tiledseg.planning.answer.question import Question
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunQuestion, run_grid
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.stages import StagesQuestion, stage_pipeline, stages_part
@@ -93,7 +93,7 @@ def run_question(question: Question) -> RunQuestion:
         (Extent(question.size),),
         ranks_per_image(question.gpus or 1, question.images),
         question.gpu_memory,
-        ParallelConfig(halo=mode),
+        Parallelism(halo=mode),
         question.precision,
     )
 

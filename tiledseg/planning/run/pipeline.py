@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
@@ -19,6 +18,7 @@ from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.machine import BACKWARD_WORK
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
@@ -106,7 +106,7 @@ def _legal(graph: Graph, side: int) -> int:
 
 
 def plan_pipeline(
-    parallel: ParallelConfig,
+    parallel: Parallelism,
     graph: Graph,
     bands: int,
     largest: MicroBatchSize,
@@ -127,7 +127,7 @@ def plan_pipeline(
     backward = measured.backward if measured else [BACKWARD_WORK * work for work in forward]
     case = PipelineCase(
         parallel.schedule,
-        parallel.recompute_modes(),
+        parallel.recompute,
         max(1, min(parallel.micro_batches or largest.count, largest.count)),
         StagePrices(graph, costs, largest.value_bytes),
         forward,
@@ -135,11 +135,10 @@ def plan_pipeline(
         measured.message if measured else None,
         memory_bytes,
     )
-    given = parallel.layer_counts()
-    if given is None:
+    if parallel.balance is None:
         staged = choose(case)
     else:
-        staged = stage(case, parse_balance(given, len(graph)))
+        staged = stage(case, parse_balance(parallel.balance, len(graph)))
         check_skips(case, staged.balance, "parallel.balance")
         check_memory(case, staged.balance)
     return PipelinePlan(staged.balance, case.schedule, case.modes, staged.times, parallel.micro_batches)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tiledseg.architecture.unet import UNet
-from tiledseg.config import ParallelConfig
+from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
@@ -19,6 +18,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.memory import memory_note, run_memory
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread, idle_note
 from tiledseg.widths import ACTIVATION_BYTES
@@ -40,11 +40,11 @@ class RunQuestion:
     `images_per_step` images; a map is one step on one image.
     """
 
-    network: UNet
+    network: Network
     rasters: tuple[Extent, ...]
     ranks: int
     memory: int
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: Parallelism = field(default_factory=Parallelism)
     precision: str = "fp32"
     held_out: tuple[Extent, ...] = ()
     grid: tuple[int, int] | None = None
@@ -60,7 +60,7 @@ class RunQuestion:
     @property
     def waits_for_times(self) -> bool:
         """Whether the balance is to follow from times that are measured: see `balanced`."""
-        return self.trains and self.parallel.stages > 1 and self.parallel.balance == "auto"
+        return self.trains and self.parallel.stages > 1 and self.parallel.timed
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RunPlan:
     waits for.
     """
 
-    network: UNet
+    network: Network
     footprint: Footprint
     tilings: tuple[Tiling, ...]
     held_out: tuple[Tiling, ...]

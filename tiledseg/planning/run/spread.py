@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
@@ -17,6 +16,7 @@ from tiledseg.planning.mode_choice import choose_fusion, fusion_word
 from tiledseg.planning.mode_cost import check_blocks
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
+from tiledseg.planning.run.parallelism import Parallelism
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Spread:
 
 
 def choose_spread(
-    parallel: ParallelConfig,
+    parallel: Parallelism,
     graph: Graph,
     tilings: Sequence[Tiling],
     ranks: int,
@@ -61,7 +61,7 @@ def choose_spread(
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
         return Spread(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else Spread()
-    mesh = choose_mesh(parallel.mesh_rows_cols(), tilings, ranks, images_per_step, parallel.stages)
+    mesh = choose_mesh(parallel.mesh, tilings, ranks, images_per_step, parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
         if parallel.halo == "exchange":
@@ -69,7 +69,7 @@ def choose_spread(
                 decompose(tiling, shape)
             return Spread("exchange", mesh)
         first = layer_blocks(tilings[0], graph, shape)
-        fusion = parallel.fusion_depth()
+        fusion = parallel.fusion
         if fusion is None:
             fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, Machine())
         for tiling in tilings:

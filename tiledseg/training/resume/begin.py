@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tiledseg.architecture.kinds import FIRST, described
 from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.saved_state import Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
@@ -73,8 +74,8 @@ def _sources_before(saved: SavedState) -> tuple[Source, ...]:
 
 
 def _check_network(checkpoint: Checkpoint, preparation: Preparation) -> None:
-    here = asdict(preparation.plan.network)
-    for key, value in asdict(checkpoint.saved.network).items():
+    there, here = ({"kind": FIRST, **described(of.network)} for of in (checkpoint.saved, preparation.plan))
+    for key, value in there.items():  # the kind first, whose fields the others are
         if here[key] != value:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: {key} is {value} there and {here[key]} in this run; "

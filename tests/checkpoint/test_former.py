@@ -1,0 +1,46 @@
+"""A checkpoint that an older version wrote (11c81f5), committed as it lay there: it loads, and its run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tiledseg import train
+from tiledseg.architecture.kinds import KINDS, described
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.saved_state import parse_state
+from tiledseg.checkpoint.typed_json import MalformedError
+
+FORMER = Path(__file__).with_name("former")
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_of_an_older_version_goes_on_with_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of its eight steps are done; the other five are those that it made itself."""
+    shutil.copytree(FORMER, tmp_path / "former")
+    monkeypatch.chdir(tmp_path / "former")
+    assert train.main(["--config", "run.yaml"]) == 0
+    assert losses(Path("run")) == pytest.approx(losses(FORMER / "run"), rel=1e-10)
+    assert find_checkpoint(Path("run")).state["step"] == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_can_be_of_any_kind_of_network(kind: str) -> None:
+    state = find_checkpoint(FORMER / "run").state
+    network = KINDS[kind](bands=2, classes=3)
+    assert parse_state({**state, "network": json.loads(json.dumps(described(network)))}).network == network
+
+
+@pytest.mark.parametrize("kind", ["alexnet", 3, ["unet"]])
+def test_an_unknown_kind_of_network_is_refused(kind: object) -> None:
+    state = find_checkpoint(FORMER / "run").state
+    with pytest.raises(MalformedError, match=r"state.network.kind is .*, not one of unet, "):
+        parse_state({**state, "network": {"kind": kind}})

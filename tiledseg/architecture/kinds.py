@@ -1,0 +1,25 @@
+"""The kinds of networks, each by its word: what a checkpoint says of its network, and the network again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, cast
+
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.segnet import SegNet
+from tiledseg.architecture.unet import UNet
+
+KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet}
+"""A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
+FIRST = "unet"  # of what says no kind: all networks were U-Nets once
+
+
+def described(network: Network) -> dict[str, Any]:
+    """The network as JSON has it: its kind, where that is not the first, and its fields.
+
+    Raises TypeError for one of no known kind.
+    """
+    kind = next((word for word, each in KINDS.items() if type(network) is each), None)
+    if kind is None:
+        raise TypeError(f"no kind of network is {type(network).__name__}; add it to KINDS")
+    return ({} if kind == FIRST else {"kind": kind}) | asdict(cast(Any, network))

@@ -1,0 +1,46 @@
+"""How the work of a run is asked to be spread: the configuration's group `parallel`, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.config_parallel import ParallelConfig
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """What is asked for; what is left to the plan is None.
+
+    `mesh`: (rows, cols) of ranks an image; `fusion`: layers an exchange; `balance`: layers of each chunk, where None by
+    times that are measured if `timed`, else by multiply-adds; `recompute`: one mode for each stage. The rest as the
+    keys of the group.
+    """
+
+    exact: bool = True
+    halo: str = "read"
+    mesh: tuple[int, int] | None = None
+    fusion: int | None = 1
+    overlap: bool = False
+    stages: int = 1
+    balance: tuple[int, ...] | None = None
+    timed: bool = True
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+    recompute: tuple[str, ...] = ("never",)
+
+
+def parallelism(config: ParallelConfig) -> Parallelism:
+    """What the group `parallel` asks for. Raises ConfigError for a list that is none."""
+    return Parallelism(
+        config.exact,
+        config.halo,
+        config.mesh_rows_cols(),
+        config.fusion_depth(),
+        config.overlap,
+        config.stages,
+        config.layer_counts(),
+        config.balance == "auto",
+        config.schedule,
+        config.micro_batches,
+        config.recompute_modes(),
+    )
