@@ -59,7 +59,10 @@ def build_parser() -> Parser:
         "--parallel.balance", dest="balance", default="auto", help="layers a stage as [14,24,30], or auto (default)"
     )
     parser.add_argument(
-        "--parallel.schedule", dest="schedule", default="1f1b", help="1f1b (default), gpipe or folded: see train --help"
+        "--parallel.schedule",
+        dest="schedule",
+        default="1f1b",
+        help="order of passes (default 1f1b): see train --help",
     )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument(

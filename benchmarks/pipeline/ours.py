@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from benchmarks.pipeline.request import Request
@@ -150,7 +151,7 @@ def parse():
     from benchmarks.pipeline.request import parser_of
 
     parser = parser_of(__doc__ or "")
-    parser.add_argument("--schedule", choices=("1f1b", "gpipe", "folded"), default="1f1b")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--recompute", choices=("never", "except_last", "always"), default="never")
     parser.add_argument("--measured", action="store_true", help="balance by measured times")
     parser.add_argument("--over-mpi", action="store_true", help="messages over MPI, not Gloo")

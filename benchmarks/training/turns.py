@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.spread import Spread, ratios
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config import ParallelConfig
+from tiledseg.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -31,7 +32,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--halo", choices=("read", "exchange", "layer"), default="read")
     parser.add_argument("--mesh", type=int, nargs=2, help="ranks along rows and columns of an image")
     parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--schedule", choices=("1f1b", "gpipe", "folded"), default="1f1b")
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--size", type=int, default=256, help="pixels of an image's side")
     parser.add_argument("--images", type=int, default=1, help="of a step")
     parser.add_argument("--channels", type=int, default=16)
