@@ -28,7 +28,8 @@ class ParallelConfig:
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
         balance: layers a stage as a list (folded: a chunk), auto (by times measured at the start) or modelled
             (by multiply-adds)
-        schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
+        schedule: 1f1b, gpipe, folded (the encoder's part of a stage and its mirror in the decoder on one rank) or eager
+            (1f1b that hides messages, for more memory)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last or
             always, for all stages, or a list with one of them for each

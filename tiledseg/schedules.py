@@ -12,6 +12,7 @@ _PLACEMENTS: dict[str, Callable[[Ranks], Ranks]] = {
     "1f1b": lambda ranks: ranks,
     "gpipe": lambda ranks: ranks,
     "folded": lambda ranks: ranks + ranks[-2::-1],
+    "eager": lambda ranks: ranks,
 }
 SCHEDULES = tuple(_PLACEMENTS)
 RECOMPUTE = ("never", "except_last", "always")  # of which micro-batches a stage keeps inputs only

@@ -40,7 +40,13 @@ _PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
 PIPELINES = (
     train("no-stages", "--parallel.stages 0", "parallel.stages", "0", "at least 1"),
     train("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
-    train("schedule", f"{_PIPELINES} --parallel.schedule zigzag", "parallel.schedule", "zigzag", "1f1b, gpipe, folded"),
+    train(
+        "schedule",
+        f"{_PIPELINES} --parallel.schedule zigzag",
+        "parallel.schedule",
+        "zigzag",
+        "1f1b, gpipe, folded",
+    ),
     train("schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"),
     train("balance-without-stages", "--parallel.balance [6,7]", "parallel.balance", "[6, 7]", "parallel.stages is 1"),
     train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),

@@ -127,6 +127,8 @@ def check_holding(case: Case, executor: PipelineExecutor, stages: int) -> None:
     assert executor.most_held == {c: expected[c] for c in executor.chunks}
     if case.schedule == "1f1b":
         assert expected[executor.stage] == min(stages - executor.stage, len(case.sizes))
+    if case.schedule == "eager":
+        assert expected[executor.stage] == min(2 * (stages - executor.stage) - 1, len(case.sizes))
     if case.schedule == "gpipe":
         assert expected[executor.stage] == len(case.sizes)
 
@@ -167,7 +169,7 @@ def test_presets_with_the_papers_balance(preset: str, schedule: str, meshes: dic
     named = PRESETS[preset]
     unet = UNet(named.levels, named.convs_per_level, 3, 1, "same", named.norm, "nearest", 0.1, bands=2, classes=3)
     paper = None if schedule == "folded" else named.balance
-    count = {"1f1b": 8, "gpipe": 3, "folded": 7}[schedule]
+    count = {"1f1b": 8, "gpipe": 3, "folded": 7, "eager": 8}[schedule]
     case = Case(unet, schedule, "never", sizes(unet, count), paper)
     mesh = meshes["gloo"]
     # On six ranks also a pipeline of five, for the preset that is computed soonest.

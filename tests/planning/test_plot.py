@@ -11,6 +11,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
 from tiledseg.planning.stages import StagesQuestion, stage_pipeline
+from tiledseg.schedules import SCHEDULES
 
 plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")
 
@@ -61,7 +62,7 @@ def test_a_plot_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "plan.png"]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_step_is_drawn_as_it_was_simulated(schedule: str) -> None:
     """A bar for each computation, on its stage, from its start to its end."""
     question = Question((256, 256), UNet(3, base_channels=8), (1, 1))

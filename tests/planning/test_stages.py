@@ -15,6 +15,7 @@ from tiledseg.pipeline.balance import choose_balances, cuts, parse_balance
 from tiledseg.plan import main
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages import parse_counts
+from tiledseg.schedules import SCHEDULES
 
 
 def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:
@@ -57,7 +58,7 @@ def test_the_papers_lists_on_our_presets(
     )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "folded"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages", [1, 2, 6])
 def test_parts_sum_to_the_whole(capsys: pytest.CaptureFixture[str], schedule: str, stages: int) -> None:
     flags = f"--size 1000 --grid 2 --stages {stages} --micro-batches 7 --schedule {schedule}"
