@@ -14,6 +14,7 @@ from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
 
+AUTO = "auto"
 CLASSES = "2 to 255 classes, or a map of raw value to class"
 GRID = "auto, a number of at least 1, or [rows, cols]"
 LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
@@ -112,15 +113,18 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: unet, or a preset of the paper: small, medium-2, large (they set levels, convs_per_level and norm)
-        levels: levels of the U-Net, the bottom included
+        name: unet, segnet, residual_unet, or a preset of the paper: small, medium-2, large (U-Nets that set levels,
+            convs_per_level and norm); each has the keys that docs/networks.md names, and others are refused
+        levels: levels of a U-Net, the bottom included; poolings of SegNet, 5 at most
         convs_per_level: convolutions a level and side
         kernel: side of the square kernel, odd
         base_channels: channels of the first level; each level doubles them
         padding: same (padded) or valid (unpadded)
-        norm: none, pixel, or batch, instance, group (these need parallel.exact=false where tiles are several)
-        upsampling: transposed, nearest or bilinear
+        norm: none, pixel, or batch, instance, group (these need parallel.exact=false where tiles are several); auto:
+            none in a U-Net, batch in the other networks
+        upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
+        encoder: of a residual U-Net: resnet18, resnet34 or resnet50
     """
 
     name: str = "unet"
@@ -129,9 +133,10 @@ class ModelConfig:
     kernel: int = number(3, 1, 1023)
     base_channels: int = number(64, 1, 2**20)
     padding: str = "same"
-    norm: str = "none"
-    upsampling: str = "transposed"
+    norm: str = AUTO
+    upsampling: str = AUTO
     dropout: float = number(0.0, 0.0, 1.0, below=True)
+    encoder: str = "resnet34"
 
     def check(self) -> None:
         check_values("model", self)

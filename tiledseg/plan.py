@@ -12,8 +12,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiledseg.architecture.presets import PRESETS, build_network
-from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.architecture.presets import NAMES, PRESETS, build_network
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
 from tiledseg.console import answer, end
@@ -27,7 +27,7 @@ from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
 from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
 
-MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling")
+MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def _parser() -> Parser:
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")
-    model.add_argument("--model", choices=("unet", *PRESETS), default="unet", help="unet, or a preset of the paper")
+    model.add_argument("--model", choices=NAMES, default="unet", help="a network, or a preset of the paper (see docs)")
     model.add_argument("--levels", type=int, help=f"levels, the bottom included (default {default.levels})")
     model.add_argument("--convs-per-level", type=int, help=f"convolutions a level (default {default.convs_per_level})")
     model.add_argument("--kernel", type=int, help=f"side of a kernel, odd (default {default.kernel})")
@@ -85,6 +85,7 @@ def _parser() -> Parser:
     model.add_argument("--padding", choices=PADDINGS, help=f"padded or unpadded (default {default.padding})")
     model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
     model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
+    model.add_argument("--encoder", choices=ENCODERS, help=f"of a residual U-Net (default {default.encoder})")
     model.add_argument(
         "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
     )

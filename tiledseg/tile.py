@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import build_network
-from tiledseg.architecture.unet import PADDINGS, UPSAMPLINGS
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import leave, run_on_mesh

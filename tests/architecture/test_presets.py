@@ -30,7 +30,7 @@ def test_free_options_of_a_preset_are_kept() -> None:
 
 
 def test_unknown_names_and_contradictions_name_both_values() -> None:
-    with pytest.raises(ConfigError, match=r"'medium'.*small, medium-2, large"):
+    with pytest.raises(ConfigError, match=r"'medium'; give unet, segnet, residual_unet, .*small, medium-2, large"):
         build_network(ModelConfig(name="medium"), 4, 2)
     with pytest.raises(ConfigError, match=r"model.levels is 4, but the preset small has 6"):
         build_network(ModelConfig(name="small", levels=4), 4, 2)

@@ -26,6 +26,11 @@ def test_the_encoder_is_that_of_vgg_16() -> None:
     assert sum(isinstance(layer, Convolution) for layer in graph.layers) == 26
 
 
+def test_the_count_is_the_published_one() -> None:
+    """29.46 M (Paszke et al., 2016, ENet, table 5), of 11 classes, with batch norm: biases before norms too."""
+    assert count_parameters(SegNet(norm="batch", classes=11).graph(), 3) == 29_449_355
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
 def test_the_output_is_as_large_as_the_image(depth: int) -> None:
     network = SegNet(depth, base_channels=2, classes=5)
@@ -39,7 +44,7 @@ def test_the_output_is_as_large_as_the_image(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 6])
 def test_a_depth_that_vgg_16_has_not_is_refused(depth: int) -> None:
-    with pytest.raises(ConfigError, match=f"depth is {depth}; give 1 to 5"):
+    with pytest.raises(ConfigError, match=rf"model.levels is {depth}; give (1 to 5|at least 1)"):
         SegNet(depth)
 
 

@@ -15,7 +15,8 @@ import torch
 
 from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undivided
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models.network import Tensors

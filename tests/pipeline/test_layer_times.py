@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.planning.allocations import AllocationMeter
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times

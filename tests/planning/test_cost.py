@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.planning.flops import flop_counter
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.presets import PRESETS, build_network
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.unet import UNet
 from tiledseg.config import ModelConfig
 from tiledseg.errors import GeometryError
 from tiledseg.models.network import build_modules

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from tests.planning.allocations import AllocationMeter
 from tests.planning.spread import UNETS, Run, open_run_axes, spread
-from tiledseg.architecture.unet import NORMS, UNet
+from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.decomposition import Partition

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tiledseg.architecture.unet import NORMS, UNet
+from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling

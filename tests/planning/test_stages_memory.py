@@ -9,7 +9,8 @@ import torch
 
 from tests.pipeline.undivided import Drawn
 from tests.planning.allocations import AllocationMeter
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.models.network import build_modules
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk

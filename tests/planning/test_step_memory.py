@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from tests.planning.allocations import AllocationMeter
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh

@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from tiledseg.architecture.unet import NORMS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError, InputError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint

@@ -11,8 +11,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from tests.small_files import write_raster
+from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.presets import build_network
-from tiledseg.architecture.unet import NORMS, UNet
+from tiledseg.architecture.unet import UNet
 from tiledseg.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules

@@ -25,7 +25,8 @@ from tests.spatial.twins import (
     refusal,
     start,
 )
-from tiledseg.architecture.unet import NORMS, PADDINGS, UPSAMPLINGS, UNet
+from tiledseg.architecture.options import NORMS, PADDINGS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE

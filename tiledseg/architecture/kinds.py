@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from tiledseg.architecture.network import Network
+from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 
-KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet}
+KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet}
 """A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
 FIRST = "unet"  # of what says no kind: all networks were U-Nets once
 

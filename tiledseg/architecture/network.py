@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from tiledseg.geometry.graph import Graph
@@ -18,5 +19,16 @@ class Network(Protocol):
     def classes(self) -> int:
         """Channels of its first output."""
 
+    @property
+    def in_words(self) -> str:
+        """Its name and options, for the user, in a line or two."""
+
     def graph(self) -> Graph:
         """Its nodes."""
+
+
+class Pretrainable(Network, Protocol):
+    """A network whose encoder is a published one, for which files of weights go round."""
+
+    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
+        """What a file that holds tensors of these names calls the encoder's nodes: node to module of the file."""

@@ -1,11 +1,14 @@
-"""Named networks: the paper's three, by depth, and the balance lists that it found by hand."""
+"""Named networks: by their kind, and the paper's three, by depth, with the balance lists that it found by hand."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from tiledseg.architecture.kinds import KINDS
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ModelConfig
+from tiledseg.config import AUTO, ModelConfig
 from tiledseg.errors import ConfigError
 
 
@@ -24,35 +27,44 @@ PRESETS = {
     "medium-2": Preset(7, (16, 26, 38, 26, 12, 11)),
     "large": Preset(8, (18, 30, 44, 30, 14, 13)),
 }
+NAMES = (*KINDS, *PRESETS)
 
 
-def build_network(model: ModelConfig, bands: int, classes: int) -> UNet:
-    """The network that a configuration names.
+def network_kind(name: str) -> type[Any]:
+    """The dataclass of the networks of a name. Raises ConfigError for an unknown one."""
+    if name not in NAMES:
+        raise ConfigError(f"model.name is '{name}'; give {', '.join(KINDS)}, or one of {', '.join(PRESETS)}")
+    return KINDS.get(name, UNet)
 
-    Raises ConfigError for an unknown name, or for a key that a preset fixes and the configuration sets otherwise.
+
+def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
+    """The network that a configuration names; where a key is auto, what such networks were published with.
+
+    Raises ConfigError for an unknown name, for a key that the network does not have and the configuration sets, or for
+    one that a preset fixes and the configuration sets otherwise.
     """
-    if model.name == "unet":
-        options = {f.name: getattr(model, f.name) for f in fields(model) if f.name != "name"}
-        return UNet(bands=bands, classes=classes, **options)
-    if model.name not in PRESETS:
-        raise ConfigError(f"model.name is '{model.name}'; give unet or one of {', '.join(PRESETS)}")
-    preset, default = PRESETS[model.name], ModelConfig()
-    for key in ("levels", "convs_per_level", "norm"):
-        given = getattr(model, key)
-        if given not in (getattr(default, key), getattr(preset, key)):
+    kind = network_kind(model.name)
+    own = {field.name for field in fields(kind)}
+    _check_keys(model, own)
+    options = {key: value for key, value in asdict(model).items() if key in own and value != AUTO}
+    preset = PRESETS.get(model.name)
+    if preset is not None:
+        options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
+    network: Network = kind(**options, bands=bands, classes=classes)
+    return network
+
+
+def _check_keys(model: ModelConfig, own: set[str]) -> None:
+    """Nothing is accepted and ignored."""
+    preset, default = PRESETS.get(model.name), ModelConfig()
+    for field in fields(ModelConfig):
+        key, given = field.name, getattr(model, field.name)
+        if given == getattr(default, key) or key == "name":
+            continue
+        if key not in own:
+            raise ConfigError(f"model.{key} is {given}, but {model.name} has no such choice; leave the key out")
+        if given != getattr(preset, key, given):
             raise ConfigError(
                 f"model.{key} is {given}, but the preset {model.name} has {getattr(preset, key)}; leave the key out, "
                 "or set model.name to unet"
             )
-    return UNet(
-        levels=preset.levels,
-        convs_per_level=preset.convs_per_level,
-        kernel=model.kernel,
-        base_channels=model.base_channels,
-        padding=model.padding,
-        norm=preset.norm,
-        upsampling=model.upsampling,
-        dropout=model.dropout,
-        bands=bands,
-        classes=classes,
-    )

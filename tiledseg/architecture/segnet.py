@@ -1,13 +1,22 @@
 """SegNet as a value (Badrinarayanan et al., 2017): its options in, its graph out.
 
+    input - 2 convolutions - pool - 2 - pool - 3 - pool - 3 - pool - 3 - pool
+                              | indices  |          |          |          |
+     head - 1 ---------- unpool - 2 - unpool - 3 - unpool - 3 - unpool - 3 - unpool
+
 The encoder is the 13 convolutions of VGG-16. Each pooling keeps where its maxima lay, and the decoder, its mirror, puts
 values back there: no features cross from the encoder, one byte a value does.
+
+Convolutions have biases, before norms too, as in the published network: with batch norm, 3 bands and 11 classes these
+are 29,449,355 weights (29.46 M by Paszke et al., 2016, ENet, table 5). A norm subtracts such a bias again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
@@ -20,17 +29,26 @@ WIDEST = 8  # times the first level's channels
 
 @dataclass(frozen=True)
 class SegNet:
-    """`depth` levels of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their mirror."""
+    """`levels` of VGG-16's encoder, the first of `base_channels` (VGG-16: 5 and 64), and their mirror."""
 
-    depth: int = 5
+    levels: int = 5
     base_channels: int = 64
     norm: str = "batch"
     bands: int = 3
     classes: int = 2
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depth <= len(CONVOLUTIONS):
-            raise ConfigError(f"depth is {self.depth}; give 1 to {len(CONVOLUTIONS)}, the levels of VGG-16")
+        check_options(self)
+        if self.levels > len(CONVOLUTIONS):
+            raise ConfigError(
+                f"model.levels is {self.levels}; give 1 to {len(CONVOLUTIONS)} for segnet, the levels of VGG-16"
+            )
+        widths = [(f"level {level}", self.channels(level)) for level in range(self.levels)]
+        check_groups(self.norm, widths, self.base_channels)
+
+    @property
+    def in_words(self) -> str:
+        return f"SegNet of {self.levels} levels, {self.base_channels} base channels\nnorm {self.norm}"
 
     def channels(self, level: int) -> int:
         return self.base_channels * min(WIDEST, 1 << level)
@@ -38,25 +56,38 @@ class SegNet:
     def graph(self) -> Graph:
         """The nodes, encoder to head."""
         nodes: list[Node] = []
-        for level in range(self.depth):
+        for level in range(self.levels):
             nodes += self._units(f"encoder{level}", [self.channels(level)] * CONVOLUTIONS[level])
             nodes.append(Node(f"encoder{level}.indices", MaxIndices()))
             nodes.append(Node(f"encoder{level}.pool", MaxPool(), (nodes[-2].name,)))
-        for level in reversed(range(self.depth)):
+        for level in reversed(range(self.levels)):
             unpooled = nodes[-1].name, f"encoder{level}.indices"
             nodes.append(Node(f"decoder{level}.unpool", MaxUnpool(), unpooled))
             widths = [self.channels(level)] * (CONVOLUTIONS[level] - 1)
             nodes += self._units(f"decoder{level}", [*widths, self.channels(level - 1)] if level else widths)
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
 
+    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
+        """VGG-16's modules are numbered: a convolution, its norm where the file has norms, an activation; a pooling."""
+        normed = "features.1.weight" in held
+        found, number = {}, 0
+        for level in range(self.levels):
+            for i in range(CONVOLUTIONS[level]):
+                found[f"encoder{level}.conv{i}"] = f"features.{number}"
+                if self.norm == "batch":
+                    # A file without norms has an activation there: the names of its weights will be missing.
+                    found[f"encoder{level}.norm{i}"] = f"features.{number + 1}"
+                number += 3 if normed else 2
+            number += 1
+        return found
+
     def _units(self, prefix: str, widths: list[int]) -> list[Node]:
-        bias = self.norm == "none"  # a norm brings its own shift
         return [
             node
             for i, width in enumerate(widths)
             for node in (
-                Node(f"{prefix}.conv{i}", Convolution(width, 3, padding=1, bias=bias)),
-                Node(f"{prefix}.norm{i}", Norm(self.norm)),
+                Node(f"{prefix}.conv{i}", Convolution(width, 3, padding=1)),
+                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=groups_of(width))),
                 Node(f"{prefix}.act{i}", Activation(0.0)),
             )
         ]

@@ -7,21 +7,15 @@ N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from tiledseg.config import ModelConfig
-from tiledseg.config_checks import Range, check_value
+from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Concatenate
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm
 from tiledseg.geometry.resampling import MaxPool, Upsample
-
-PADDINGS = ("same", "valid")
-UPSAMPLINGS = ("transposed", "nearest", "bilinear")
-NORMS = ("none", "pixel", "instance", "group", "batch")
-BANDS, CLASSES = Range(1, 65535), Range(2, 255)
 
 
 @dataclass(frozen=True)
@@ -40,36 +34,22 @@ class UNet:
     classes: int = 2
 
     def __post_init__(self) -> None:
-        for described in fields(ModelConfig):
-            if described.name != "name":
-                check_value(f"model.{described.name}", getattr(self, described.name), described)
-        BANDS.check("model.bands", self.bands)
-        CLASSES.check("data.classes", self.classes)
-        for key, known in (("padding", PADDINGS), ("upsampling", UPSAMPLINGS), ("norm", NORMS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(f"model.{key} is '{getattr(self, key)}'; give one of {', '.join(known)}")
+        check_options(self)
         if self.kernel % 2 == 0:
             raise ConfigError(f"model.kernel is {self.kernel}, an even number that shifts the image; give an odd one")
-        self._check_groups()
+        widths = [(f"level {level}", self.channels(level)) for level in range(self.levels)]
+        check_groups(self.norm, widths, self.base_channels)
 
-    def _check_groups(self) -> None:
-        """Channels of every level have to fall into the groups of their norm."""
-        if self.norm != "group":
-            return
-        for level in range(self.levels):
-            channels, groups = self.channels(level), self.groups(level)
-            if channels % groups:
-                raise ConfigError(
-                    f"model.norm is group, but level {level} has {channels} channels, which do not divide into "
-                    f"{groups} groups, with model.base_channels {self.base_channels}; give 1, 2, 4 or a multiple of 8"
-                )
+    @property
+    def in_words(self) -> str:
+        return (
+            f"U-Net of {self.levels} levels, {self.convs_per_level} convolutions a level, kernel {self.kernel} x "
+            f"{self.kernel}, {self.base_channels} base channels\n"
+            f"padding {self.padding}, upsampling {self.upsampling}, norm {self.norm}"
+        )
 
     def channels(self, level: int) -> int:
         return self.base_channels << level
-
-    def groups(self, level: int) -> int:
-        """Groups of channels that a group norm takes apart."""
-        return min(8, self.channels(level))
 
     def graph(self) -> Graph:
         """The nodes, encoder to head. Where a level goes down, a mark keeps what its way up concatenates."""
@@ -95,7 +75,7 @@ class UNet:
             units += [
                 Node(f"{prefix}.conv{i}", Convolution(channels, self.kernel, padding=padding, bias=bias)),
                 Node(f"{prefix}.dropout{i}", Dropout(self.dropout)),
-                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=self.groups(level))),
+                Node(f"{prefix}.norm{i}", Norm(self.norm, groups=groups_of(channels))),
                 Node(f"{prefix}.act{i}", Activation()),
             ]
         return units

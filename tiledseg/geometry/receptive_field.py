@@ -45,7 +45,9 @@ def tensor_sizes(graph: Graph, size: int) -> list[int]:
 def _output_size(layer: Layer, sizes: list[int]) -> int:
     following = layer.output_size(*sizes)
     shrunk = layer.required_input(Interval(0, max(following, 1))).size
-    if following < 1 or (following < sizes[0] and not layer.is_padded and shrunk != sizes[0] and layer.arity == 1):
+    # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
+    fits = layer.is_padded or layer.arity > 1 or sizes[0] in (shrunk, following * _step(layer))
+    if following < 1 or (following < sizes[0] and not fits):
         raise GeometryError(f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size")
     return following
 

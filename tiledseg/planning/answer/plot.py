@@ -10,6 +10,7 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import paper_halo, paper_shrink
@@ -34,16 +35,18 @@ class EfficiencyCurve:
 
 
 def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
-    """The curve from one tile to well beyond the chosen grid, as far as the alignment allows."""
+    """The curve from one tile to well beyond the chosen grid, as far as the alignment allows; of networks other than
+    the paper's U-Nets its formula says nothing."""
     footprint, (height, width) = tiling.footprint, question.size
     last = min(*finest_grid(question.size, footprint), max(12, 2 * max(tiling.grid)))
-    network = question.network
-    halo = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel))
-    q = tuple(range(1, last + 1))
+    network, q = question.network, tuple(range(1, last + 1))
+    halo, of_paper = 0.0, q[:0]
+    if isinstance(network, UNet):
+        halo, of_paper = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel)), q
     return EfficiencyCurve(
         q=q,
-        paper=tuple((height / n + 2 * halo) * (width / n + 2 * halo) * n * n / (height * width) for n in q),
-        linear=tuple(1 + 2 * halo * n * (1 / height + 1 / width) for n in q),
+        paper=tuple((height / n + 2 * halo) * (width / n + 2 * halo) * n * n / (height * width) for n in of_paper),
+        linear=tuple(1 + 2 * halo * n * (1 / height + 1 / width) for n in of_paper),
         exact=tuple(
             sum(context_sizes(height, n, footprint)) * sum(context_sizes(width, n, footprint)) / (height * width)
             for n in q
@@ -71,8 +74,8 @@ def draw(question: Question, tiling: Tiling, staged: StagedPipeline | None = Non
     _draw_raster(raster, question, tiling)
     _draw_efficiency(efficiency, question, tiling)
     tiles.legend(*raster.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False)
-    first, second, third = heading(question).split("\n")
-    figure.suptitle(f"{first}\n{second}, {third}", fontsize=10)
+    first, *network = heading(question).split("\n")
+    figure.suptitle(f"{first}\n{', '.join(network)}", fontsize=10)
     return figure
 
 
@@ -120,8 +123,9 @@ def _patch(box: Box, **style: object) -> Rectangle:
 
 def _draw_efficiency(axes: Axes, question: Question, tiling: Tiling) -> None:
     curve = efficiency_curve(question, tiling)
-    axes.plot(curve.q, curve.paper, color=_OTHER, label=r"paper: $(T/T')^2$")
-    axes.plot(curve.q, curve.linear, color=_OTHER, linestyle="--", label=r"paper, linear: $1 + 4q\varepsilon/N$")
+    if curve.paper:
+        axes.plot(curve.q, curve.paper, color=_OTHER, label=r"paper: $(T/T')^2$")
+        axes.plot(curve.q, curve.linear, color=_OTHER, linestyle="--", label=r"paper, linear: $1 + 4q\varepsilon/N$")
     axes.plot(curve.q, curve.exact, color=_CORE, marker="o", markersize=3, label="exact, over the whole raster")
     rows, cols = tiling.grid
     x, chosen = (rows * cols) ** 0.5, tiling_efficiency(tiling)

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config_checks import MOST, Range
 from tiledseg.errors import ConfigError
@@ -28,7 +29,7 @@ class Question:
     """
 
     size: tuple[int, int]
-    network: UNet
+    network: Network
     grid: tuple[int, int] | None = None
     stride: int = 1
     precision: str = "fp32"
@@ -57,6 +58,11 @@ class Question:
             raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
         if self.grid is None and self.stride != 1:
             raise ConfigError(f"--grid is auto, but networks of --stride {self.stride} have no exact plan; give a grid")
+        if self.stride != 1 and not isinstance(self.network, UNet):
+            raise ConfigError(
+                f"--stride is {self.stride}, the paper's formula for its U-Nets, but the network is another one; leave "
+                "one of --stride and --model out"
+            )
         if self.mesh is not None and self.stride != 1:
             raise ConfigError(
                 f"--mesh is given, but networks of --stride {self.stride} have no exact plan; leave it out"

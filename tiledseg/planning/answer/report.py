@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
@@ -98,9 +99,12 @@ def run_question(question: Question) -> RunQuestion:
     )
 
 
-def paper_part(question: Question, grid: tuple[int, int]) -> Answer:
-    """The paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]."""
+def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:
+    """The paper's d, epsilon, T', T and E, with its P = 0; for sides that differ, lengths are [rows, cols]. None where
+    the network is no U-Net of the paper's kind: its formula is about nothing else."""
     network, size = question.network, question.size
+    if not isinstance(network, UNet):
+        return None
     shrink = paper_shrink(network.kernel, question.stride, size=max(size))
     halo = paper_halo(network.levels, network.convs_per_level, shrink)
     tile = size[0] / grid[0], size[1] / grid[1]

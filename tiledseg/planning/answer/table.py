@@ -13,7 +13,9 @@ _WEIGHTS = {"fp32": "float32", "fp64": "float64", "bf16": "float32, with the bf1
 
 def table(question: Question, answer: Answer) -> str:
     """Sections paper, exact, network, memory, modes, stages and cluster; those that the answer lacks are left out."""
-    blocks = [heading(question), f"paper: the formula, unpadded convolutions\n{_paper(question, answer['paper'])}"]
+    blocks = [heading(question)]
+    if answer["paper"] is not None:
+        blocks.append(f"paper: the formula, unpadded convolutions\n{_paper(question, answer['paper'])}")
     if "exact" in answer:
         blocks += [
             f"exact: what changes nothing\n{_exact(answer['exact'])}",
@@ -31,15 +33,10 @@ def table(question: Question, answer: Answer) -> str:
 
 
 def heading(question: Question) -> str:
-    """Three lines: the raster, the network, its options."""
+    """The raster, and lines of the network and its options."""
     network = question.network
-    lines = [
-        f"{question.size[0]} x {question.size[1]} px, {network.bands} bands, {network.classes} classes",
-        f"U-Net of {network.levels} levels, {network.convs_per_level} convolutions a level, "
-        f"kernel {network.kernel} x {network.kernel}, {network.base_channels} base channels",
-        f"padding {network.padding}, upsampling {network.upsampling}, norm {network.norm}",
-    ]
-    return "\n".join(lines)
+    raster = f"{question.size[0]} x {question.size[1]} px, {network.bands} bands, {network.classes} classes"
+    return f"{raster}\n{network.in_words}"
 
 
 def _paper(question: Question, part: Answer) -> str:

@@ -49,6 +49,7 @@ RULES: dict[str, Rule] = {
     "model.norm": Rule(REFUSED, _SHAPE),
     "model.upsampling": Rule(REFUSED, _SHAPE),
     "model.dropout": Rule(REFUSED, "it is part of the network that a checkpoint describes"),
+    "model.encoder": Rule(REFUSED, _SHAPE),
     "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
     "parallel.halo": Rule(MAY, _LAW),
     "parallel.mesh": Rule(MAY, _LAW),

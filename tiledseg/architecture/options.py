@@ -1,0 +1,45 @@
+"""What the options of networks have in common: which values they may have."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tiledseg.config import ModelConfig
+from tiledseg.config_checks import Range, check_value, one_of
+from tiledseg.errors import ConfigError
+
+PADDINGS = ("same", "valid")
+UPSAMPLINGS = ("transposed", "nearest", "bilinear")
+NORMS = ("none", "pixel", "instance", "group", "batch")
+ENCODERS = ("resnet18", "resnet34", "resnet50")
+WORDS = {"padding": PADDINGS, "upsampling": UPSAMPLINGS, "norm": NORMS, "encoder": ENCODERS}
+BANDS, CLASSES = Range(1, 65535), Range(2, 255)
+
+
+def check_options(network: Any) -> None:
+    """Raise ConfigError for the first option of a network that no network can have."""
+    for described in fields(ModelConfig):
+        if hasattr(network, described.name):
+            check_value(f"model.{described.name}", getattr(network, described.name), described)
+    BANDS.check("model.bands", network.bands)
+    CLASSES.check("data.classes", network.classes)
+    for key, known in WORDS.items():
+        if hasattr(network, key):
+            one_of(f"model.{key}", getattr(network, key), known)
+
+
+def groups_of(channels: int) -> int:
+    """Groups of channels that a group norm takes apart."""
+    return min(8, channels)
+
+
+def check_groups(norm: str, widths: list[tuple[str, int]], base_channels: int) -> None:
+    """Raise ConfigError where the channels of a place, (its name, their number), do not fall into the norm's groups."""
+    for place, channels in widths if norm == "group" else ():
+        if channels % groups_of(channels):
+            raise ConfigError(
+                f"model.norm is group, but {place} has {channels} channels, which do not divide into "
+                f"{groups_of(channels)} groups, with model.base_channels {base_channels}; give 1, 2, 4 or a multiple "
+                "of 8"
+            )

@@ -1,0 +1,81 @@
+"""A U-Net whose encoder is a ResNet, as a value: its options in, its graph out.
+
+    input - stem/2 - layer1/4 - layer2/8 - layer3/16 - layer4/32
+             |          |         |          |            |
+    head -  up  -----  up  ----- up  ------ up  <---------'
+
+Each step up doubles the size, concatenates the encoder's tensor of that size, and convolves twice (3 x 3); the last one
+has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base channels: 256, 128, 64, 32, 16, as in
+`segmentation_models_pytorch` (Iakubovskii, 2019), whose count for ResNet-34, 3 bands and 1 class is 24,436,369. A
+1 x 1 stride of a shortcut keeps every other pixel, so sizes are halved five times and the alignment is 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tiledseg.architecture.options import check_groups, check_options
+from tiledseg.architecture.resnet import ResNet, file_names
+from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.joins import Concatenate
+from tiledseg.geometry.layer import Activation, Layer
+from tiledseg.geometry.resampling import Upsample
+
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class ResidualUNet:
+    """`base_channels`: of the stem (64 in the published encoders)."""
+
+    encoder: str = "resnet34"
+    base_channels: int = 64
+    norm: str = "batch"
+    upsampling: str = "nearest"
+    bands: int = 3
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        widths = [(f"decoder{step}", self.channels(step)) for step in range(STEPS)]
+        check_groups(self.norm, [("the encoder's first layer", self.base_channels), *widths], self.base_channels)
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"residual U-Net with encoder {self.encoder}, {self.base_channels} base channels\n"
+            f"upsampling {self.upsampling}, norm {self.norm}"
+        )
+
+    @property
+    def resnet(self) -> ResNet:
+        return ResNet(self.encoder, self.base_channels, self.norm)
+
+    def channels(self, step: int) -> int:
+        """Of the decoder at `step`, which has the size of the input divided by 2^step."""
+        return max(1, self.base_channels << step >> 2)
+
+    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
+        return file_names(self.resnet.nodes())
+
+    def graph(self) -> Graph:
+        """The nodes, encoder to head."""
+        nodes = list(self.resnet.nodes())
+        for step in reversed(range(STEPS)):
+            nodes += self._up(step)
+        return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
+
+    def _up(self, step: int) -> Iterator[Node]:
+        name, channels = f"decoder{step}", self.channels(step)
+        yield Node(f"{name}.up", self._upsample(channels))
+        if step:
+            yield Node(f"{name}.join", Concatenate(), (self.resnet.output(step - 1), f"{name}.up"))
+        for i in range(2):
+            yield Node(f"{name}.conv{i}", Convolution(channels, 3, padding=1, bias=self.resnet.has_bias))
+            yield self.resnet.normed(f"{name}.norm{i}", channels)
+            yield Node(f"{name}.act{i}", Activation(0.0))
+
+    def _upsample(self, channels: int) -> Layer:
+        return TransposedConvolution(channels) if self.upsampling == "transposed" else Upsample(self.upsampling)

@@ -1,0 +1,98 @@
+"""ResNet's encoders (He et al., 2016) as runs of nodes, named as torchvision names their modules, so its files fit.
+
+A block is `layerI.J`: convolutions, each with its norm, and a sum with the shortcut, which is projected where the block
+changes size or channels. ResNet-18 and 34 have blocks of two 3 x 3 convolutions; ResNet-50 has bottlenecks of 1 x 1,
+3 x 3 and 1 x 1 with four times as many channels, whose 3 x 3 convolution has the stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import INPUT, Node
+from tiledseg.geometry.joins import Add
+from tiledseg.geometry.layer import Activation, Norm
+from tiledseg.geometry.resampling import MaxPool
+
+BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}  # of layer1 to layer4
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """`encoder` names its blocks; `norm` as of the network, in groups of at most 8 channels.
+
+    `stride`: of its deepest tensor, 32, or 8 where the strides of layer3 and layer4 become dilations (Yu et al., 2017).
+    """
+
+    encoder: str
+    base_channels: int
+    norm: str
+    stride: int = 32
+
+    @property
+    def expansion(self) -> int:
+        return 4 if self.encoder == "resnet50" else 1
+
+    def channels(self, layer: int) -> int:
+        """Of the output of `layer` 1 to 4; 0 is the stem."""
+        return self.base_channels * (1 if layer == 0 else self.expansion << (layer - 1))
+
+    def output(self, layer: int) -> str:
+        """The node that makes the output of `layer`; 0 is the stem, before its pooling."""
+        return "relu" if layer == 0 else f"layer{layer}.{BLOCKS[self.encoder][layer - 1] - 1}.relu"
+
+    def nodes(self) -> Iterator[Node]:
+        """From the network's input to the output of layer4."""
+        yield Node("conv1", Convolution(self.base_channels, 7, 2, 3, bias=self.has_bias), (INPUT,))
+        yield self.normed("bn1", self.base_channels)
+        yield Node("relu", Activation(0.0))
+        yield Node("maxpool", MaxPool(3, 2, 1))
+        channels, last = self.base_channels, "maxpool"
+        for layer in range(1, 5):
+            stride, dilation = self._steps(layer)
+            for block in range(BLOCKS[self.encoder][layer - 1]):
+                # torchvision's first block keeps the dilation of the layer before, as DRN's do.
+                before = max(1, dilation // 2) if block == 0 else dilation
+                steps = stride if block == 0 else 1, before
+                yield from self._block(f"layer{layer}.{block}", last, channels, self.channels(layer), *steps)
+                channels, last = self.channels(layer), f"layer{layer}.{block}.relu"
+
+    @property
+    def has_bias(self) -> bool:
+        """A norm brings its own shift."""
+        return self.norm == "none"
+
+    def normed(self, name: str, channels: int) -> Node:
+        return Node(name, Norm(self.norm, groups=min(8, channels)))
+
+    def _steps(self, layer: int) -> tuple[int, int]:
+        """Stride and dilation of a layer."""
+        if self.stride == 8 and layer > 2:
+            return 1, 1 << (layer - 2)
+        return (1 if layer == 1 else 2), 1
+
+    def _block(self, name: str, source: str, channels: int, wanted: int, stride: int, dilation: int) -> Iterator[Node]:
+        narrow = wanted // self.expansion
+        kernels = [(1, narrow), (3, narrow), (1, wanted)] if self.expansion > 1 else [(3, narrow), (3, wanted)]
+        strided = 1 if self.expansion > 1 else 0  # the convolution that has the stride
+        for i, (kernel, width) in enumerate(kernels):
+            step, reach = stride if i == strided else 1, dilation if kernel == 3 else 1
+            layer = Convolution(width, kernel, step, reach * (kernel // 2), reach, bias=self.has_bias)
+            yield Node(f"{name}.conv{i + 1}", layer, (source,) if i == 0 else ())
+            yield self.normed(f"{name}.bn{i + 1}", width)
+            if i + 1 < len(kernels):
+                yield Node(f"{name}.relu{i + 1}", Activation(0.0))
+        body = shortcut = f"{name}.bn{len(kernels)}"
+        if stride > 1 or channels != wanted:
+            yield Node(f"{name}.downsample.0", Convolution(wanted, 1, stride, bias=self.has_bias), (source,))
+            yield self.normed(f"{name}.downsample.1", wanted)
+            shortcut = f"{name}.downsample.1"
+        yield Node(f"{name}.add", Add(), (body, shortcut if shortcut != body else source))
+        yield Node(f"{name}.relu", Activation(0.0))
+
+
+def file_names(nodes: Iterator[Node]) -> dict[str, str]:
+    """Nodes with weights are called as torchvision's modules."""
+    return {node.name: node.name for node in nodes if node.layer.parameters(1)}
