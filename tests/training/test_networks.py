@@ -1,0 +1,66 @@
+"""The networks of the sources, small, trained, resumed, mapped and planned by their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiledseg
+from tests.crash.runs import Material
+from tiledseg.plan import main as plan
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "segnet": {"levels": 3, "base_channels": 8, "norm": "batch"},
+    "residual_unet": {"encoder": "resnet18", "base_channels": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("networks"))
+
+
+def config_of(material: Material, name: str, folder: Path, epochs: int) -> dict[str, Any]:
+    """On whole images, of which each is a tile."""
+    config = material.config()
+    config["model"] = {"name": name, **NETWORKS[name]}
+    config["tiling"] = {"grid": 1}
+    config["train"] = {"epochs": epochs, "seed": 3, "precision": "fp32", "validate_every": epochs}
+    config["optimizer"] = {"lr": 0.01}
+    config["run"] = {"output": str(folder), "verbosity": 0}
+    return config
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_learns_goes_on_and_maps(material: Material, tmp_path: Path, name: str) -> None:
+    whole = tiledseg.train_network(config_of(material, name, tmp_path / "whole", 30))
+    parts = tiledseg.train_network(config_of(material, name, tmp_path / "parts", 2))
+    assert tiledseg.train_network(config_of(material, name, tmp_path / "parts", 4)) == parts
+    assert losses(parts) == losses(whole)[:8], "a resumed run has the losses of one in a piece"
+    assert sum(losses(whole)[-2:]) < 0.5 * sum(losses(whole)[:2])
+    tiledseg.predict_raster(whole, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
+    scores = tiledseg.evaluate_map(tmp_path / "map.tif", material.root / "held-out-labels.tif", classes=3)
+    assert scores.accuracy > 0.8, "a guess has a third"
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_planned(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in NETWORKS[name].items()]
+    plot = ["--plot", str(tmp_path / "plan.png")]
+    assert plan(["--size", "2000", "--grid", "2", "--model", name, *words, *plot, "--stages", "2"]) == 0
+    said = capsys.readouterr().out
+    assert {"segnet": "SegNet of 3 levels", "residual_unet": "encoder resnet18"}[name] in said
+    assert "the formula" not in said, "the paper's is for its U-Nets"
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert plan(["--size", "2000", "--model", name, "--stride", "2"]) == 2
+    assert "leave one of --stride and --model out" in capsys.readouterr().err
+    assert plan(["--size", "2000", "--model", name, "--kernel", "5"]) == 2
+    assert f"model.kernel is 5, but {name} has no such choice; leave the key out" in capsys.readouterr().err
