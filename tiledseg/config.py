@@ -263,7 +263,7 @@ class Config:
                 f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "
                 "the machine; give a grid, or leave tiles_per_step out"
             )
-        if self.train.tiles_per_step is not None and self.parallel.halo != "read":
+        if self.train.tiles_per_step is not None and self.parallel.shares_images:
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
                 "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"

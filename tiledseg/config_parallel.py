@@ -8,6 +8,7 @@ from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, nu
 from tiledseg.errors import ConfigError
 from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
+HALO_MODES = ("read", "exchange", "layer")
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
@@ -50,15 +51,20 @@ class ParallelConfig:
     transport: str = "auto"
     deadline: float = number(600.0, 1.0, 30 * 86400.0)
 
+    @property
+    def shares_images(self) -> bool:
+        """Whether several ranks own parts of one image."""
+        return self.halo != "read"
+
     def check(self) -> None:
         check_values("parallel", self)
         self._check_halo()
         self._check_pipeline()
 
     def _check_halo(self) -> None:
-        one_of("parallel.halo", self.halo, ("read", "exchange", "layer"))
+        one_of("parallel.halo", self.halo, HALO_MODES)
         one_of("parallel.transport", self.transport, TRANSPORTS)
-        if self.mesh_rows_cols() is not None and self.halo == "read":
+        if self.mesh_rows_cols() is not None and not self.shares_images:
             raise ConfigError(
                 f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
                 "set parallel.halo to exchange or layer"

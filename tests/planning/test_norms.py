@@ -7,11 +7,12 @@ import torch
 
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.norms import MODES, check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 
 
 def one_tile(unet: UNet, raster: tuple[int, int]) -> Tiling:
@@ -61,9 +62,9 @@ def test_in_layer_mode_the_image_counts() -> None:
 def test_where_a_norm_is_exact(norm: str, trains: bool) -> None:
     layers = UNet(3, 1, base_channels=8, norm=norm).graph()
     anywhere = norm in ("none", "pixel") or (norm == "batch" and not trains)
-    assert exact_modes(layers, 4, trains) == (MODES if anywhere else ("layer",))
-    assert exact_modes(layers, 1, trains) == MODES
-    for mode in MODES:
+    assert exact_modes(layers, 4, trains) == (HALO_MODES if anywhere else ("layer",))
+    assert exact_modes(layers, 1, trains) == HALO_MODES
+    for mode in HALO_MODES:
         assert (norm_fault(layers, mode, 4, 1, trains) is None) == (mode in exact_modes(layers, 4, trains))
         assert norm_fault(layers, mode, 1, 1, trains) is None
 

@@ -47,7 +47,7 @@ class ParallelRun:
 
         Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread.
         """
-        alone = spread.mode == "read" and pipeline is None
+        alone = not spread.shares_images and pipeline is None
         axes = serial_axes(mesh.communicator) if alone else open_axes(mesh, spread.mesh)
         executor = None
         if pipeline is None:
@@ -55,7 +55,7 @@ class ParallelRun:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
-        spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.mode == "layer" else None
+        spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.shares_layers else None
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision)
 
     def over(self, tilings: Sequence[Tiling]) -> Passes:
@@ -71,7 +71,7 @@ class ParallelRun:
         self.axes.close()
 
     def _mode(self, tilings: tuple[Tiling, ...]) -> HaloMode:
-        if self.spread.mode == "read":
+        if not self.spread.shares_images:
             return ReadMode(self.network, self.mesh, tilings, self.precision, self.axes if self.pipeline else None)
         if self.spatial is None:
             return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
@@ -32,7 +33,7 @@ def choose_fusion(
 
 
 def choose_mode(
-    costs: Sequence[ModeCost], memory: int | None = None, exact: Sequence[str] = ("read", "exchange", "layer")
+    costs: Sequence[ModeCost], memory: int | None = None, exact: Sequence[str] = HALO_MODES
 ) -> tuple[ModeCost | None, str]:
     """The mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and why.
 

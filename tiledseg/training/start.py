@@ -152,7 +152,7 @@ def _announce(
     plan = preparation.plan
     rows, cols = plan.tilings[0].grid
     progress.say(f"{len(plan.tilings)} images, grid {rows} x {cols}, halo {plan.footprint.before} px")
-    if plan.spread.mode != "read":
+    if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
     if plan.pipeline is not None:
         progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")

@@ -15,7 +15,7 @@ from tiledseg.planning.step_memory import training_memory
 
 def run_memory(spread: Spread, graph: Graph, tilings: Sequence[Tiling], bands: int, value_bytes: int) -> int:
     """Bytes of a training step without stages: of the largest block in mode `layer`, else of the largest context."""
-    if spread.mode != "layer":
+    if not spread.shares_layers:
         contexts = {tiling.context_max for tiling in tilings}
         return max(training_memory(graph, bands, context, value_bytes).total for context in contexts)
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
@@ -28,7 +28,7 @@ def memory_note(spread: Spread, needed: int, memory: int) -> str | None:
     if needed <= memory:
         return None
     sizes = f"needs about {needed / 2**30:.1f} GiB, but {memory / 2**30:.1f} GiB are to be had"
-    if spread.mode == "layer":
+    if spread.shares_layers:
         return (
             f"parallel.halo layer computes the whole block of a rank at once, which {sizes}; use more ranks an image, "
             "or mode exchange or read with a finer tiling.grid"

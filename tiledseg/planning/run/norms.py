@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.tiling import Tiling
-
-MODES = ("read", "exchange", "layer")  # of halos
 
 
 def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
@@ -32,7 +31,7 @@ def _moves(node: Node, trains: bool) -> bool:
 
 def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
     """The halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
-    return MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
+    return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
 
 
 def norm_fault(graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True) -> str | None:

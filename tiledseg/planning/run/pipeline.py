@@ -73,10 +73,10 @@ def micro_batch_size(
 ) -> MicroBatchSize:
     """The largest micro-batch of rasters cut by `tilings`, and the most of them that a pipeline has in a step."""
     images = -(-images_per_step // spread.mesh.replicas)
-    if spread.mode == "layer":
+    if spread.shares_layers:
         return MicroBatchSize(_largest_block(spread, graph, tilings), images, value_bytes)
     pixels = max((tiling.context_max for tiling in tilings), key=lambda size: size[0] * size[1])
-    if spread.mode == "read":
+    if not spread.shares_images:
         return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
     places = itertools.product(range(shape[0]), range(shape[1]))

@@ -134,7 +134,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
 def _inexact(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], spread: Spread) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
     at_once = max(question.images_per_step, question.tiles_per_step or 1)
-    if spread.mode == "layer":
+    if spread.shares_layers:
         at_once = spread.mesh.replicas
     fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains)
     if fault and question.parallel.exact:

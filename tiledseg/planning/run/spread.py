@@ -30,9 +30,19 @@ class Spread:
     overlap: bool = False
 
     @property
+    def shares_images(self) -> bool:
+        """Whether the ranks of a replica own parts of one image, and send each other its halos."""
+        return self.mode != "read"
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether they compute each layer together, on their blocks of its tensors."""
+        return self.mode == "layer"
+
+    @property
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""
-        fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.mode == "layer" else ""
+        fused = f", fusion {fusion_word(self.fusion)}{', overlap' * self.overlap}" if self.shares_layers else ""
         return f"{self.mode}, ranks {self.mesh}{fused}"
 
 
@@ -82,7 +92,7 @@ def choose_spread(
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:
     """What the user should know where ranks have no work."""
-    if spread.mesh.ranks >= ranks or (spread.mode == "read" and spread.mesh.stages == 1):
+    if spread.mesh.ranks >= ranks or (not spread.shares_images and spread.mesh.stages == 1):
         return None
     return (
         f"{ranks - spread.mesh.ranks} of {ranks} ranks own nothing: the mesh is {spread.mesh} with steps of "
