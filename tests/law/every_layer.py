@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
 from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
 
 SOBEL = (
@@ -62,6 +64,60 @@ class EveryLayer:
                 Node("gated", Multiply(), ("stem.act", "gate")),
                 Node("last", Concatenate((0, 0, 0)), ("gated", "unpool", "shuffle")),
                 Node("last.act", Activation()),
+                Node("head", Convolution(self.classes, 1)),
+            )
+        )
+
+
+CHANNELS_LAST = Layout((("B",), ("H",), ("W",), ("C0",)))
+ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
+SHUFFLED = Layout((("B",), ("C1", "C0"), ("H",), ("W",)), (2, 3))  # channels of two groups, one of each in turn
+
+
+@dataclass(frozen=True)
+class ForeignLayers:
+    """What traced modules have besides: kernels that are no squares, groups, borders, and functions of single pixels
+    in other layouts; with `whole` a gate made of the image's mean."""
+
+    whole: bool = False
+    bands: int = 2
+    classes: int = 3
+
+    @property
+    def norm(self) -> str:
+        return "batch" if self.whole else "none"
+
+    def graph(self) -> Graph:
+        x, mean = Slot(0), ImageMean() if self.whole else Mark()
+        none = Border(0, 0)
+        gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
+        return Graph(
+            (
+                Node("flat", Convolution(6, 1, across=5), cols=Convolution(6, 5, padding=2, across=1)),
+                Node("gelu", Pixelwise("gelu", (x,), 6)),
+                Node("depthwise", Convolution(6, 3, 2, 1, groups=6), cols=Convolution(6, 3, 2, 1, groups=6)),
+                Node(
+                    "last",
+                    Pixelwise("layer_norm", (x, (6,), Slot(0, True)), 6, (), (CHANNELS_LAST,), CHANNELS_LAST, ((6,),)),
+                ),
+                Node("shuffled", Pixelwise("mul", (x, 0.5), 6, (), (SHUFFLED,))),
+                Node("some", Pixelwise("narrow", (x, 1, 2, 4), 4), ("shuffled",)),
+                Node("padded", Border(1, 2), cols=Border(2, 0)),
+                Node("valid", Convolution(6, 4, across=3), cols=Convolution(6, 3, across=4)),
+                Node("ones", Border(2, 2, 1.0), cols=Border(1, 1, 1.0)),
+                Node("cropped", Border(-2, -2), cols=Border(-1, -1)),
+                Node("mean", mean),
+                Node("gate", gate),
+                Node(
+                    "gated",
+                    Pixelwise("mul", (x, Slot(1)), 6, (), (Layout(), ONE_PIXEL if self.whole else Layout())),
+                    ("valid", "gate"),
+                ),
+                Node("thin", MaxPool(1, 1), ("gelu",), cols=MaxPool(2, 1, 0)),
+                Node("thick", Border(0, 0), cols=Border(1, 0)),
+                Node("up", TransposedConvolution(6, 2, groups=3), ("gated",)),
+                Node("sum", Add(), ("up", "thick")),
+                Node("same", none),
                 Node("head", Convolution(self.classes, 1)),
             )
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.law.cases import Case, relative, tiled_logits, undivided
-from tests.law.every_layer import EveryLayer
+from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.law.test_halo_modes import Setting, alone, difference, one_rank, outputs, steps, undivided_setting
 from tests.law.test_pipelines import alone as alone_in_one_piece
 from tests.law.test_pipelines import steps as steps_in_stages
@@ -27,13 +27,19 @@ from tiledseg.planning.step_memory import training_memory
 
 def test_the_network_has_every_layer() -> None:
     """Activation and dropout are built by what is known of their node; what sees the whole image is in the second."""
-    layers = {type(layer) for whole in (False, True) for layer in EveryLayer(whole).graph().layers}
+    layers = {
+        type(layer)
+        for kind in (EveryLayer, ForeignLayers)
+        for whole in (False, True)
+        for layer in kind(whole).graph().layers
+    }
     assert set(BUILDERS) <= layers
 
 
-def test_the_module_has_the_shapes_and_weights_that_its_layers_say() -> None:
-    graph = EveryLayer(whole=True).graph()
-    network = build_modules(EveryLayer(whole=True), seed=0)
+@pytest.mark.parametrize("kind", [EveryLayer, ForeignLayers])
+def test_the_module_has_the_shapes_and_weights_that_its_layers_say(kind: type[EveryLayer]) -> None:
+    graph = kind(whole=True).graph()
+    network = build_modules(kind(whole=True), seed=0)
     found: list[tuple[int, ...]] = []
     for module in network.layers.values():
         module.register_forward_hook(lambda module, inputs, output: found.append(tuple(output.shape[1:])))
@@ -65,8 +71,9 @@ def test_the_halo_is_the_support_of_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2), (3, 2), (4, 4)])
-def test_contexts_give_the_undivided_output(grid: tuple[int, int]) -> None:
-    case = Case(EveryLayer(), grid)
+@pytest.mark.parametrize("kind", [EveryLayer, ForeignLayers])
+def test_contexts_give_the_undivided_output(kind: type[EveryLayer], grid: tuple[int, int]) -> None:
+    case = Case(kind(), grid)
     assert relative(tiled_logits(case), undivided(case).logits_KHW) < 1e-12
 
 
@@ -91,13 +98,20 @@ SETTINGS = [
         Setting(Case(EveryLayer(whole), (8, 4)), ParallelConfig(halo="layer", fusion=fusion, overlap=overlap))
         for whole, fusion, overlap in ((False, 1, False), (True, 1, True), (True, 3, False), (False, WHOLE, False))
     ),
+    Setting(Case(ForeignLayers(), (4, 4)), ParallelConfig(halo="exchange")),
+    *(
+        Setting(Case(ForeignLayers(whole), (8, 4)), ParallelConfig(halo="layer", fusion=fusion, overlap=overlap))
+        for whole, fusion, overlap in ((False, 1, False), (True, 1, True), (True, 3, False), (False, WHOLE, False))
+    ),
 ]
 
 
 @pytest.mark.mpi
 @pytest.mark.nine
 @pytest.mark.parametrize(
-    "setting", SETTINGS, ids=lambda s: f"{s.parallel.halo}-{s.case.unet.whole}-{s.parallel.fusion}"
+    "setting",
+    SETTINGS,
+    ids=lambda s: f"{type(s.case.unet).__name__}-{s.parallel.halo}-{s.case.unet.whole}-{s.parallel.fusion}",
 )
 def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)

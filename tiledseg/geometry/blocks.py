@@ -52,8 +52,10 @@ def layer_blocks(tiling: Tiling, graph: Graph, shape: tuple[int, int], fusion: i
     layer's output, or of the raster.
     """
     decomposition = decompose(tiling, shape)
-    rows, cols = settle(graph, decomposition.rows), settle(graph, decomposition.cols)
-    outputs = [layer_windows(graph, partition, fusion)[graph.results[0] - 1].output for partition in (rows, cols)]
+    rows, cols = settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
+    last = graph.results[0] - 1
+    dims = (graph, rows), (graph.along_columns, cols)
+    outputs = [layer_windows(each, partition, fusion)[last].output for each, partition in dims]
     first = tiling.tiles[0].output
     output = Box(_from(first.row.start, outputs[0].size), _from(first.col.start, outputs[1].size))
     blocks = LayerBlocks(decomposition, decomposition.whole, output, rows, cols, outputs[0], outputs[1])

@@ -48,7 +48,10 @@ class _Weighted(Layer):
 
 @dataclass(frozen=True)
 class Convolution(SlidingWindow, _Weighted):
-    """A square convolution; `padding` pixels of zeros on each side, and `extra` more after (even kernels, `same`)."""
+    """A convolution; `padding` pixels of zeros on each side, and `extra` more after (even kernels, `same`).
+
+    `across`: the kernel along the other dim; a square unless given.
+    """
 
     out_channels: int
     kernel: int
@@ -57,6 +60,8 @@ class Convolution(SlidingWindow, _Weighted):
     dilation: int = 1
     bias: bool = True
     extra: int = 0
+    groups: int = 1
+    across: int | None = None
 
     @property
     def sliding(self) -> tuple[int, int, int]:
@@ -73,10 +78,10 @@ class Convolution(SlidingWindow, _Weighted):
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
-        return self.out_channels * (channels * self.kernel**2 + self.bias)
+        return self.multiply_adds(channels) + self.out_channels * self.bias
 
     def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * channels * self.kernel**2
+        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ class TransposedConvolution(_Weighted):
     padding: int = 0
     output_padding: int = 0
     dilation: int = 1
+    groups: int = 1
+    across: int | None = None
 
     @property
     def step(self) -> int:
@@ -152,7 +159,10 @@ class TransposedConvolution(_Weighted):
         return self.out_channels
 
     def parameters(self, channels: int) -> int:
-        return self.out_channels * (channels * self.kernel**2 + self.bias)
+        return self._weights(channels) + self.out_channels * self.bias
 
     def multiply_adds(self, channels: int) -> int:
-        return self.out_channels * channels * self.kernel**2 // self.step**2
+        return self._weights(channels) // self.step**2
+
+    def _weights(self, channels: int) -> int:
+        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)

@@ -27,11 +27,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Node:
-    """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it."""
+    """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it.
+    `cols`: the layer along columns, where its geometry differs there (a kernel that is no square)."""
 
     name: str
     layer: Layer
     inputs: tuple[str, ...] = ()
+    cols: Layer | None = None
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,16 @@ class Graph:
         """Edges that pass over nodes: the tensor, and the node that takes it."""
         return tuple((s, k) for k, sources in enumerate(self.sources) for s in sources if s != k)
 
+    @cached_property
+    def along_columns(self) -> Graph:
+        """The network as columns see it; itself where all kernels are squares. It itself is as rows see it."""
+        if all(node.cols is None for node in self.nodes):
+            return self
+        return self.with_layers([node.cols or node.layer for node in self.nodes])
+
     def with_layers(self, layers: Sequence[Layer]) -> Graph:
         """The same nodes with other layers: those along the other dim."""
-        nodes = (replace(node, layer=layer) for node, layer in zip(self.nodes, layers, strict=True))
+        nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
         return Graph(tuple(nodes), self.outputs)
 
 

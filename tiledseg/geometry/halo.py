@@ -50,7 +50,7 @@ class Footprint:
 def is_padded(graph: Graph) -> bool:
     """Whether the outputs are as many as the inputs, at sizes that are multiples of the alignment."""
     size = total_stride(graph) * 64
-    return is_legal_size(graph, size) and output_size(graph, size) == size
+    return is_legal_size(graph, size) and all(output_size(each, size) == size for each in _dims(graph))
 
 
 def minimum_halo(graph: Graph) -> tuple[int, int]:
@@ -60,8 +60,8 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
     """
     alignment = total_stride(graph)
     core = Interval(64 * alignment, 128 * alignment)
-    need = required_input(graph, core).shift(-_offset(graph))
-    return core.start - need.start, need.stop - core.stop
+    needs = [required_input(each, core).shift(-_offset(graph)) for each in _dims(graph)]
+    return max(core.start - need.start for need in needs), max(need.stop - core.stop for need in needs)
 
 
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
@@ -98,7 +98,17 @@ def _unpadded_footprint(graph: Graph, alignment: int, before: int, after: int) -
 
 
 def _lost(graph: Graph) -> int:
-    """How many pixels a side the network takes off in all (both ends together)."""
+    """How many pixels a side the network takes off in all (both ends together). GeometryError where rows and columns
+    lose different numbers."""
+    lost = {_lost_along(each) for each in _dims(graph)}
+    if len(lost) > 1:
+        raise GeometryError(
+            f"the network takes off {min(lost)} pixels along one dim and {max(lost)} along the other; pad its kernels"
+        )
+    return lost.pop()
+
+
+def _lost_along(graph: Graph) -> int:
     stride = total_stride(graph)
     # The first output needs this many inputs, less a coarse pixel a level where bilinear upsampling clamps at the end.
     first = max(1, required_input(graph, Interval(0, 1)).stop - 2 * stride)
@@ -106,6 +116,11 @@ def _lost(graph: Graph) -> int:
     if size is None:
         raise GeometryError(f"no input of {first} to {first + 4 * stride} pixels is legal for this network; change it")
     return size - output_size(graph, size)
+
+
+def _dims(graph: Graph) -> tuple[Graph, ...]:
+    """The network as rows see it, and as columns do where that differs."""
+    return (graph,) if graph.along_columns is graph else (graph, graph.along_columns)
 
 
 def _offset(graph: Graph) -> int:

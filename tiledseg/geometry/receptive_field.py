@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import lcm
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, Node
@@ -58,9 +59,10 @@ def output_size(graph: Graph, size: int) -> int:
 
 
 def is_legal_size(graph: Graph, size: int) -> bool:
-    """Whether the network takes an input of `size` pixels without dropping a remainder anywhere."""
+    """Whether the network takes `size` pixels, along rows and columns, without dropping a remainder anywhere."""
     try:
         output_size(graph, size)
+        output_size(graph.along_columns, size)
     except GeometryError:
         return False
     return True
@@ -68,7 +70,7 @@ def is_legal_size(graph: Graph, size: int) -> bool:
 
 def total_stride(graph: Graph) -> int:
     """The coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling."""
-    return max(1, *map(int, scales(graph)))
+    return lcm(*(max(1, *map(int, scales(each))) for each in (graph, graph.along_columns)))
 
 
 def scales(graph: Graph) -> list[Fraction]:

@@ -22,8 +22,12 @@ def tensor_channels(graph: Graph, bands: int) -> list[int]:
 def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Shape, ...]:
     """(channels, height, width) of each tensor, of the input, `bands` x `height` x `width`, first."""
     channels = tensor_channels(graph, bands)
-    rows, cols = (graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes)) for size in (height, width))
+    rows, cols = _sizes(graph, height), _sizes(graph.along_columns, width)
     return tuple(zip(channels, rows, cols, strict=True))
+
+
+def _sizes(graph: Graph, size: int) -> list[int]:
+    return graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))
 
 
 def count_parameters(graph: Graph, bands: int) -> int:

@@ -79,6 +79,11 @@ class BlockModule(nn.Module):
     def description(self) -> Layer:
         raise NotImplementedError
 
+    @property
+    def column_description(self) -> Layer:
+        """The layer along columns."""
+        return self.description
+
     def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         """The outputs `place.given` from what is read of each input: `place.read` of the first. Collective over
         `ranks`, those of the image, where its statistics are the image's."""

@@ -10,24 +10,28 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.pixelwise import OfOnePixel, Pixelwise
 from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
-from tiledseg.models import joins, pooling, upsample
+from tiledseg.models import border, joins, pooling, upsample
 from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
+from tiledseg.models.pixelwise import OnePixel, PixelFunction
 
 
 class Site(NamedTuple):
-    """Where a module will work: its node's name and layer, the channels of each input, and whether it may write over
-    its input."""
+    """Where a module will work: its node's name, its layer (along columns too), the channels of each input, and whether
+    it may write over its input."""
 
     name: str
     layer: Any
+    cols: Any
     channels: tuple[int, ...]
     overwrites: bool
 
@@ -43,15 +47,25 @@ NORMS: dict[str, Callable[[Norm, int], nn.Module]] = {
 
 def _convolution(at: Site) -> nn.Module:
     layer: Convolution = at.layer
-    sizes = layer.kernel, layer.stride, layer.padding, layer.dilation
-    return SteadyConvolution(at.channels[0], layer.out_channels, *sizes, bias=layer.bias)
+    options = _options(at, "stride", "padding", "dilation")
+    return SteadyConvolution(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
 
 
 def _transposed(at: Site) -> nn.Module:
     layer: TransposedConvolution = at.layer
-    sizes = layer.kernel, layer.step, layer.padding, layer.output_padding
-    channels = at.channels[0], layer.out_channels
-    return nn.ConvTranspose2d(*channels, *sizes, bias=layer.bias, dilation=layer.dilation)
+    options = _options(at, "padding", "output_padding", "dilation") | {"stride": (layer.step, at.cols.step)}
+    return nn.ConvTranspose2d(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
+
+
+def _options(at: Site, *names: str) -> dict[str, Any]:
+    """What a convolution says along rows and along columns, its kernel too."""
+    pairs = {name: (getattr(at.layer, name), getattr(at.cols, name)) for name in names}
+    return pairs | {"kernel_size": (at.layer.kernel, at.cols.kernel)}
+
+
+def _pooling(at: Site) -> Any:
+    """Kernel, stride, padding, dilation, (row, col) of each."""
+    return list(zip(at.layer.sizes, at.cols.sizes, strict=True))
 
 
 def _upsample(at: Site) -> nn.Module:
@@ -63,8 +77,8 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
-    MaxPool: lambda at: nn.MaxPool2d(*at.layer.sizes),
-    AveragePool: lambda at: nn.AvgPool2d(at.layer.kernel, at.layer.stride, at.layer.padding),
+    MaxPool: lambda at: nn.MaxPool2d(*_pooling(at)),
+    AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
     MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),
     Upsample: _upsample,
@@ -78,6 +92,9 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Add: lambda at: joins.Add(at.layer.crops),
     Multiply: lambda at: joins.Multiply(at.layer.crops),
     ImageMean: lambda at: WholeImageMean(),
+    Border: lambda at: border.Border(at.layer, at.cols),
+    Pixelwise: lambda at: PixelFunction(at.layer),
+    OfOnePixel: lambda at: OnePixel(nn.Conv2d(at.channels[0], at.layer.out_channels, 1), at.layer),
 }
 
 
@@ -89,4 +106,4 @@ def build_module(node: Node, channels: Sequence[int], overwrites: bool) -> nn.Mo
     kind = type(node.layer)
     if kind not in BUILDERS:
         raise TypeError(f"no module for the layer description {kind.__name__}; add it to BUILDERS")
-    return BUILDERS[kind](Site(node.name, node.layer, tuple(channels), overwrites))
+    return BUILDERS[kind](Site(node.name, node.layer, node.cols or node.layer, tuple(channels), overwrites))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -31,14 +31,30 @@ class GraphNetwork(nn.Module):
     """The modules of a graph, one a node, each taking the node's inputs in their order.
 
     Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
+    Where they are parts of somebody's module `whole`, its names stay: of weights, of buffers, of what it consists of.
     """
 
-    def __init__(self, graph: Graph, bands: int, modules: Sequence[nn.Module]) -> None:
+    layers: Mapping[str, nn.Module]
+
+    def __init__(self, graph: Graph, bands: int, modules: Sequence[nn.Module], whole: nn.Module | None = None) -> None:
         super().__init__()
         self.graph = graph
         self.bands = bands
-        names = (node.name.replace(".", "-") for node in graph.nodes)
-        self.layers = nn.ModuleDict(dict(zip(names, modules, strict=True)))
+        if whole is None:
+            names = (node.name.replace(".", "-") for node in graph.nodes)
+            self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
+            return
+        self.__dict__["layers"] = dict(zip(graph.names[1:], modules, strict=True))
+        self._take_names(whole, modules)
+
+    def _take_names(self, whole: nn.Module, modules: Sequence[nn.Module]) -> None:
+        known = set(whole.modules())
+        self._parameters, self._buffers = whole._parameters, whole._buffers
+        self._non_persistent_buffers_set = whole._non_persistent_buffers_set
+        self._modules.update(whole._modules)
+        drawn = [module for module in modules if module not in known and not module.state_dict()]
+        self._modules["(drawn)"] = nn.ModuleList(drawn).train(whole.training)
+        self.training = whole.training
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The output, or outputs in the graph's order, each of shape (B, channels, height, width)."""

@@ -99,14 +99,45 @@ def split_network(
 
 
 def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Put the layers of `own` on a device, channels last, and let go of the values of all others."""
-    for index, module in enumerate(network.layers.values()):
-        if index in own:
-            module.to(device, dtype)
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        else:
-            module.to("meta", dtype)
-            module.requires_grad_(False)
+    """Put the layers of `own` on a device, channels last, and let go of the values of all others.
+
+    Raises ConfigError where layers of two stages share a weight: each would add its part of the gradient alone.
+    """
+    modules = list(network.layers.values())
+    kept = {id(tensor) for index in own for tensor in _tensors(modules[index])}
+    others = [index for index in range(len(modules)) if index not in own]
+    for index in others:
+        if any(id(tensor) in kept for tensor in _tensors(modules[index])):
+            raise ConfigError(
+                f"layer '{network.graph.nodes[index].name}' shares weights with a layer of another stage; choose a "
+                "parallel.balance that leaves them on one, or give each its own"
+            )
+    empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old one, whose id stays its own
+    for module in network.modules():
+        for values in (module._parameters, module._buffers):
+            for name, tensor in list(values.items()):
+                if tensor is not None and id(tensor) not in kept:
+                    values[name] = _without_values(tensor, dtype, empty)  # type: ignore[assignment]
+    for index in others:
+        modules[index].to("meta", dtype).requires_grad_(False)
+    for index in own:
+        modules[index].to(device, dtype)
+        modules[index].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
+    return *module.parameters(), *module.buffers()
+
+
+def _without_values(
+    tensor: torch.Tensor, dtype: torch.dtype, empty: dict[int, tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
+    """The same on `meta`; one for all that share it."""
+    if id(tensor) not in empty:
+        meta = torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+        made = nn.Parameter(meta, requires_grad=False) if isinstance(tensor, nn.Parameter) else meta
+        empty[id(tensor)] = tensor, made
+    return empty[id(tensor)][1]
 
 
 def tensor_dtypes(

@@ -28,7 +28,8 @@ def choose_fusion(
     def seconds(fusion: int) -> float:
         return max(rank.seconds(machine) for rank in layer_ranks(graph, rows, cols, fusion, bands, value_bytes))
 
-    halos = max(sum(at.exchanges for at in layer_windows(graph, partition)) for partition in (rows, cols))
+    dims = (graph, rows), (graph.along_columns, cols)
+    halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
     return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
 
 

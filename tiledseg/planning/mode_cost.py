@@ -135,7 +135,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
 
 def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Partition]:
     """How layer mode cuts the input: at the blocks' edges, moved to where the ranks' blocks fit all layers."""
-    return settle(graph, decomposition.rows), settle(graph, decomposition.cols)
+    return settle(graph, decomposition.rows), settle(graph.along_columns, decomposition.cols)
 
 
 def gradient_bytes(task: Task) -> int:
@@ -167,7 +167,7 @@ def layer_ranks(
     graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
 ) -> list[LayerRank]:
     """The kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
-    along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph, cols, fusion)
+    along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
     tensors = tensors_of(graph, bands, value_bytes)
     pairs = itertools.product(
         zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
@@ -180,7 +180,8 @@ def layer_ranks(
 
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
-    steps = itertools.product(*(rank_kinds(graph, dim, fusion).steps for dim in (rows, cols)))
+    dims = (graph, rows), (graph.along_columns, cols)
+    steps = itertools.product(*(rank_kinds(each, dim, fusion).steps for each, dim in dims))
     shapes = (largest_of_block(graph, bands, row, col) for row, col in steps)
     check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 

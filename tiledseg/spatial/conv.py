@@ -79,7 +79,22 @@ def _describe(module: nn.Conv2d, dim: int) -> Convolution:
         before, after = total // 2, total - total // 2
     elif not isinstance(module.padding, str):
         before = after = module.padding[dim]
-    return Convolution(module.out_channels, kernel, stride, before, dilation, extra=after - before)
+    return Convolution(
+        module.out_channels,
+        kernel,
+        stride,
+        before,
+        dilation,
+        module.bias is not None,
+        after - before,
+        module.groups,
+        _across(module, dim),
+    )
+
+
+def _across(module: nn.Conv2d | nn.ConvTranspose2d, dim: int) -> int | None:
+    """The kernel along the other dim, where it differs."""
+    return None if module.kernel_size[0] == module.kernel_size[1] else module.kernel_size[1 - dim]
 
 
 class SpatialTransposedConvolution(SpatialLayer):
@@ -93,10 +108,13 @@ class SpatialTransposedConvolution(SpatialLayer):
             TransposedConvolution(
                 module.out_channels,
                 module.kernel_size[dim],
+                module.bias is not None,
                 stride=module.stride[dim],
                 padding=_int(module.padding[dim]),
                 output_padding=module.output_padding[dim],
                 dilation=module.dilation[dim],
+                groups=module.groups,
+                across=_across(module, dim),
             )
             for dim in (0, 1)
         )

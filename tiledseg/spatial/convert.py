@@ -80,7 +80,7 @@ class Own(SpatialLayer):
 
     def __init__(self, name: str, module: BlockModule, axes: Axes) -> None:
         self._module, self._ranks, self.fill = module, axes.image, module.fill
-        self.descriptions = module.description, module.description
+        self.descriptions = module.description, module.column_description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         return self._module.on_block(place, self._ranks, x_BCHW, *others_BCHW)

@@ -28,7 +28,8 @@ class SpatialNorm(SpatialLayer):
             raise ConfigError(f"layer '{name}' keeps running statistics of instances; set track_running_stats=False")
         self.module: Any = module
         self.axes = axes
-        self.descriptions = Norm(kind), Norm(kind)
+        groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
+        self.descriptions = Norm(kind, groups), Norm(kind, groups)
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:

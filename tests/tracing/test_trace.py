@@ -1,0 +1,94 @@
+"""A module's graph: the module's own outputs and names, its halo, and one message of all that cannot be exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tracing.networks import Double, Inexact, Mixed, Outer, PaddingUNet, Pointed, Squeezed
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import minimum_halo, network_footprint
+from tiledseg.tracing.trace import trace
+
+MODULES = {
+    "convolution": lambda: nn.Conv2d(3, 4, 3, padding=1),
+    "sequence": lambda: nn.Sequential(Double(3, 4), nn.MaxPool2d(2), nn.ConvTranspose2d(4, 2, 2, 2)),
+    "unet": PaddingUNet,
+    "pointed": lambda: Outer(Pointed(8)),
+    "squeezed": lambda: Outer(Squeezed(8)),
+    "mixed": lambda: Outer(Mixed(8)),
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODULES[name]().double()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_outputs_and_gradients_are_the_modules(name: str) -> None:
+    module = made(name).eval()
+    network = trace(module, 3)
+    x_BCHW = torch.randn(1, 3, 32, 48, dtype=torch.float64)
+    expected = module(x_BCHW)
+    expected.square().sum().backward()
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    found = network(x_BCHW)
+    found.square().sum().backward()
+    assert (found - expected).norm() <= 1e-13 * expected.norm()
+    for gradient, parameter in zip(gradients, network.parameters(), strict=True):
+        assert (parameter.grad - gradient).norm() <= 1e-12 * gradient.norm()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_weights_are_shared_and_names_stay(name: str) -> None:
+    module = made(name)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    network = trace(module, 3)
+    assert list(network.state_dict()) == list(before)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items()), "tracing moves no buffer"
+    pairs = zip(network.named_parameters(), module.named_parameters(), strict=True)
+    assert all(a[0] == b[0] and a[1] is b[1] for a, b in pairs)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(2)
+    x_BCHW = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    module.eval(), network.eval()
+    assert torch.allclose(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=0)
+
+
+def test_a_module_keeps_its_mode_and_the_network_takes_it() -> None:
+    module = made("unet").train()
+    module.second.eval()
+    network = trace(module, 3)
+    assert module.training
+    assert network.training
+    assert not module.second.training, "frozen parts stay frozen"
+
+
+def test_the_halo_of_a_kernel_that_is_no_square_is_the_larger() -> None:
+    network = trace(made("pointed"), 3)
+    assert minimum_halo(network.graph) == (4, 4)
+    assert network_footprint(network.graph).alignment == 1
+
+
+def test_nodes_are_named_after_the_modules_that_call() -> None:
+    names = [node.name for node in trace(made("unet"), 3).graph.nodes]
+    assert names[:3] == ["first.body.0", "first.body.1", "first.body.2"]
+    assert {"dropout.dropout", "interpolate", "cat", "head"} <= set(names)
+
+
+def test_all_refusals_come_at_once_with_their_lines() -> None:
+    with pytest.raises(ConfigError) as error:
+        trace(Inexact(), 3)
+    message = str(error.value)
+    for word in ("__bool__", "align_corners", "fft_fft2", "6 x 6 means", "cumsum", "networks.py:"):
+        assert word in message, word
+    assert "\n" not in message
+
+
+def test_bands_that_do_not_fit_are_said() -> None:
+    with pytest.raises(ConfigError, match="does not run on 5 bands"):
+        trace(made("unet"), 5)

@@ -1,0 +1,88 @@
+"""Any function of single pixels, as a value: a call of torch's by name, in the layout in which its author made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tiledseg.geometry.layer import Layer
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor among a call's arguments: input `index` of the node, or weight `index` of the layer."""
+
+    index: int
+    is_weight: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """In which dims a function sees a tensor of (batch, channels, height, width): `B`, `C`, `H`, `W`, each once, in
+    any order; neighbours in one word are one dim (`B HW C`: tokens). `channels`: the factors of C, where it has been
+    split; the dims then say `C0`, `C1`. `one_pixel`: all pixels are the same, and H and W are 1, or left out.
+    """
+
+    dims: tuple[tuple[str, ...], ...] = (("B",), ("C0",), ("H",), ("W",))
+    channels: tuple[int, ...] = ()
+    one_pixel: bool = False
+
+
+@dataclass(frozen=True)
+class Pixelwise(Layer):
+    """`function` of torch, called with `arguments` and `keywords`, in which a `Slot` stands for a tensor.
+
+    Each pixel of its output depends on that pixel of its inputs alone. It gives `out_channels`, and has weights of the
+    shapes `weights`. `before` are the layouts of its inputs, `after` that of its output.
+    """
+
+    function: str
+    arguments: tuple[object, ...]
+    out_channels: int
+    keywords: tuple[tuple[str, object], ...] = ()
+    before: tuple[Layout, ...] = (Layout(),)
+    after: Layout = field(default_factory=Layout)
+    weights: tuple[tuple[int, ...], ...] = ()
+    part: int | None = None  # of a function that gives several tensors
+
+    @property
+    def arity(self) -> int:
+        return len(self.before)
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def parameters(self, channels: int) -> int:
+        return sum(_product(shape) for shape in self.weights)
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return tuple(range(self.arity))
+
+    @property
+    def protects_output(self) -> bool:
+        return True  # a view, or all pixels one in memory, or needed by the backward pass: only the function knows
+
+
+@dataclass(frozen=True)
+class OfOnePixel(Layer):
+    """A layer with `weights` weights of a tensor whose pixels are all the same: computed for one, and taken for all."""
+
+    out_channels: int
+    weights: int = 0
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def parameters(self, channels: int) -> int:
+        return self.weights
+
+    @property
+    def protects_output(self) -> bool:
+        return True  # all its pixels are one in memory
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

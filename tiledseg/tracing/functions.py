@@ -1,0 +1,310 @@
+"""What each function of torch is among a graph's layers: one handler a function, and the names of those that work on
+single pixels. A function that has no handler is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tiledseg.geometry.joins import Add, Concatenate, Multiply
+from tiledseg.geometry.layer import Dropout
+from tiledseg.geometry.pixelwise import Layout
+from tiledseg.models import joins
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.spatial.convert import POINTWISE
+from tiledseg.tracing.lowering import (
+    WHOLE,
+    RefusalError,
+    Step,
+    Value,
+    channel_dims,
+    pixelwise,
+    without,
+)
+from tiledseg.tracing.spaces import SPACES
+from tiledseg.tracing.views import VIEWS
+
+Handler = Callable[[Step], list[Value]]
+
+# By the name under which torch gives a new tensor.
+ELEMENTWISE = frozenset(
+    [
+        "abs",
+        "add",
+        "addcdiv",
+        "addcmul",
+        "atan",
+        "celu",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "cos",
+        "div",
+        "elu",
+        "eq",
+        "erf",
+        "exp",
+        "expm1",
+        "floor_divide",
+        "ge",
+        "gelu",
+        "gt",
+        "hardshrink",
+        "hardsigmoid",
+        "hardswish",
+        "hardtanh",
+        "le",
+        "leaky_relu",
+        "lerp",
+        "log",
+        "log1p",
+        "log2",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logsigmoid",
+        "lt",
+        "maximum",
+        "minimum",
+        "mish",
+        "mul",
+        "ne",
+        "neg",
+        "pow",
+        "prelu",
+        "reciprocal",
+        "relu",
+        "relu6",
+        "rsqrt",
+        "rsub",
+        "selu",
+        "sigmoid",
+        "sign",
+        "silu",
+        "sin",
+        "softplus",
+        "softshrink",
+        "softsign",
+        "sqrt",
+        "square",
+        "sub",
+        "tanh",
+        "tanhshrink",
+        "threshold",
+        "where",
+    ]
+)
+RENAMED = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "true_divide": "div",
+    "negative": "neg",
+    "absolute": "abs",
+    "clip": "clamp",
+    "__rpow__": "__rpow__",
+    "__rdiv__": "__rdiv__",
+    "__rsub__": "__rsub__",
+    "special_expit": "sigmoid",
+    "concat": "cat",
+    "concatenate": "cat",
+    "_threshold": "threshold",
+}
+REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
+ALONG_CHANNELS = frozenset(["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize"])
+REDUCING = frozenset(
+    ["sum", "prod", "amax", "amin", "max", "min", "logsumexp", "norm", "argmax", "argmin", "var", "std", "any", "all"]
+)
+SAME = frozenset(
+    [
+        "contiguous",
+        "clone",
+        "to",
+        "float",
+        "double",
+        "half",
+        "type",
+        "type_as",
+        "detach",
+        "data",
+        "alias",
+        "requires_grad_",
+        "cpu",
+        "cuda",
+    ]
+)
+PARTS = frozenset(["chunk", "split", "tensor_split"])
+
+
+def handler_of(name: str) -> Handler | None:
+    """The handler of a function; None where nobody has told what it is."""
+    name = plain(name)
+    if name in HANDLERS:
+        return HANDLERS[name]
+    if name in ELEMENTWISE or name in REVERSED:
+        return _elementwise
+    if name in SAME:
+        return _same
+    return None
+
+
+def plain(name: str) -> str:
+    """The function that gives a new tensor: `relu` of `relu_`, `add` of `__iadd__`."""
+    if name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"):
+        name = name[3:-2]
+    elif name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    name = {"__add__": "add", "__radd__": "add", "__mul__": "mul", "__rmul__": "mul"}.get(name, name)
+    return RENAMED.get(name, name)
+
+
+def _elementwise(step: Step) -> list[Value]:
+    step.check_same()
+    name = plain(step.call.function)
+    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
+    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords if key != "inplace"}
+    if keywords.pop("out", None) is not None:
+        raise RefusalError("writes into a tensor that it is given; leave `out` away")
+    if len(arguments) == 2 and not keywords and all(_is_whole(value) for value in arguments):
+        joined = _joined(step, name, arguments)
+        if joined is not None:
+            return joined
+    return pixelwise(step, name, _without_inplace(name, arguments), keywords)
+
+
+# Activations that take `inplace` by its place, and where.
+INPLACE = {"relu": 1, "relu6": 1, "selu": 1, "silu": 1, "mish": 1, "hardswish": 1, "hardsigmoid": 1}
+INPLACE |= {"leaky_relu": 2, "elu": 2, "celu": 2, "hardtanh": 3, "threshold": 3}
+
+
+def _without_inplace(name: str, arguments: list[Any]) -> list[Any]:
+    return arguments[: INPLACE.get(name, len(arguments))]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Value) and value.layout == WHOLE
+
+
+def _joined(step: Step, name: str, inputs: Sequence[Value]) -> list[Value] | None:
+    """A sum or product of two tensors of one number of channels."""
+    if inputs[0].shape != inputs[1].shape or inputs[0] == inputs[1]:
+        return None
+    if name == "add":
+        return [step.made(step.lowering.add(step, "add", Add(), joins.Add((0, 0)), inputs))]
+    if name == "mul":
+        return [step.made(step.lowering.add(step, "mul", Multiply(), joins.Multiply((0, 0)), inputs))]
+    return None
+
+
+def _same(step: Step) -> list[Value]:
+    value = step.value(0, "self")
+    return [step.made(value.node, value.layout)]
+
+
+def _cat(step: Step) -> list[Value]:
+    inputs = step.argument(0, "tensors")
+    dim = step.argument(1, "dim", 0)
+    if not all(isinstance(value, Value) for value in inputs):
+        raise RefusalError(
+            "joins a tensor that does not depend on the input; leave it away, or compute it from the input"
+        )
+    if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
+        if len(inputs) == 1:
+            return [step.made(inputs[0].node)]
+        crops = (0,) * len(inputs)
+        node = step.lowering.add(step, "cat", Concatenate(crops), joins.Concatenate(crops), inputs)
+        return [step.made(node)]
+    return pixelwise(
+        step, "cat", (tuple(inputs),), {"dim": dim}, without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
+    )
+
+
+def _along_channels(step: Step) -> list[Value]:
+    step.check_same()
+    value = step.value()
+    name = plain(step.call.function)
+    dim = step.argument(2 if name == "normalize" else 1, "dim", 1 if name == "normalize" else None)
+    if dim is None:
+        raise RefusalError("is given no dim; say dim=1")
+    channel_dims(value, dim)
+    return _called(step, name)
+
+
+def _called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
+    """The call as it was made, by a node of single pixels."""
+    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
+    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
+    return pixelwise(step, name, arguments, keywords, layout, broadcasts=False)
+
+
+def _parts(step: Step) -> list[Value]:
+    step.check_same()
+    value = step.value(0, "tensor")
+    (dim,) = channel_dims(value, step.argument(2, "dim", 0))
+    start, made = 0, []
+    for part, shape in enumerate(step.call.shapes):
+        made.append(_narrowed(step, value, dim, start, shape[dim], part))
+        start += shape[dim]
+    return made
+
+
+def _narrowed(step: Step, value: Value, dim: int, start: int, length: int, part: int = 0) -> Value:
+    """Some of the channels."""
+    layout = without(value.layout, (dim,), True)
+    single = _one(step, part)
+    (found,) = pixelwise(single, "narrow", (value, dim, start, length), {}, layout)
+    return found
+
+
+def _one(step: Step, part: int) -> Step:
+    """The step as if it gave that part only."""
+    one, other = (replace(call, shapes=(call.shapes[part],)) for call in (step.call, step.other))
+    return Step(one, other, step.lowering)
+
+
+def _linear(step: Step) -> list[Value]:
+    value = step.value()
+    channel_dims(value, -1)
+    return _called(step, "linear", without(value.layout, (len(value.shape) - 1,), True))
+
+
+def _layer_norm(step: Step) -> list[Value]:
+    value = step.value()
+    normalized = step.argument(1, "normalized_shape")
+    channel_dims(value, tuple(range(-len(tuple(normalized)), 0)))
+    return _called(step, "layer_norm")
+
+
+def _dropout(step: Step) -> list[Value]:
+    value = step.value()
+    probability = step.argument(1, "p", 0.5)
+    if probability == 0:
+        return [step.made(value.node, value.layout)]
+    module = ChannelDropout("", probability)
+    module.name = step.lowering.add(step, "dropout", Dropout(probability), module, (value,))
+    return [step.made(module.name, value.layout)]
+
+
+def unit(step: Step) -> list[Value]:
+    """A module that is one layer, and computed by itself."""
+    module = step.call.module
+    assert module is not None, "a unit is a module's call"
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise RefusalError("has hooks, which a tile would run too; remove them, or make them modules of their own")
+    value = step.value()
+    if type(module) not in POINTWISE:
+        step.full()
+    return [step.made(step.lowering.add_module(step, module, value), value.layout)]
+
+
+HANDLERS: dict[str, Handler] = {
+    **SPACES,
+    **VIEWS,
+    "cat": _cat,
+    "linear": _linear,
+    "layer_norm": _layer_norm,
+    **dict.fromkeys(PARTS, _parts),
+    **dict.fromkeys(ALONG_CHANNELS, _along_channels),
+    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout", "alpha_dropout"), _dropout),
+}

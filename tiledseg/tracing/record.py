@@ -1,0 +1,227 @@
+"""A record of what a module calls: it runs on real tensors, and every call of torch that sees one is written down.
+
+torch.fx's own tracer hands modules stand-ins of tensors. Code that asks `isinstance(x, torch.Tensor)`, or what
+`x.shape` is, then goes another way without a word. Here tensors are tensors and sizes numbers; what depends on them is
+found by a second record at another size (`tracing.calls`). Decision 0016.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+READS_VALUES = frozenset(
+    (
+        *("__bool__", "item", "__int__", "__float__", "__index__", "__contains__", "__array__", "tolist", "numpy"),
+        *("is_nonzero", "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that depends on the input: `part` of what call `call` gave; the input itself is of call -1."""
+
+    call: int
+    part: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A tensor that does not depend on the input: a weight or buffer of the module by `name`, or else computed."""
+
+    tensor: torch.Tensor
+    name: str | None = None
+    weights: tuple[torch.Tensor, ...] = ()  # those that it was computed from
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: of the module `module`, or of torch's function `function`. `owner`: the path of the module that makes
+    it, `at`: the file and line. Tensors among the arguments are `Made` or `Given`. `shapes`: of what it gave."""
+
+    function: str
+    module: nn.Module | None
+    owner: str
+    at: str
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Record:
+    """All calls of one run, and what the module returned."""
+
+    size: tuple[int, int]
+    calls: list[Call] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    returned: Any = None
+
+    def shape(self, made: Made) -> tuple[int, ...]:
+        return self.calls[made.call].shapes[made.part]
+
+
+class Recorder(TorchFunctionMode):
+    """Writes calls down while it is entered. `is_unit`: whether a module is one call, whatever it does inside."""
+
+    def __init__(self, root: nn.Module, size: tuple[int, int], is_unit: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self.record = Record(size)
+        self._is_unit = is_unit
+        self._paths = {id(module): name for name, module in root.named_modules()}
+        self._owners: list[str] = [""]
+        self._inside = 0  # units
+        self._known: dict[int, Made | Given] = {}
+        self._alive: list[torch.Tensor] = []  # an id belongs to one tensor as long as it lives
+        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+            self.know(tensor, Given(tensor, name, (tensor,)))
+
+    def know(self, tensor: torch.Tensor, value: Made | Given) -> None:
+        self._known[id(tensor)] = value
+        self._alive.append(tensor)
+
+    def placed(self, value: Any) -> Any:
+        """A value with what is known of each tensor in its place."""
+        if isinstance(value, torch.Tensor):
+            return self._known.get(id(value)) or Given(value)
+        if isinstance(value, tuple | list):
+            return tuple(self.placed(each) for each in value)
+        if isinstance(value, Mapping):
+            return {key: self.placed(each) for key, each in value.items()}
+        return value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside:
+            return func(*args, **kwargs)
+        placed, named = self.placed(args), self.placed(kwargs)
+        name = function_name(func)
+        result = func(*args, **kwargs)
+        known = list(values_in((placed, named)))
+        depends = any(isinstance(value, Made) for value in known)
+        if depends and name in READS_VALUES:
+            self.record.faults.append(
+                f"{self._owners[-1] or 'the module'} at {calling_line()}: {name} reads the values of a tensor, and "
+                "what is computed next may depend on them; compute with tensors alone"
+            )
+        self._note(name, None, placed, named, result, depends, known)
+        return result
+
+    def call_module(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of nn.Module.__call__."""
+        path = self._paths.get(id(module), f"{self._owners[-1]}.{type(module).__name__}".lstrip("."))
+        if self._inside or not self._is_unit(module):
+            self._owners.append(path)
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._owners.pop()
+        placed, named = self.placed(args), self.placed(kwargs)
+        self._inside += 1
+        try:
+            result = call(module, *args, **kwargs)
+        finally:
+            self._inside -= 1
+        known = list(values_in((placed, named)))
+        self._owners.append(path)
+        self._note(type(module).__name__, module, placed, named, result, any(isinstance(v, Made) for v in known), known)
+        self._owners.pop()
+        return result
+
+    def _note(
+        self, name: str, module: nn.Module | None, placed: Any, named: Any, result: Any, depends: bool, known: list[Any]
+    ) -> None:
+        parts = list(tensors_in(result))
+        if not depends:
+            weights = tuple(dict.fromkeys(w for value in known for w in value.weights))
+            for part in parts:
+                if id(part) not in self._known or part.requires_grad:
+                    self.know(part, self._known.get(id(part)) or Given(part, None, weights))
+            return
+        if not parts:
+            return
+        shapes = tuple(tuple(part.shape) for part in parts)
+        for number, part in enumerate(parts):
+            self.know(part, Made(len(self.record.calls), number))
+        self.record.calls.append(Call(name, module, self._owners[-1], calling_line(), placed, named, shapes))
+
+
+def record(root: nn.Module, x_BCHW: torch.Tensor, is_unit: Callable[[nn.Module], bool]) -> Record:
+    """What `root` calls for this input. No buffer and no state of random numbers moves."""
+    recorder = Recorder(root, (x_BCHW.shape[2], x_BCHW.shape[3]), is_unit)
+    recorder.know(x_BCHW, Made(-1))
+    with torch.no_grad(), torch.random.fork_rng(), _still_buffers(root), _calls_of_modules(recorder), recorder:
+        returned = root(x_BCHW)
+    recorder.record.returned = recorder.placed(returned)
+    return recorder.record
+
+
+@contextmanager
+def _calls_of_modules(recorder: Recorder) -> Iterator[None]:
+    original = nn.Module.__call__
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return recorder.call_module(module, original, *args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _still_buffers(root: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+def function_name(func: Any) -> str:
+    """`relu` of torch.nn.functional.relu, `shape` of a property's getter."""
+    if getattr(func, "__name__", "") == "__get__":
+        return str(getattr(getattr(func, "__self__", None), "__name__", "__get__"))
+    return str(getattr(func, "__name__", repr(func)))
+
+
+def values_in(value: Any) -> Iterator[Made | Given]:
+    if isinstance(value, Made | Given):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from values_in(each)
+    elif isinstance(value, Mapping):
+        yield from values_in(list(value.values()))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def calling_line() -> str:
+    """The file and line of the innermost code that is neither torch's nor of this room."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/torch/" not in name and not name.startswith(_HERE) and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line"
+
+
+_HERE = __file__.rsplit("/", 1)[0]

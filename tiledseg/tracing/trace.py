@@ -1,0 +1,162 @@
+"""Any module as a graph: `trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.receptive_field import output_size
+from tiledseg.models.block import BlockModule
+from tiledseg.models.network import GraphNetwork
+from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.tracing.functions import handler_of, unit
+from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Lowering, RefusalError, Step, Value, assembled, differing
+from tiledseg.tracing.record import Made, Record, record, values_in
+
+# Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level.
+SIZES = (((64, 96), (96, 160)), ((128, 192), (192, 320)), ((256, 384), (384, 640)))
+RESIZING = (
+    nn.Upsample,
+    nn.UpsamplingNearest2d,
+    nn.UpsamplingBilinear2d,
+)  # to a size, or by a factor: asked at the call
+TOLERANCE = {torch.float64: 1e-11}
+
+
+def trace(module: nn.Module, bands: int) -> GraphNetwork:
+    """The network that computes what `module` does for images of `bands` bands, as a graph.
+
+    It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
+    Dropout is drawn by channels and by position (`models.dropout`), whatever the module draws.
+
+    Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
+    reason, what to do; or that says where the module cannot be run, or does not do the same at every size.
+    """
+    found = None
+    for sizes in _tried(module, bands):
+        try:
+            return _traced(module, bands, sizes)
+        except (ConfigError, GeometryError) as error:
+            found = found or error
+    assert found is not None, "sizes are tried"
+    raise found
+
+
+def _tried(module: nn.Module, bands: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    yield from SIZES[:1]
+
+
+def _traced(module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...]) -> GraphNetwork:
+    with _evaluating(module):
+        one, other = (_record(module, bands, size) for size in sizes)
+    different = differing(one, other)
+    if different and one.faults:
+        raise _refused(one.faults)
+    if different:
+        raise ConfigError(
+            f"the module does not call the same at every size: {different}; let no branch ask for the size"
+        )
+    lowering = Lowering(one, other)
+    lowering.run(bands, _lowered)
+    outputs = _outputs(lowering, one)
+    if lowering.faults:
+        raise _refused(lowering.faults)
+    graph, modules = assembled(lowering, outputs)
+    network = GraphNetwork(graph, bands, modules, module)
+    for size in sizes:
+        output_size(graph, size[0])
+        output_size(graph.along_columns, size[1])
+    _check(network, module, bands, sizes[0])
+    return network
+
+
+def _refused(faults: list[str]) -> ConfigError:
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, 1))
+    return ConfigError(f"the module cannot be computed exactly on tiles: {listed}")
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in modes:
+            each.training = training
+
+
+def _probe(module: nn.Module, bands: int, size: tuple[int, int]) -> torch.Tensor:
+    weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(2, bands, *size, generator=draw).to(weight.device, weight.dtype)
+
+
+def _record(module: nn.Module, bands: int, size: tuple[int, int]) -> Record:
+    try:
+        return record(module, _probe(module, bands, size), _is_unit)
+    except Exception as error:  # whatever the module raises
+        raise ConfigError(
+            f"the module does not run on {bands} bands of {size[0]} x {size[1]} pixels: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}; give the bands that it takes"
+        ) from error
+
+
+def _is_unit(module: nn.Module) -> bool:
+    kind = type(module)
+    own = isinstance(module, BlockModule) and module.speaks_for_blocks()
+    return own or (kind in TWINS and kind not in RESIZING) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
+
+
+def _lowered(step: Step) -> list[Value]:
+    if step.call.module is not None:
+        return unit(step)
+    handler = handler_of(step.call.function)
+    if handler is None:
+        raise RefusalError(
+            "is not known to give the same on a part of the image as on all of it; use a function that is"
+        )
+    return handler(step)
+
+
+def _outputs(lowering: Lowering, one: Record) -> list[str]:
+    returned = list(values_in(one.returned))
+    found = []
+    for value in returned:
+        made = lowering.values.get(value) if isinstance(value, Made) else None
+        if made is None:
+            lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
+        elif made.layout != WHOLE and made.node is not None:
+            kind = "one value a channel" if made.layout == ONE_PIXEL or made.layout.one_pixel else f"{made.shape}"
+            lowering.faults.append(f"the module returns {kind}, no image; return (batch, channels, height, width)")
+        elif made.node is not None:
+            found.append(made.node)
+    if not returned:
+        lowering.faults.append("the module returns no tensor; return one")
+    return found
+
+
+def _check(network: GraphNetwork, module: nn.Module, bands: int, size: tuple[int, int]) -> None:
+    """Raise ConfigError where the graph does not give what the module gives: something was not seen."""
+    x_BCHW = _probe(module, bands, size)
+    with torch.no_grad(), _evaluating(network), _evaluating(module):
+        found, expected = network(x_BCHW), module(x_BCHW)
+    pairs = zip(_tensors(found), _tensors(expected), strict=True)
+    worst = max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in pairs)
+    if not worst <= TOLERANCE.get(x_BCHW.dtype, 1e-4):
+        raise ConfigError(
+            f"the module's graph gives outputs that differ from the module's by {worst:.1e}: something that it does "
+            "was not seen, such as writing into a view; write it without"
+        )
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return _tensors(list(value.values()))
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, list | tuple) else []
