@@ -14,7 +14,7 @@ from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
 
-AUTO = "auto"
+AUTO, IMAGENET = "auto", "imagenet"
 CLASSES = "2 to 255 classes, or a map of raw value to class"
 GRID = "auto, a number of at least 1, or [rows, cols]"
 LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
@@ -34,7 +34,8 @@ class DataConfig:
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
         references: open formats that read further files and URLs, such as VRT and WMS (docs/security.md)
-        normalize: standardise each band by its mean and deviation over the training images
+        normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
+            red, green and blue of 8 bits, by those that published encoders were trained with
         workers: reading threads a rank
         prefetch: tiles read ahead a rank
     """
@@ -48,7 +49,7 @@ class DataConfig:
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
     references: bool = False
-    normalize: bool = True
+    normalize: bool | str = True
     workers: int = number(2, 1, 256)
     prefetch: int = number(2, 1, 4096)
 
@@ -63,6 +64,8 @@ class DataConfig:
             )
         if isinstance(self.classes, int) and not 2 <= self.classes <= 255:
             raise ConfigError(f"data.classes is {self.classes}; give {CLASSES}")
+        if isinstance(self.normalize, str):
+            one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
 
@@ -125,6 +128,7 @@ class ModelConfig:
         upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
         encoder: of a residual U-Net: resnet18, resnet34 or resnet50
+        pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
     """
 
     name: str = "unet"
@@ -137,6 +141,7 @@ class ModelConfig:
     upsampling: str = AUTO
     dropout: float = number(0.0, 0.0, 1.0, below=True)
     encoder: str = "resnet34"
+    pretrained: str | None = None
 
     def check(self) -> None:
         check_values("model", self)

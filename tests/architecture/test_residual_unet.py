@@ -44,10 +44,10 @@ def test_an_encoder_is_what_torch_computes_with_its_weights(encoder: str, stride
     state = {name.removeprefix("layers.").replace("-", "."): t for name, t in network.state_dict().items()}
     x_BCHW = torch.randn(2, 3, 64, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        assert relative(network(x_BCHW), _resnet(state, encoder, stride, x_BCHW)) < 1e-13
+        assert relative(network(x_BCHW), reference_resnet(state, encoder, stride, x_BCHW)) < 1e-13
 
 
-def _resnet(state: dict[str, torch.Tensor], encoder: str, stride: int, x: torch.Tensor) -> torch.Tensor:
+def reference_resnet(state: dict[str, torch.Tensor], encoder: str, stride: int, x: torch.Tensor) -> torch.Tensor:
     def unit(x: torch.Tensor, conv: str, norm: str, stride: int = 1, dilation: int = 1) -> torch.Tensor:
         weight = state[f"{conv}.weight"]
         y = functional.conv2d(x, weight, None, stride, dilation * (weight.shape[2] // 2), dilation)

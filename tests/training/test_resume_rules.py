@@ -72,7 +72,15 @@ OTHERS: dict[str, Any] = {
     "run.output": "elsewhere",
     "run.verbosity": 2,
 }
-ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name", "model.encoder"}
+ELSEWHERE = {
+    "data.images",
+    "data.labels",
+    "data.val_images",
+    "data.val_labels",
+    "model.name",
+    "model.encoder",
+    "model.pretrained",
+}
 """Keys that cannot change alone: below, and in `test_resume_sources.py`."""
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tiledseg.geometry.graph import Graph
 
@@ -27,8 +26,10 @@ class Network(Protocol):
         """Its nodes."""
 
 
+@runtime_checkable
 class Pretrainable(Network, Protocol):
     """A network whose encoder is a published one, for which files of weights go round."""
 
-    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
-        """What a file that holds tensors of these names calls the encoder's nodes: node to module of the file."""
+    def file_names(self, normed: bool) -> dict[str, str]:
+        """What a file calls the encoder's nodes, from the input on: node to module of the file. `normed`: whether the
+        file's network has batch norms."""

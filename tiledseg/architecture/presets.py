@@ -61,7 +61,12 @@ def _check_keys(model: ModelConfig, own: set[str]) -> None:
         key, given = field.name, getattr(model, field.name)
         if given == getattr(default, key) or key == "name":
             continue
-        if key not in own:
+        if key == "pretrained":
+            if not hasattr(network_kind(model.name), "file_names"):
+                raise ConfigError(
+                    f"model.pretrained is {given}, but no encoder of {model.name} is published; leave it out"
+                )
+        elif key not in own:
             raise ConfigError(f"model.{key} is {given}, but {model.name} has no such choice; leave the key out")
         if given != getattr(preset, key, given):
             raise ConfigError(

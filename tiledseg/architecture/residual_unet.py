@@ -12,7 +12,7 @@ has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
@@ -57,7 +57,7 @@ class ResidualUNet:
         """Of the decoder at `step`, which has the size of the input divided by 2^step."""
         return max(1, self.base_channels << step >> 2)
 
-    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
+    def file_names(self, normed: bool) -> dict[str, str]:
         return file_names(self.resnet.nodes())
 
     def graph(self) -> Graph:

@@ -13,7 +13,6 @@ are 29,449,355 weights (29.46 M by Paszke et al., 2016, ENet, table 5). A norm s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options, groups_of
@@ -67,15 +66,13 @@ class SegNet:
             nodes += self._units(f"decoder{level}", [*widths, self.channels(level - 1)] if level else widths)
         return Graph((*nodes, Node("head", Convolution(self.classes, 3, padding=1))))
 
-    def file_names(self, held: Mapping[str, object]) -> dict[str, str]:
+    def file_names(self, normed: bool) -> dict[str, str]:
         """VGG-16's modules are numbered: a convolution, its norm where the file has norms, an activation; a pooling."""
-        normed = "features.1.weight" in held
         found, number = {}, 0
         for level in range(self.levels):
             for i in range(CONVOLUTIONS[level]):
                 found[f"encoder{level}.conv{i}"] = f"features.{number}"
-                if self.norm == "batch":
-                    # A file without norms has an activation there: the names of its weights will be missing.
+                if self.norm == "batch" and normed:
                     found[f"encoder{level}.norm{i}"] = f"features.{number + 1}"
                 number += 3 if normed else 2
             number += 1

@@ -43,6 +43,14 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The file of pretrained weights that a run began with, as it was named, and its sha256."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Resumed:
     """That the run went on after `step` steps with other values: of each key {"from": ..., "to": ...}, and the files
     of its images and labels that had been `rewritten`."""
@@ -66,6 +74,7 @@ class SavedState:
     marks: tuple[Mark, ...] = ((0, 0),)
     sources: tuple[Source, ...] = ()
     resumed: tuple[Resumed, ...] = ()
+    pretrained: Origin | None = None
     random: dict[str, Any] = field(default_factory=dict)
 
     @property

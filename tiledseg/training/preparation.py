@@ -20,6 +20,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
+from tiledseg.training.first_weights import check_imagenet
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     config.check()
     label_map = LabelMap.from_config(class_map(config.data), config.data.ignore_index)
     found = _inspect(config.data, label_map, "images", "labels")
+    check_imagenet(config.data.normalize, found.images[0])
     held_out = None
     if config.data.val_images:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")

@@ -16,7 +16,7 @@ from tiledseg.checkpoint.folder import (
     newest_step,
 )
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
+from tiledseg.config import IMAGENET, Config
 from tiledseg.errors import OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
@@ -27,6 +27,7 @@ from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
+from tiledseg.training.first_weights import first_weights, imagenet
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
@@ -46,11 +47,15 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     mesh.on_root(lambda: _check_weights(config, preparation, mesh))
     folder = Path(config.run.output)
-    inputs = [*preparation.files, *files]
+    weights_file = [path for path in (config.model.pretrained,) if path and Path(path).exists()]  # gone: on resume
+    inputs = [*preparation.files, *files, *weights_file]
     mesh.on_root(lambda: check_run_folder(folder, inputs))
     newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
     lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint))
+    first = first_weights(config, preparation.plan.network, mesh) if beginning.checkpoint is None else None
+    if first is not None:
+        beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
     normalization = _normalization(config, preparation, beginning, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
@@ -59,7 +64,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
         if mesh.is_root:
             notes = [warning for warning in (lost, note, unlocked) if warning]
             _announce(config, preparation, normalization, beginning, notes)
-        return Trainer(config, mesh, preparation, normalization, beginning).run()
+        weights = first.tensors if first else {}
+        return Trainer(config, mesh, preparation, normalization, beginning, weights).run()
 
 
 def _check_weights(config: Config, preparation: Preparation, mesh: Mesh) -> None:
@@ -110,7 +116,9 @@ def _normalization(config: Config, preparation: Preparation, beginning: Beginnin
     """Of the checkpoint, whose weights have learned with it; else measured. All labels that are new are looked at."""
     checkpoint = beginning.checkpoint
     if checkpoint is None:
-        return _survey(config, preparation, range(len(preparation.training.images)), config.data.normalize, mesh)
+        normalize = config.data.normalize is not False
+        found = _survey(config, preparation, range(len(preparation.training.images)), normalize, mesh)
+        return imagenet(found) if config.data.normalize == IMAGENET else found
     if beginning.added:
         _survey(config, preparation, beginning.added, False, mesh)
     return checkpoint.saved.normalization

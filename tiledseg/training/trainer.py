@@ -6,10 +6,12 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
@@ -49,6 +51,7 @@ class Trainer:
         preparation: Preparation,
         normalization: Normalization,
         beginning: Beginning,
+        first_weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.config = config
         self.mesh = mesh
@@ -61,6 +64,8 @@ class Trainer:
         self.network = build_modules(plan.network, train.seed).to(PARAMETER_DTYPES[train.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
+        elif first_weights:
+            self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, train.precision, plan.pipeline)
         self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
         self.sampler = preparation.sampler
@@ -194,10 +199,16 @@ class Trainer:
             "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
+            "pretrained": self._pretrained(),
             "sampling": sampling_fingerprint(self.config, self.preparation),
             "random": {"seed": self.config.train.seed, "step": self.step},
             "step": self.step,
         }
+
+    def _pretrained(self) -> dict[str, str] | None:
+        """The file that the run began with, however often it has been resumed."""
+        origin = self.beginning.pretrained
+        return None if origin is None else asdict(origin)
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         load_optimizer(checkpoint, self.optimizer)
@@ -233,6 +244,7 @@ class Trainer:
             "epochs": self.position.epoch,
             "finished": not stopped,
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
+            "pretrained": self._pretrained(),
             "ranks": self.mesh.size,
             "transport": self.mesh.transport,
             "seconds": seconds,

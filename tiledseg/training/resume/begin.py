@@ -9,7 +9,7 @@ from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
 from tiledseg.checkpoint.check import Checkpoint
-from tiledseg.checkpoint.saved_state import Resumed, SavedState, Source
+from tiledseg.checkpoint.saved_state import Origin, Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
@@ -30,13 +30,15 @@ _ORDER = {  # keys by what they are among the things that the order of steps dep
 @dataclass(frozen=True)
 class Beginning:
     """What a run starts with: a checkpoint, or None; its images as they are now; where it was resumed with changes,
-    this time the last; the images, by number, that the checkpoint did not know; and warnings for the user."""
+    this time the last; the images, by number, that the checkpoint did not know; warnings for the user; and the file of
+    pretrained weights that the run began with."""
 
     checkpoint: Checkpoint | None
     sources: tuple[Source, ...]
     resumed: tuple[Resumed, ...] = ()
     added: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    pretrained: Origin | None = None
 
 
 def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparation) -> Beginning:
@@ -50,7 +52,12 @@ def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparatio
     changed = _changed(checkpoint, config, preparation, found)
     _check_end(checkpoint, config, preparation)
     return Beginning(
-        checkpoint, sources, _recorded(saved, changed, found), found.added, _warnings(checkpoint, changed, found)
+        checkpoint,
+        sources,
+        _recorded(saved, changed, found),
+        found.added,
+        _warnings(checkpoint, changed, found),
+        saved.pretrained,
     )
 
 
@@ -117,7 +124,7 @@ def _means_the_same(key: str, saved: SavedState, config: Config) -> bool:
     if key == "data.classes":
         maps = [LabelMap.from_config(class_map(data), data.ignore_index) for data in (saved.config.data, config.data)]
         return maps[0] == maps[1]
-    return key.startswith("model.")
+    return key.startswith("model.") and key != "model.pretrained"
 
 
 def _check_end(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:

@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
     "model.upsampling": Rule(REFUSED, _SHAPE),
     "model.dropout": Rule(REFUSED, "it is part of the network that a checkpoint describes"),
     "model.encoder": Rule(REFUSED, _SHAPE),
+    "model.pretrained": Rule(REFUSED, "the weights began with it; it is not read again, and may be gone"),
     "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
     "parallel.halo": Rule(MAY, _LAW),
     "parallel.mesh": Rule(MAY, _LAW),

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from tests.architecture.test_residual_unet import reference_resnet
+from tests.checkpoint.published import VGG, Tensors, resnet, vgg
+from tests.law.cases import relative
+from tiledseg.architecture.network import Pretrainable
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.resnet import BLOCKS
+from tiledseg.architecture.segnet import SegNet
+from tiledseg.checkpoint.pretrained import FirstWeights, load_pretrained, widened
+from tiledseg.errors import CheckpointError
+from tiledseg.models.network import GraphNetwork, build_modules
+
+
+def loaded(path: Path, network: Pretrainable) -> tuple[GraphNetwork, FirstWeights]:
+    first = load_pretrained(str(path), network)
+    module = build_modules(network, seed=1)
+    module.load_state_dict(first.tensors, strict=False)
+    return module.eval(), first
+
+
+def encoder_output(module: GraphNetwork, node: str, x_BCHW: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+    module.layers[node].register_forward_hook(lambda module, inputs, output: kept.append(output.clone()))
+    with torch.no_grad():
+        module(x_BCHW)
+    return kept[0]
+
+
+def vgg_output(state: Tensors, normed: bool, x: torch.Tensor) -> torch.Tensor:
+    number = 0
+    for width in VGG:
+        if width:
+            x = functional.conv2d(x, state[f"features.{number}.weight"], state[f"features.{number}.bias"], padding=1)
+            if normed:
+                number += 1
+                keys = ("running_mean", "running_var", "weight", "bias")
+                x = functional.batch_norm(x, *(state[f"features.{number}.{key}"] for key in keys))
+            x, number = x.relu(), number + 2
+        else:
+            x, number = functional.max_pool2d(x, 2), number + 1
+    return x
+
+
+@pytest.mark.parametrize(("norm", "normed"), [("batch", True), ("none", False)])
+def test_vgg_16_fits_segnet(norm: str, normed: bool, tmp_path: Path) -> None:
+    """Stand-in weights, an eighth as wide: what the encoder gives is what VGG-16 gives with them."""
+    state = vgg(normed, thinner=8)
+    torch.save({"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, tmp_path / "vgg.pth")
+    module, first = loaded(tmp_path / "vgg.pth", SegNet(base_channels=8, norm=norm))
+    x_BCHW = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    assert relative(encoder_output(module, "encoder4-pool", x_BCHW), vgg_output(state, normed, x_BCHW)) < 1e-6
+    assert first.note == f"the encoder begins with {26 + 52 * normed} tensors of {tmp_path}/vgg.pth"
+
+
+@pytest.mark.parametrize("encoder", list(BLOCKS))
+def test_resnets_fit_the_residual_unet(encoder: str, tmp_path: Path) -> None:
+    state = resnet(BLOCKS[encoder], encoder == "resnet50", 8)
+    save_file({f"encoder.{name}": tensor for name, tensor in state.items()}, tmp_path / "resnet.safetensors")
+    module, first = loaded(tmp_path / "resnet.safetensors", ResidualUNet(encoder, 8))
+    x_BCHW = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    found_BCHW = encoder_output(module, f"layer4-{BLOCKS[encoder][3] - 1}-relu", x_BCHW)
+    assert relative(found_BCHW, reference_resnet(state, encoder, 32, x_BCHW)) < 1e-5
+    assert "lacks" not in first.note
+    assert "left out" in first.note, "encoder.fc is no name of the published network"
+
+
+def test_what_a_file_lacks_and_has_beside_is_said_in_a_line(tmp_path: Path) -> None:
+    state = vgg(False, thinner=8)
+    torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "vgg.pth")
+    network = SegNet(levels=4, base_channels=8)
+    note = load_pretrained(str(tmp_path / "vgg.pth"), network).note
+    assert "it has no norms, of which 10 begin at 1 and 0; left out: 'features.24.weight' and 6 more" in note
+    del state["features.2.bias"]
+    torch.save(state, tmp_path / "vgg.pth")
+    assert "it lacks 'features.2.bias';" in load_pretrained(str(tmp_path / "vgg.pth"), network).note
+    wide = SegNet(base_channels=8, bands=5)
+    assert "'features.0.weight' widened to 5 bands" in load_pretrained(str(tmp_path / "vgg.pth"), wide).note
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 4, 7])
+def test_the_first_convolution_takes_any_bands(bands: int) -> None:
+    weight = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wide = widened(weight, bands)
+    assert wide.shape == (5, bands, 3, 3)
+    assert torch.allclose(wide.sum(1), weight.sum(1), rtol=1e-12, atol=1e-12), "grey excites it as before"
+    if bands >= 3:
+        assert torch.equal(wide[:, :3], weight * (3 / bands)), "red, green and blue stay what they are"
+
+
+def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.pth"
+    for state, network, words in (
+        (resnet((2, 2, 2, 2), False, 8), SegNet(base_channels=8), "holds none of the weights of SegNet of 5 levels"),
+        (resnet((2, 2, 2, 2), False, 4), ResidualUNet("resnet18", 8), r"'conv1.weight' is \(4, 3, 7, 7\), but"),
+        (
+            resnet((2, 2, 2, 2), False, 8),
+            ResidualUNet("resnet18", 8, "none"),
+            "20 fit nowhere; set model.norm to batch",
+        ),
+        ({"conv1.weight": torch.full((8, 3, 7, 7), float("nan"))}, ResidualUNet("resnet18", 8), "is not finite"),
+    ):
+        torch.save(state, path)
+        with pytest.raises(CheckpointError, match=words):
+            load_pretrained(str(path), network)
+    with pytest.raises(CheckpointError, match=r"missing\.pth: No such file"):
+        load_pretrained(str(tmp_path / "missing.pth"), SegNet())

@@ -1,0 +1,89 @@
+"""Runs that begin with published weights: stand-ins, seeded, in torchvision's names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoint.published import resnet
+from tests.crash.runs import Material
+from tests.small_files import write_raster
+from tests.training.test_start import config_of, run
+from tiledseg.checkpoint.folder import find_checkpoint, load_network
+from tiledseg.config import Config, ModelConfig, OptimizerConfig
+from tiledseg.errors import CheckpointError, ConfigError, InputError
+from tiledseg.models.network import build_modules
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("first"))
+
+
+def pretrained(material: Material, folder: Path, file: Path, rate: float = 1e-12) -> Config:
+    config = config_of(material, folder)
+    config.model = ModelConfig("residual_unet", encoder="resnet18", base_channels=8, pretrained=str(file))
+    config.optimizer = OptimizerConfig(lr=rate)
+    config.tiling.grid = 1
+    config.train = replace(config.train, tiles_per_step=None, precision="fp32")
+    return config
+
+
+def test_a_run_begins_with_a_file_says_so_and_goes_on_without_it(
+    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "resnet18.pth", tmp_path / "run"
+    state = resnet((2, 2, 2, 2), False, 8)
+    torch.save(state, file)
+    origin = {"path": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    config = pretrained(material, folder, file)
+    config.run.verbosity = 1
+    config.data.normalize = "imagenet"
+    assert run(config) == 0
+    assert f"warning: the encoder begins with 100 tensors of {file}" in capsys.readouterr().err
+    checkpoint = find_checkpoint(folder)
+    network = build_modules(checkpoint.saved.network)
+    load_network(checkpoint, network)
+    for name in ("conv1", "layer4.1.conv2", "layer3.0.downsample.0"):
+        weight = network.state_dict()[f"layers.{name.replace('.', '-')}.weight"]
+        assert torch.allclose(weight, state[f"{name}.weight"], atol=1e-9)
+    assert checkpoint.saved.normalization.mean == (255 * 0.485, 255 * 0.456, 255 * 0.406)
+    file.unlink()
+    config.train.epochs = 2
+    assert run(config) == 0
+    assert json.loads((folder / "summary.json").read_text())["pretrained"] == origin
+    saved = find_checkpoint(folder).saved.pretrained
+    assert saved is not None
+    assert {"path": saved.path, "sha256": saved.sha256} == origin
+    config.model.pretrained = None
+    with pytest.raises(CheckpointError, match=r"model.pretrained is .*resnet18.pth there and null in this run"):
+        run(config)
+
+
+def test_what_cannot_begin_leaves_no_trace(material: Material, tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "run"
+    file.write_text("no weights")
+    config = pretrained(material, folder, file)
+
+    def refused(words: str, kind: type[InputError] = ConfigError) -> None:
+        with pytest.raises(kind, match=words):
+            run(config)
+        assert not folder.exists()
+
+    refused("cannot be read as weights", CheckpointError)
+    config.model.name, config.model.encoder = "unet", "resnet34"
+    refused("no encoder of unet is published")
+    config.model.pretrained, config.data.normalize = None, "imagenet"
+    wide = tmp_path / "wide.tif"
+    write_raster(wide, torch.zeros(3, 64, 64).numpy())
+    config.data.images = str(wide)
+    config.data.labels = str(material.root / "one-labels.tif")
+    config.data.val_images = config.data.val_labels = []
+    refused(r"wide.tif has 3 bands of float32; set it to true")
+    config.data.normalize = "cityscapes"
+    refused("data.normalize is 'cityscapes'; give one of true, false, imagenet")

@@ -1,0 +1,59 @@
+"""What a run that begins with published weights takes from them: the encoder, and how its pixels are normalised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tiledseg.architecture.network import Network, Pretrainable
+from tiledseg.checkpoint.pretrained import FirstWeights, load_pretrained
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import IMAGENET, Config
+from tiledseg.errors import CheckpointError, ConfigError, InputError
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.statistics import Normalization
+
+# Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def first_weights(config: Config, network: Network, mesh: Mesh) -> FirstWeights | None:
+    """What `model.pretrained` holds for the network; None where the run begins with none. Collective.
+
+    Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
+    ranks have read other files.
+    """
+    path = config.model.pretrained
+    if path is None:
+        return None
+    found, error = None, None
+    try:
+        assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
+        found = load_pretrained(path, network)
+    except InputError as fault:
+        error = fault
+    mesh.agree(error)
+    assert found is not None, "a rank without it has an error"
+    if len(set(mesh.communicator.gather_objects(found.origin))) > 1:
+        raise CheckpointError(f"{path} is not the same file on all ranks; give one that all of them share")
+    return found
+
+
+def check_imagenet(normalize: bool | str, image: RasterInfo) -> None:
+    """Raise ConfigError where the images are not what ImageNet's mean and deviation speak of."""
+    if normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):
+        raise ConfigError(
+            f"data.normalize is imagenet, for red, green and blue of 8 bits, but {image.path} has {image.bands} bands "
+            f"of {image.dtype}; set it to true, or select such bands with data.bands"
+        )
+
+
+def imagenet(measured: Normalization) -> Normalization:
+    """With ImageNet's for the first three bands, of 8 bits; others are as measured."""
+    mean, deviation = (tuple(255 * value for value in values) for values in (MEAN, DEVIATION))
+    constant = tuple(band for band in measured.constant if band >= len(MEAN))
+    return replace(
+        measured,
+        mean=(*mean, *measured.mean[len(mean) :]),
+        std=(*deviation, *measured.std[len(deviation) :]),
+        constant=constant,
+    )
