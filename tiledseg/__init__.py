@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tiledseg.api import evaluate_map, halo, predict_raster, train_network
+    from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
     from tiledseg.config import Config
+    from tiledseg.foreign.parallelize import parallelize
+    from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset
     from tiledseg.foreign.tile_sampler import TileSampler
     from tiledseg.inference.trained import load
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Config",
+    "Pipeline",
     "TileDataset",
     "TileSampler",
     "__version__",
@@ -27,13 +30,16 @@ __all__ = [
     "halo",
     "load",
     "open_raster",
+    "parallelize",
     "predict_raster",
+    "trace",
     "train_network",
     "write_scene",
 ]
 
 _PLACES = {
     "Config": "tiledseg.config:Config",
+    "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
     "TileSampler": "tiledseg.foreign.tile_sampler:TileSampler",
     "__version__": "tiledseg.version:VERSION",
@@ -41,7 +47,9 @@ _PLACES = {
     "halo": "tiledseg.api:halo",
     "load": "tiledseg.inference.trained:load",
     "open_raster": "tiledseg.raster.reader:open_raster",
+    "parallelize": "tiledseg.foreign.parallelize:parallelize",
     "predict_raster": "tiledseg.api:predict_raster",
+    "trace": "tiledseg.api:trace",
     "train_network": "tiledseg.api:train_network",
     "write_scene": "tiledseg.synthetic.scene_files:write_scene",
 }

@@ -6,39 +6,56 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.halo import Halo
-from tiledseg.geometry.graph import Graph
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tiledseg.execution.metrics import Scores
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
 
 
-def halo(network: str | GraphNetwork | Trained = "unet", **model: Any) -> Halo:
-    """The halo of a network: what `load` gives, its `.network`, or a name with the keys of the group `model`.
+def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
+    """The halo of a network: of any module for images of `bands` bands (None: as many as its first convolution takes),
+    of what `load` gives, or of a name with the keys of the group `model`.
 
-    Raises ConfigError for a key or a value that no network can have, GeometryError where no exact tile exists.
+    Raises ConfigError for a key or a value that no network can have, or that lists every place of a module that no
+    tiling leaves exact; GeometryError where no exact tile exists.
     """
-    if not isinstance(network, str):
-        if model:
-            raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
-        module = getattr(network, "network", network)
-        graph = getattr(module, "graph", None)
-        if not isinstance(graph, Graph):
-            raise ConfigError(f"no halo is known of a {type(module).__name__}; give a name, or what load returns")
-    else:
-        unknown = [key for key in model if key not in ModelConfig.__dataclass_fields__]
-        if unknown:
-            known = ", ".join(name for name in ModelConfig.__dataclass_fields__ if name != "name")
-            raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
-        described = ModelConfig(name=network, **model)
-        described.check()
-        graph = build_network(described, bands=1, classes=2).graph()  # neither changes a halo
-    return Halo.of(graph)
+    if isinstance(network, str):
+        return Halo.of(_named(network, model).graph())
+    if model:
+        raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
+    from tiledseg.foreign.traced import traced
+
+    module: Any = network
+    return Halo.of(traced(getattr(module, "network", module), bands).graph)
+
+
+def _named(name: str, model: Mapping[str, Any]) -> Network:
+    unknown = [key for key in model if key not in ModelConfig.__dataclass_fields__]
+    if unknown:
+        known = ", ".join(name for name in ModelConfig.__dataclass_fields__ if name != "name")
+        raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
+    described = ModelConfig(name=name, **model)
+    described.check()
+    return build_network(described, bands=1, classes=2)  # neither changes a halo
+
+
+def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
+    """The graph of any convolutional module, which shares its weights under its names: see `tracing.trace`.
+
+    `bands`: of its input (None: as many as its first convolution takes). Raises ConfigError that lists every place that
+    would not be exact on tiles, with the reason and what to do.
+    """
+    from tiledseg.foreign.traced import traced
+
+    return traced(module, bands)
 
 
 def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:

@@ -49,7 +49,7 @@ def _over_default_group() -> Mesh:
 
     host, rank, size = socket.gethostname(), dist.get_rank(), dist.get_world_size()
     with peer_errors("start of the process group"):
-        communicator = TorchCommunicator(new_groups(range(size), with_nccl=False), is_part=True)
+        communicator = TorchCommunicator(new_groups(range(size), with_nccl=False), is_guest=True)
     hosts = communicator.gather_objects(host)
     launch = Launch(rank, size, hosts[:rank].count(host), hosts.count(host), "torch")
     return Mesh(launch, communicator, local_device(launch), "gloo", host)

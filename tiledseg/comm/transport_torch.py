@@ -70,12 +70,12 @@ class TorchWork:
 class TorchCommunicator:
     """All ranks of the process groups; the default group's, without NCCL, unless told otherwise.
 
-    `is_part`: made by `split`.
+    `is_part`: made by `split`. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
     """
 
-    def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False) -> None:
+    def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False, is_guest: bool = False) -> None:
         self._groups = groups or whole_job()
-        self._is_part = is_part
+        self._is_part, self._is_guest = is_part, is_guest
         self._channels = 0
         self.rank = self._groups.ranks.index(dist.get_rank())
         self.size = len(self._groups.ranks)
@@ -138,7 +138,7 @@ class TorchCommunicator:
     def close(self) -> None:
         """Waits for all ranks, since rank 0 may hold the store that the others still talk to, and ends the groups."""
         self.barrier()
-        if self._is_part:
+        if self._is_part or self._is_guest:
             self._groups.destroy()
         else:
             dist.destroy_process_group()

@@ -1,0 +1,45 @@
+"""Networks as their authors write them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Two convolutions and what they are added to."""
+
+    def __init__(self, channels: int, out: int, norm: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, padding=1, bias=not norm)
+        self.norm = nn.BatchNorm2d(out) if norm else nn.Identity()
+        self.second = nn.Conv2d(out, out, 3, padding=1)
+        self.short = nn.Conv2d(channels, out, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.norm(self.first(x)))
+        return functional.relu(self.second(y) + self.short(x))
+
+
+class Somebody(nn.Module):
+    """A residual network of two poolings and one skip."""
+
+    def __init__(self, bands: int = 2, classes: int = 3, width: int = 4, norm: bool = False) -> None:
+        super().__init__()
+        self.stem = Block(bands, width, norm)
+        self.down = Block(width, 2 * width, norm)
+        self.bottom = Block(2 * width, 2 * width, norm)
+        self.head = nn.Conv2d(3 * width, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine = self.stem(x)
+        coarse = self.down(functional.max_pool2d(fine, 2))
+        deep = self.bottom(functional.max_pool2d(coarse, 2))
+        deep = functional.interpolate(deep, scale_factor=2, mode="nearest") + coarse
+        return self.head(torch.cat([fine, functional.interpolate(deep, scale_factor=2, mode="nearest")], dim=1))
+
+
+def build(bands: int, classes: int, width: int = 4, norm: bool = False) -> nn.Module:
+    """What `model.build` names."""
+    return Somebody(bands, classes, width, norm)

@@ -1,0 +1,152 @@
+"""The law for a module over the ranks of a program: `parallelize` and `Pipeline` against the module itself.
+
+Under mpirun, on as many ranks as the job has.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tiledseg
+from tests.foreign.modules import Somebody
+from tests.law.cases import relative
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError, GeometryError
+
+pytestmark = pytest.mark.mpi
+BOUND = 1e-12
+SIDES = 44, 60
+MESHES = {1: [(1, 1)], 2: [(2, 1), (1, 1)], 3: [(1, 3)], 4: [(2, 2), (1, 2)]}
+
+
+@pytest.fixture(autouse=True)
+def mesh(meshes: dict[str, Mesh]) -> Mesh:
+    """The program's own process group, which the calls join."""
+    return meshes["gloo"]
+
+
+def module(norm: bool = False) -> nn.Module:
+    torch.manual_seed(3)
+    return Somebody(norm=norm).double()
+
+
+def images(count: int, height: int = SIDES[0], width: int = SIDES[1]) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(8)
+    x_BCHW = torch.randn(count, 2, height, width, generator=draw, dtype=torch.float64)
+    return x_BCHW, torch.randint(0, 3, (count, height, width), generator=draw)
+
+
+def loss(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits_BKHW, target_BHW, reduction="sum")
+
+
+def check_gradients(ours: nn.Module, theirs: nn.Module) -> None:
+    expected = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        if not parameter.is_meta:
+            assert relative(parameter.grad, expected[name].grad) < BOUND, name
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_block_of_each_rank(mesh: Mesh, which: int, norm: bool) -> None:
+    """y, dx, dW and buffers, of an image that divides by nothing; once more as torch's DDP sums gradients."""
+    if which >= len(MESHES[mesh.size]):
+        pytest.skip("no other mesh of so many ranks")
+    whole = module(norm)
+    spread = tiledseg.parallelize(copy.deepcopy(whole), MESHES[mesh.size][which])
+    assert list(spread.state_dict()) == list(whole.state_dict())
+    x_BCHW, target_BHW = images(spread.replicas)
+    if norm and spread.replicas > 1:
+        with pytest.raises(ConfigError, match="each of 2 replicas by itself"):
+            spread(x_BCHW)
+        spread.eval(), whole.eval()
+    x_BCHW.requires_grad_()
+    expected_BKHW = whole(x_BCHW)
+    loss(expected_BKHW, target_BHW).backward()
+    mine = slice(spread.replica, spread.replica + 1)
+    cut, out = (slice(None), *spread.block(*SIDES).slices), spread.output_block(*SIDES).slices
+    for wrap in (None, DistributedDataParallel)[: mesh.size]:
+        block_BCHW = x_BCHW.detach()[mine][(slice(None), *cut)].clone().requires_grad_()
+        runs = spread if wrap is None else wrap(spread)
+        for parameter in spread.parameters():
+            parameter.grad = None
+        output_BKHW = runs(block_BCHW)
+        assert relative(output_BKHW, expected_BKHW[mine][(..., *out)]) < BOUND
+        ours = loss(output_BKHW, target_BHW[mine][(..., *out)])
+        (ours if wrap is None else ours * mesh.size).backward()
+        if wrap is None:
+            spread.reduce_gradients()
+            for name, buffer in whole.named_buffers():
+                assert relative(spread.get_buffer(name).double(), buffer.double()) < BOUND, name
+        assert (
+            relative(block_BCHW.grad * (1 if wrap is None else 1 / mesh.size), x_BCHW.grad[mine][(slice(None), *cut)])
+            < BOUND
+        )
+        check_gradients(spread, whole)
+    spread.close()
+
+
+def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
+    with pytest.raises(ConfigError, match=rf"mesh \({mesh.size + 1}, 1\) takes {mesh.size + 1} ranks"):
+        tiledseg.parallelize(module(), (mesh.size + 1, 1))
+    spread = tiledseg.parallelize(module(), (1, mesh.size))
+    assert sum(mesh.communicator.gather_objects(spread.block(8, 52).area)) == 8 * 52
+    if mesh.size > 1:
+        with pytest.raises(GeometryError, match="make no image"):
+            spread(torch.zeros(1, 2, 8 + 4 * mesh.rank, 8, dtype=torch.float64))
+    spread.close()
+
+
+@pytest.mark.parametrize(("schedule", "norm"), [("1f1b", True), ("gpipe", False), ("eager", False)])
+def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
+    """Loss, gradients, buffers, state dict, outputs and an optimizer's step."""
+    stages = {2: 2, 3: 3, 4: 2}.get(mesh.size)
+    if stages is None:
+        pytest.skip("a pipeline needs two ranks")
+    whole, count = module(norm), 3
+    if norm and mesh.size > stages:
+        pytest.skip("replicas move the statistics of a batch norm each by itself: see above")
+    original = copy.deepcopy(whole.state_dict())
+    pipeline = tiledseg.Pipeline(copy.deepcopy(whole), stages, schedule=schedule)
+    assert sum(pipeline.balance) == len(pipeline.network.graph)
+    found = pipeline.state_dict()
+    assert all(torch.equal(found[name], original[name]) for name in original)
+    assert list(found) == list(original)
+    x_BCHW, target_BHW = images(count * pipeline.replicas)
+    expected = sum(loss(whole(x_BCHW[i : i + 1]), target_BHW[i : i + 1]) for i in range(len(x_BCHW)))
+    expected.backward()
+    mine = slice(count * pipeline.replica, count * (pipeline.replica + 1))
+    optimizer, theirs = (torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9) for m in (pipeline, whole))
+    got = pipeline.step(x_BCHW[mine], target_BHW[mine], loss)
+    sums = mesh.communicator.gather_objects(float(got))
+    assert abs(sum(sums) / stages - expected.item()) < BOUND * expected.item()
+    pipeline.reduce_gradients()
+    check_gradients(pipeline, whole)
+    optimizer.step(), theirs.step()
+    stepped = pipeline.state_dict()
+    for name, tensor in whole.state_dict().items():
+        assert relative(stepped[name].double(), tensor.double()) < BOUND, name
+    pipeline.eval(), whole.eval()
+    pipeline.load_state_dict(original), whole.load_state_dict(original)
+    with torch.no_grad():
+        assert relative(pipeline(x_BCHW[mine]), whole(x_BCHW[mine])) < BOUND
+    *_, last = original
+    with pytest.raises(ConfigError, match=rf"lacks \['{last}'\]"):
+        pipeline.load_state_dict({name: value for name, value in original.items() if name != last})
+    pipeline.close()
+
+
+def test_too_few_ranks_or_stages(mesh: Mesh) -> None:
+    with pytest.raises(ConfigError, match=f"but the job has {mesh.size}"):
+        tiledseg.Pipeline(module(), mesh.size + 1)
+    with pytest.raises(ConfigError, match="stages is 1; give at least 2"):
+        tiledseg.Pipeline(module(), 1)
+    if mesh.size > 1:
+        with pytest.raises(ConfigError, match="balance"):
+            tiledseg.Pipeline(module(), mesh.size, [1] * mesh.size)

@@ -1,0 +1,90 @@
+"""A module that computes one image on several ranks: `parallelize`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tiledseg.comm.failure import mark_agreed
+from tiledseg.errors import GeometryError
+from tiledseg.foreign.spread import SpreadModule
+from tiledseg.foreign.traced import traced
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.models.network import GraphNetwork
+from tiledseg.spatial.network import SpatialNetwork
+
+
+def parallelize(
+    module: nn.Module, mesh: tuple[int, int], *, bands: int | None = None, fusion: int = 1
+) -> ParallelModule:
+    """A module with the weights of `module`, computed by R x C ranks an image; see `ParallelModule`. Collective.
+
+    `mesh`: R rows and C columns of ranks, of which a job may have any multiple. `bands`: of the input; None for those
+    that the first convolution takes. `fusion`: layers that share an exchange of halos.
+
+    Raises ConfigError that lists every place of the module that could not be exact, before any communication.
+    """
+    return ParallelModule(traced(module, bands), mesh, fusion)
+
+
+class ParallelModule(SpreadModule):
+    """A module of which each rank of an image computes a block, every layer together with the others.
+
+    The law: outputs, gradients (summed over the ranks) and buffers are those of the module on the whole image.
+    """
+
+    def __init__(self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1) -> None:
+        super().__init__(network, *mesh, stages=1)
+        self._spatial = SpatialNetwork(self.network, self.axes, fusion)
+
+    def block(self, height: int, width: int) -> Box:
+        """The rows and columns that are this rank's of an image of so many pixels: about as many on every rank, cut
+        where all layers can be. `box.slices` cuts them out of an array.
+
+        Raises GeometryError where the image has fewer pixels than ranks.
+        """
+        rows, cols = self._even(height, width)
+        return self._spatial.blocks(rows, cols)[0]
+
+    def output_block(self, height: int, width: int) -> Box:
+        """The part of the whole output that this rank gives for its `block` of an image of so many pixels."""
+        return self._spatial.output(*self._even(height, width))
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """This rank's block of the output, or of each output, from its block of the image. Collective over the ranks of
+        the image; so is the backward pass, after which each rank has its share of the gradients (`reduce_gradients`).
+
+        Blocks may be cut anywhere, as long as those of a row of ranks are equally high, and those of a column equally
+        wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers, and ConfigError where
+        replicas would each move the running statistics of a batch norm by themselves.
+        """
+        self.check_statistics()
+        rows, cols = self._partitions(x_BCHW)
+        graph, tensors = self.network.graph, {0: x_BCHW}
+        self._spatial.run_nodes(tensors, rows, cols, 0, len(graph))
+        outputs = tuple(tensors[tensor] for tensor in graph.results)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _even(self, height: int, width: int) -> tuple[Partition, Partition]:
+        shape = self.axes.shape
+        return self._spatial.settle(Partition.even(height, shape.rows), Partition.even(width, shape.cols))
+
+    def _partitions(self, x_BCHW: torch.Tensor) -> tuple[Partition, Partition]:
+        """Where the blocks of all ranks lie: one message tells their sizes."""
+        shape = self.axes.shape
+        sizes = self.axes.image.gather_objects(tuple(x_BCHW.shape[2:]))
+        heights = [sizes[row * shape.cols][0] for row in range(shape.rows)]
+        widths = [size[1] for size in sizes[: shape.cols]]
+        if sizes != [(height, width) for height in heights for width in widths]:
+            raise mark_agreed(
+                GeometryError(
+                    f"the blocks of {shape.rows} x {shape.cols} ranks are {sizes} pixels, which make no image; give "
+                    "each rank its .block(height, width) of one"
+                )
+            )
+        return _partition(heights), _partition(widths)
+
+
+def _partition(sizes: list[int]) -> Partition:
+    return Partition((0, *(sum(sizes[: count + 1]) for count in range(len(sizes)))))

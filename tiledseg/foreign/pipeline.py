@@ -1,0 +1,180 @@
+"""A module whose layers are spread over ranks: `Pipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.foreign.spread import SpreadModule
+from tiledseg.foreign.traced import traced
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.pipeline.partition import Cut, Settings, cut_network, split_network
+from tiledseg.planning.run.parallelism import parallelism
+from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
+
+Loss = Callable[..., torch.Tensor]
+PIXELS = 256  # a side, about: of the image by whose multiply-adds the automatic balance goes
+IN_FLIGHT = 4  # micro-batches a stage, for the same
+
+
+class Pipeline(SpreadModule):
+    """A module of which each of `stages` ranks holds and computes a run of layers, `balance` many or as many as make
+    the step short; images go through one after the other by `schedule` (1f1b, gpipe, eager, folded).
+
+    The module is the pipeline's from then on: a rank keeps the values of its own stage alone, the others' are on
+    torch's `meta` device. `parameters()` has a place for each all the same, which optimizers pass over. The law: loss,
+    gradients and buffers are those of the images one after the other through the whole module.
+
+    Raises ConfigError that lists every place of the module that could not be exact, or where the balance, the schedule
+    or the number of ranks does not fit, before anything is let go. Collective.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        stages: int,
+        balance: str | list[int] = "auto",
+        schedule: str = "1f1b",
+        *,
+        bands: int | None = None,
+    ) -> None:
+        if stages < 2:
+            raise ConfigError(f"stages is {stages}; give at least 2, or call the module itself")
+        parallel = ParallelConfig(stages=stages, balance=balance, schedule=schedule)
+        parallel.check()
+        network = traced(module, bands)
+        plan = _plan(network, parallel)
+        cut = cut_network(network.graph, plan.balance, plan.schedule, stages)
+        stage_of = _stages(network, cut)
+        super().__init__(network, 1, 1, stages)
+        self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
+        settings = Settings(plan.schedule, plan.balance, plan.recompute, plan.times)
+        dtype = next(network.parameters()).dtype
+        self._split = split_network(network, settings, self.stage, self.mesh.device, dtype)
+        self._executor = PipelineExecutor(self._split, self.axes)
+
+    @property
+    def stage(self) -> int:
+        """That of this rank, from 0."""
+        assert self.axes.position is not None, "every rank has a place"
+        return self.axes.position.stage
+
+    def step(self, x_BCHW: torch.Tensor, target: torch.Tensor, loss: Loss) -> torch.Tensor:
+        """Forward and backward passes of a batch, image by image: gradients are added to those of this rank's weights.
+        Returns the sum of the images' losses, on every rank of the pipeline, which all call it.
+
+        `loss(output, target[i : i + 1])` is called for each image where the output is made; with several outputs,
+        `loss(outputs, target[i : i + 1])`. Every rank passes `x_BCHW` and `target` of the same shapes; their values are
+        looked at on the first and on the last stage. With replicas, `reduce_gradients` after it.
+        """
+        self.check_statistics()
+        images = [_Image(self, x_BCHW[i : i + 1], target[i : i + 1], loss) for i in range(len(x_BCHW))]
+        self._executor.train(images, lambda parameters: None)
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for image in images:
+            total += image.lost
+        self.axes.pipeline.all_reduce_sum(total).wait()
+        return total
+
+    @torch.no_grad()
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The module's (first) output for a batch, image by image, without gradients, on every rank of the pipeline,
+        which all call it with a batch of the same shape."""
+        images = [_Image(self, x_BCHW[i : i + 1]) for i in range(len(x_BCHW))]
+        made = [output_BKHW for _, output_BKHW in self._executor.outputs(images)]
+        result = self.network.graph.results[0]
+        shape = len(images), *images[0].shapes[result]
+        output_BKHW = torch.cat(made).contiguous() if made else torch.empty(shape, dtype=self._split.dtypes[result])
+        output_BKHW = output_BKHW.to(self.mesh.device)
+        self.axes.pipeline.broadcast(output_BKHW, self._last)
+        return output_BKHW
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        """All weights and buffers by the module's names, on the CPU of every rank. Collective over the pipeline: the
+        stages send theirs in the order of names."""
+        found = {}
+        for name, tensor in super().state_dict(*args, **kwargs).items():
+            found[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            if not tensor.is_meta:
+                found[name].copy_(tensor)
+            self.axes.pipeline.broadcast(found[name], self._stage_of.get(name, 0))
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Each rank takes what it holds. Names are compared as a module does."""
+        held = super().state_dict()
+        missing, unexpected = [k for k in held if k not in state_dict], [k for k in state_dict if k not in held]
+        wrong = [k for k in held if k in state_dict and held[k].shape != state_dict[k].shape]
+        if wrong or (strict and (missing or unexpected)):
+            raise ConfigError(
+                f"the state dict has other shapes of {wrong}, lacks {missing}, and has besides {unexpected}"
+            )
+        with torch.no_grad():
+            for name, tensor in held.items():
+                if not tensor.is_meta and name in state_dict:
+                    tensor.copy_(state_dict[name])
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+@dataclass
+class _Image:
+    """One image of a batch, as the executor takes it."""
+
+    pipeline: Pipeline
+    x_BCHW: torch.Tensor
+    target: torch.Tensor | None = None
+    wanted: Loss | None = None
+    lost: float | torch.Tensor = 0.0
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], ...]:
+        network = self.pipeline.network
+        return tensor_shapes(network.graph, network.bands, *self.x_BCHW.shape[2:])
+
+    def source(self) -> torch.Tensor:
+        return self.x_BCHW.to(self.pipeline.mesh.device).contiguous(memory_format=torch.channels_last)
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        self.pipeline.network.run_nodes(tensors, first, stop)
+
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        assert self.wanted is not None, "a pass without gradients takes no loss"
+        assert self.target is not None, "and none without a target"
+        outputs = outputs_BKHW[0] if len(outputs_BKHW) == 1 else outputs_BKHW
+        found = self.wanted(outputs, self.target.to(self.pipeline.mesh.device))
+        self.lost = found.detach().double()
+        return found
+
+
+def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
+    footprint = network_footprint(network.graph)
+    side = footprint.before + footprint.after + footprint.alignment * max(1, PIXELS // footprint.alignment)
+    size = MicroBatchSize((side, side), IN_FLIGHT * parallel.stages, 4)
+    plan = plan_pipeline(parallelism(parallel), network.graph, network.bands, size, None)
+    assert plan is not None, "there are several stages"
+    return plan
+
+
+def _stages(network: GraphNetwork, cut: Cut) -> dict[str, int]:
+    """The stage that holds each weight and buffer. Raises ConfigError for one that layers of two stages share."""
+    modules = list(network.layers.values())
+    holder: dict[int, int] = {}
+    names = {id(tensor): name for name, tensor in network.state_dict(keep_vars=True).items()}
+    for (first, stop), stage in zip(cut.runs, cut.pipeline.ranks, strict=True):
+        for module in modules[first:stop]:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if holder.setdefault(id(tensor), stage) != stage:
+                    raise ConfigError(
+                        f"{names.get(id(tensor), 'a weight')} is used in the stages {holder[id(tensor)]} and {stage}; "
+                        "give a balance that leaves it in one"
+                    )
+    return {name: holder[key] for key, name in names.items() if key in holder}

@@ -1,0 +1,119 @@
+"""A module whose work the ranks of a process group share: what `parallelize` and `Pipeline` have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from tiledseg.comm.axes import Axes, open_axes
+from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.failure import mark_agreed
+from tiledseg.comm.joining import joined_mesh
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.models.network import GraphNetwork
+
+
+class SpreadModule(nn.Module):
+    """A module whose weights, buffers and submodules are those of a traced one, the same objects under the same names:
+    optimizers and checkpoints see no difference.
+
+    `rows` x `cols` x `stages` ranks work on an image; as many such groups as there are ranks for are its replicas.
+    Joins torch's process group, or opens one over the launcher's ranks. Collective, as is `close`.
+    """
+
+    def __init__(self, network: GraphNetwork, rows: int, cols: int, stages: int) -> None:
+        super().__init__()
+        self._take(network)
+        with ExitStack() as opened:
+            mesh = opened.enter_context(joined_mesh())
+            shape = _shape(mesh.size, rows, cols, stages)
+            axes = open_axes(mesh, shape)
+            opened.callback(axes.close)
+            self._held = opened.pop_all()
+        self._parts = network, mesh, axes  # a tuple: none of them is a submodule
+
+    def _take(self, network: GraphNetwork) -> None:
+        for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[kind] = network.__dict__[kind]
+        self.training = network.training
+
+    @property
+    def network(self) -> GraphNetwork:
+        """The traced module."""
+        return self._parts[0]
+
+    @property
+    def mesh(self) -> Mesh:
+        """All ranks."""
+        return self._parts[1]
+
+    @property
+    def axes(self) -> Axes:
+        """Where this rank stands among them."""
+        return self._parts[2]
+
+    @property
+    def replicas(self) -> int:
+        """Images that are worked on at once."""
+        return self.axes.shape.replicas
+
+    @property
+    def replica(self) -> int:
+        """Which of them is this rank's."""
+        assert self.axes.position is not None, "every rank has a place"
+        return self.axes.position.replica
+
+    def reduce_gradients(self) -> None:
+        """Give each weight the sum of its gradients over all ranks, taken in float64. Collective: call it after the
+        last backward pass of a step, before the optimizer's step, in place of other reductions (torch's DDP, say).
+
+        It is one all-reduce, of the same weights in the same order on all ranks: nothing can wait forever.
+        """
+        sum_gradients((p for p in self.parameters() if not p.is_meta), self.axes.weights)
+
+    def check_statistics(self) -> None:
+        """Raise ConfigError, on all ranks, where replicas would drift apart in training."""
+        moves = any(layer.statistics == "batch" for layer in self.network.graph.layers)
+        if self.training and moves and self.replicas > 1:
+            raise mark_agreed(
+                ConfigError(
+                    f"batch norm would move its statistics on each of {self.replicas} replicas by itself; use all "
+                    "ranks for one image, or .eval() to keep them still"
+                )
+            )
+
+    def close(self) -> None:
+        """End the communicators. The process group stays; a module that has been closed runs no more. Collective."""
+        self._held.close()
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
+    """Sums over ranks of each parameter's gradient; None stays where no rank has one. Collective."""
+    wanted = [p for p in parameters if p.requires_grad]
+    if communicator.size == 1 or not wanted:
+        return
+    there = torch.tensor([float(p.grad is not None) for p in wanted], dtype=torch.float64, device=wanted[0].device)
+    flat = torch.cat([there, *((torch.zeros_like(p) if p.grad is None else p.grad).double().flatten() for p in wanted)])
+    communicator.all_reduce_sum(flat).wait()
+    there, *sums = flat.split([len(wanted), *(p.numel() for p in wanted)])
+    for parameter, count, total in zip(wanted, there.tolist(), sums, strict=True):
+        if count:
+            parameter.grad = total.view(parameter.shape).to(parameter.dtype)
+
+
+def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:
+    """Raises ConfigError, on all ranks alike, where ranks would be left over."""
+    image = rows * cols * stages
+    if min(rows, cols, stages) < 1:
+        raise mark_agreed(ConfigError(f"mesh ({rows}, {cols}) with {stages} stages; give at least 1 each"))
+    if ranks % image:
+        what = f"stages {stages}" if stages > 1 else f"mesh ({rows}, {cols})"
+        raise mark_agreed(
+            ConfigError(f"{what} takes {image} ranks an image, but the job has {ranks}; start a multiple of {image}")
+        )
+    return MeshShape(ranks // image, rows, cols, stages)
