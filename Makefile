@@ -25,12 +25,12 @@ $(VENV)/ready: setup.cfg pyproject.toml constraints.txt
 
 demo: setup
 	mkdir -p $(RUN)
-	$(BIN)/python -m tiledseg.scene --size 1536 1536 --seed 6 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
-	$(BIN)/python -m tiledseg.scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
-	$(BIN)/python -m tiledseg.plan --size 1536 --grid 6 --levels 4 --base-channels 12 --classes 5 --plot $(RUN)/plan.png
-	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.train --config jobs/demo.yaml
-	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/python -m tiledseg.predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
-	$(BIN)/python -m tiledseg.evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
+	$(BIN)/tiledseg scene --size 1536 1536 --seed 6 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
+	$(BIN)/tiledseg scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
+	$(BIN)/tiledseg plan --size 1536 --grid 6 --levels 4 --base-channels 12 --classes 5 --plot $(RUN)/plan.png
+	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg train --config jobs/demo.yaml
+	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
+	$(BIN)/tiledseg evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
 	@echo "See $(RUN)/map.png (image, labels, prediction), $(RUN)/progress.png and $(RUN)/map.tif"
 
 test: test-serial test-mpi

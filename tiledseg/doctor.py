@@ -1,4 +1,4 @@
-"""`python -m tiledseg.doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher."""
+"""`tiledseg doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tiledseg.evaluate --prediction classes.tif --labels b.tif`: scores of a class map."""
+"""`tiledseg evaluate --prediction classes.tif --labels b.tif`: scores of a class map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tiledseg.plan`: halos, efficiency, memory, halo modes, pipeline and cluster, before any job."""
+"""`tiledseg plan`: halos, efficiency, memory, halo modes, pipeline and cluster, before any job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tiledseg.predict --checkpoint RUN --image a.tif --output classes.tif`, alone or under any launcher."""
+"""`tiledseg predict --checkpoint RUN --image a.tif --output classes.tif`, alone or under any launcher."""
 
 from __future__ import annotations
 

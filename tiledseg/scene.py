@@ -1,4 +1,4 @@
-"""`python -m tiledseg.scene`: write a synthetic satellite scene and its labels."""
+"""`tiledseg scene`: write a synthetic satellite scene and its labels."""
 
 from __future__ import annotations
 

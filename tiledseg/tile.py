@@ -1,4 +1,4 @@
-"""`python -m tiledseg.tile --images ... --labels ... --grid Q --output tiles.h5`, alone or under any launcher."""
+"""`tiledseg tile --images ... --labels ... --grid Q --output tiles.h5`, alone or under any launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tiledseg.train --config run.yaml [--group.key value ...]`, alone or under any launcher."""
+"""`tiledseg train --config run.yaml [--group.key value ...]`, alone or under any launcher."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ STORES = (
     _tile("output-is-another-store", "--output ROOT/good.h5 --grid 3", "good.h5", "2", "3"),
     train("cut-store", "--data.images ROOT/cut.h5 --data.labels []", "cut.h5"),
     train("store-cut-by-a-byte", "--data.images ROOT/cut-end.h5 --data.labels []", "cut-end.h5", "truncated"),
-    train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "tiledseg.tile"),
+    train("no-store", "--data.images ROOT/other.h5 --data.labels []", "other.h5", "no tile store", "tiledseg tile"),
     train("no-such-image-of-a-store", "--data.images ROOT/good.h5#7 --data.labels ROOT/labels.tif", "good.h5#7"),
     train("store-of-another-grid", "--data.images ROOT/good.h5 --data.labels [] --tiling.grid 3", "good.h5", "2", "3"),
     train(

@@ -48,7 +48,7 @@ def test_warns_of_strips_huge_blocks_and_sequential_files_but_not_of_tiles() -> 
     assert layout_warning(replace(INFO, block_shape=(256, 256)), TILING) is None
     strips = layout_warning(replace(INFO, block_shape=(1, 10000)), TILING)
     assert strips
-    for words in ("big.tif", "1 x 10000 px", "decodes 7.", "tiledseg.tile --images big.tif --grid [8,8]"):
+    for words in ("big.tif", "1 x 10000 px", "decodes 7.", "tiledseg tile --images big.tif --grid [8,8]"):
         assert words in strips
     assert "\n" not in strips
     assert "decodes 49.7" in str(layout_warning(replace(INFO, block_shape=(10000, 10000)), TILING))

@@ -5,6 +5,14 @@ and keeps no tensor: one that no layer needs again is let go. One that the chunk
 `_EnterOverwritten`. What goes out leaves by `_Leave`, a scalar in which the chunk's graph ends: so an output is let go
 once it has been sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
 
+    forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
+                               :                                       :
+                               :                                     _Leave --> scalar, which is kept
+                               :                                       :
+    backward    Entrance <-----+------- layer <-- ... <-- layer <------+------- `outgoing`: the gradients that came back
+                   |
+                   +--> sent back to the chunk that made what was received
+
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
 pass is the same: dropout draws by counter, and running statistics stand still.
 

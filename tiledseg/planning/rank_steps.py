@@ -2,6 +2,16 @@
 
 The same for rows and columns; the cost of a block is then a sum of products of its row's and its column's sizes.
 Ranks whose steps are equal cost the same, so costs are worked out once for each kind of rank.
+
+One input of a convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 after it; positions run to the
+right:
+
+    held, source        4========8        what the rank has of the tensor; all of it goes into the exchange
+    swap              <-4        7->      it sends 2 positions in 2 messages, and receives as many
+    window, read      3-========-9        after the exchange; where a dim is not cut, `read` has the layer's padding too
+    computed, given     4========8        the outputs; where the next layer needs a halo too, more of them
+    held, source        4========8        of the pooling, which exchanges nothing
+    computed, given       2====4
 """
 
 from __future__ import annotations

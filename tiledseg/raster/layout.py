@@ -9,7 +9,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
 
 WARN_ABOVE = 3.0
-_REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with python -m tiledseg.tile"
+_REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
 
 
 def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
@@ -42,7 +42,7 @@ def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
     return (
         f"{info.path} is stored in {kind} of {rows} x {cols} px: each context of grid {grid} decodes "
         f"{amplification:.1f} times the pixels it needs; for fast reading cut it once with "
-        f"`python -m tiledseg.tile --images {info.path} --grid {grid} --output tiles.h5`"
+        f"`tiledseg tile --images {info.path} --grid {grid} --output tiles.h5`"
     )
 
 

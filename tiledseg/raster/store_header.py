@@ -30,7 +30,7 @@ from tiledseg.raster.unforeseen import reading
 
 FORMAT = "tiledseg tiles"
 VERSION = 2
-CHANGED = "copy the store again, or cut it again with python -m tiledseg.tile"
+CHANGED = "copy the store again, or cut it again with tiledseg tile"
 SMALLEST = 4096
 """Bytes of a user block: HDF5 wants a power of two; a page keeps what follows on pages."""
 
@@ -93,12 +93,12 @@ def _parse(path: str, file: IO[bytes]) -> Header:
     if match is None:
         raise RasterError(
             f"{path} is no tile store of version {VERSION}: it has no header, as those cut by an older one have none "
-            "(or its header is damaged); remove it and cut it again with python -m tiledseg.tile"
+            "(or its header is damaged); remove it and cut it again with tiledseg tile"
         )
     if int(match[1]) != VERSION:
         raise RasterError(
             f"tile store {path} has version {int(match[1])}, this program reads {VERSION}; remove it and cut it again "
-            "with python -m tiledseg.tile"
+            "with tiledseg tile"
         )
     length = int(match[2])
     if length > os.fstat(file.fileno()).st_size:

@@ -155,7 +155,7 @@ def _only_image(path: str) -> StoreName:
 def _check_complete(name: StoreName, slots: Slots) -> None:
     absent = int(np.count_nonzero(slots.states == ABSENT))
     if absent:
-        raise RasterError(f"{name} lacks {absent} of {len(slots.states)} tiles; run python -m tiledseg.tile again")
+        raise RasterError(f"{name} lacks {absent} of {len(slots.states)} tiles; run tiledseg tile again")
 
 
 def _check_options(info: RasterInfo, bands: Sequence[int] | None, nodata: float | None) -> None:
