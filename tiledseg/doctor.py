@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.console import answer
+from tiledseg.planning.answer.text import columns
 
 if TYPE_CHECKING:
     from tiledseg.comm.diagnosis import Diagnosis
@@ -47,11 +48,12 @@ def _diagnose(mesh: Mesh, form: str) -> None:
 def _table(diagnosis: Diagnosis) -> str:
     ranks = [("rank", "host", "local rank", "device", "threads", "cores")]
     ranks += [(str(r.rank), r.host, str(r.local_rank), r.device, str(r.threads), str(r.cores)) for r in diagnosis.ranks]
-    versions = [("library", "version"), *diagnosis.ranks[0].versions.items()]
+    versions = diagnosis.ranks[0].versions
+    width = max(map(len, versions))
     blocks = [
         f"{len(diagnosis.ranks)} ranks, launcher {diagnosis.launcher}, transport {diagnosis.transport}",
-        _columns(ranks),
-        _columns(versions),
+        columns(ranks),
+        "\n".join(f"  {name:{width}}  {version}" for name, version in versions.items()),
     ]
     if diagnosis.transfers:
         rows = [("all-reduce bytes", "milliseconds", "GB/s", "bus GB/s")]
@@ -64,19 +66,11 @@ def _table(diagnosis: Diagnosis) -> str:
             )
             for t in diagnosis.transfers
         ]
-        blocks.append(_columns(rows))
+        blocks.append(columns(rows))
     else:
         blocks.append("one rank alone: nothing to carry, no bandwidth measured")
     blocks += [f"warning: {line}" for line in diagnosis.warnings]
     return "\n\n".join(blocks)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equal length as text in aligned columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 if __name__ == "__main__":

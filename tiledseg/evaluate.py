@@ -26,6 +26,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.execution.metrics import Scores, scores
 from tiledseg.inference.evaluation import compare
 from tiledseg.outputs import check_outputs, whole
+from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
@@ -140,24 +141,19 @@ def as_table(matrix: NDArray[np.int64], result: Scores) -> str:
     ]
     rows.append(["mean", f"{result.pixels}", _percent(result.mean_iou), _percent(result.mean_f1), "", ""])
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    confusion = [["", *(f"as {k}" for k in range(len(matrix)))]]
+    confusion = [["true class", *(f"as {k}" for k in range(len(matrix)))]]
     confusion += [[f"truth {k}", *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
     return "\n".join(
         [
             f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "
             f"over {result.pixels} pixels",
             "",
-            *_aligned([head, *rows]),
+            columns([head, *rows]),
             "",
             "confusion: of the pixels of each true class, the share mapped as",
-            *_aligned(confusion),
+            columns(confusion),
         ]
     )
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _percent(value: float) -> str:

@@ -9,8 +9,10 @@ if __name__ == "__main__":
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import Progress
 
 from tiledseg.command import Parser, run
 from tiledseg.console import answer, end
@@ -45,35 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         workers = options.workers
         if workers is None:
             workers = min(len(os.sched_getaffinity(0)), 16) if pixels > _LONG else 1
-        with _progress(pixels) as advance:
-            write_scene(options.image, options.labels, (height, width), options.bands, options.seed, workers, advance)
+        shown = pixels > _LONG and sys.stderr.isatty()
+        with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
+            task = bar.add_task("scene", total=pixels)
+            write_scene(
+                *(options.image, options.labels, (height, width), options.bands, options.seed, workers),
+                progress=lambda made: bar.advance(task, made),
+            )
         answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
 
     return run(body)
-
-
-def _progress(pixels: int) -> AbstractContextManager[Callable[[int], None] | None]:
-    if pixels <= _LONG or not sys.stderr.isatty():
-        return nullcontext()
-    return _Bar(pixels)
-
-
-class _Bar(AbstractContextManager[Callable[[int], None]]):
-    """A progress bar on standard error, counting pixels."""
-
-    def __init__(self, pixels: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._progress = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("scene", total=pixels)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
-        return lambda made: self._progress.advance(self._task, made)
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
 
 
 if __name__ == "__main__":

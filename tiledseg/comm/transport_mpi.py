@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,7 +21,7 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.mpi import check_threads
 from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.work import DoneWork, Work
+from tiledseg.comm.work import DoneWork, SumWork, Work, copy_back
 from tiledseg.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -66,24 +65,6 @@ def peer_errors(what: str) -> Iterator[None]:
         raise CommunicationError(f"{what} failed, a peer may be lost: {error}") from error
 
 
-@dataclass(frozen=True)
-class MpiWork:
-    """Sums of the pieces of `staged` (CPU, contiguous) under way; the result belongs in `tensor`."""
-
-    requests: list[MPI.Request]
-    staged: torch.Tensor
-    tensor: torch.Tensor
-
-    def wait(self) -> None:
-        """Returns once `tensor` holds the sum."""
-        from mpi4py import MPI
-
-        with waiting("a sum over ranks"), peer_errors("all-reduce"):
-            MPI.Request.Waitall(self.requests)
-        if self.staged.data_ptr() != self.tensor.data_ptr():
-            self.tensor.detach().copy_(self.staged)
-
-
 class MpiCommunicator:
     """All ranks of an MPI communicator, duplicated so that no other user's messages meet ours.
 
@@ -111,7 +92,7 @@ class MpiCommunicator:
                 self._communicator.Iallreduce(MPI.IN_PLACE, flat[start : start + _PIECE], op=MPI.SUM)
                 for start in range(0, flat.size, _PIECE)
             ]
-        return MpiWork(requests, staged, tensor)
+        return SumWork(lambda: _wait(requests, "all-reduce"), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         check_source(source, self.size)
@@ -120,8 +101,7 @@ class MpiCommunicator:
         with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             for start in range(0, flat.size, _PIECE):
                 self._communicator.Bcast(flat[start : start + _PIECE], root=source)
-        if staged.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(staged)
+        copy_back(staged, tensor)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         check_source(source, self.size)
@@ -181,19 +161,19 @@ class MpiPointToPoint(BytePointToPoint):
             self._communicator.Free()
 
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        from mpi4py import MPI
-
         for device in {tensor.device for _, tensor in (*sends, *receives) if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # MPI knows nothing of the kernels still to run
         with peer_errors("exchange"):
             requests = [self._communicator.Irecv(piece, source=peer) for peer, piece in _pieces(receives)]
             requests += [self._communicator.Isend(piece, dest=peer) for peer, piece in _pieces(sends)]
+        return lambda: _wait(requests, "exchange")
 
-        def finish() -> None:
-            with peer_errors("exchange"):
-                MPI.Request.Waitall(requests)
 
-        return finish
+def _wait(requests: list[MPI.Request], what: str) -> None:
+    from mpi4py import MPI
+
+    with peer_errors(what):
+        MPI.Request.Waitall(requests)
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[tuple[int, Any]]:

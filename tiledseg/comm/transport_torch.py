@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.process_groups import ProcessGroups, new_groups, whole_job
-from tiledseg.comm.work import DoneWork, Work
+from tiledseg.comm.work import DoneWork, SumWork, Work, copy_back
 from tiledseg.errors import CommunicationError
 
 # A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
@@ -51,20 +50,10 @@ def peer_errors(what: str) -> Iterator[None]:
         raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
 
 
-@dataclass(frozen=True)
-class TorchWork:
-    """A sum under way in `staged`, which is `tensor` itself wherever no copy was needed."""
-
-    work: Any
-    staged: torch.Tensor
-    tensor: torch.Tensor
-
-    def wait(self) -> None:
-        """Returns once `tensor` holds the sum; on a GPU, once the current stream will see it."""
-        with waiting("a sum over ranks"), peer_errors("all-reduce"):
-            self.work.wait()
-        if self.staged.data_ptr() != self.tensor.data_ptr():
-            self.tensor.detach().copy_(self.staged)
+def _wait(works: Sequence[Any], what: str) -> None:
+    with peer_errors(what):
+        for work in works:
+            work.wait()
 
 
 class TorchCommunicator:
@@ -86,7 +75,8 @@ class TorchCommunicator:
         if tensor.numel() == 0:
             return DoneWork()
         with peer_errors("all-reduce"):
-            return TorchWork(dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True), staged, tensor)
+            work = dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True)
+        return SumWork(lambda: _wait([work], "all-reduce"), staged, tensor)
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
         check_source(source, self.size)
@@ -95,8 +85,7 @@ class TorchCommunicator:
         staged = tensor.detach().contiguous()
         with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
             dist.broadcast(as_bytes(staged), self._groups.ranks[source], self._groups.carrier(tensor))
-        if staged.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(staged)
+        copy_back(staged, tensor)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Always over Gloo."""
@@ -181,13 +170,7 @@ class TorchPointToPoint(BytePointToPoint):
                 if not tensor.is_cuda:
                     tag = self._next_tag(self._sent, peer)
                     works.append(dist.isend(tensor, self._ranks[peer], self._host, tag))
-
-        def finish() -> None:
-            with peer_errors("exchange"):
-                for work in works:
-                    work.wait()
-
-        return finish
+        return lambda: _wait(works, "exchange")
 
     def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
         """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""

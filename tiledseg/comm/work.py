@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+import torch
+
+from tiledseg.comm.doing import waiting
 
 
 class Work(Protocol):
@@ -17,3 +23,24 @@ class DoneWork:
 
     def wait(self) -> None:
         """Returns at once."""
+
+
+@dataclass(frozen=True)
+class SumWork:
+    """A sum under way in `staged`, which is `tensor` itself wherever no copy was needed; `finish` waits for it."""
+
+    finish: Callable[[], object]
+    staged: torch.Tensor
+    tensor: torch.Tensor
+
+    def wait(self) -> None:
+        """Returns once `tensor` holds the sum; on a GPU, once the current stream will see it."""
+        with waiting("a sum over ranks"):
+            self.finish()
+        copy_back(self.staged, self.tensor)
+
+
+def copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Into `tensor`, where `staged` is another one."""
+    if staged.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(staged)

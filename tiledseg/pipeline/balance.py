@@ -109,8 +109,8 @@ def choose_balances(
     def runs_of(before: Middle, after: Middle, stage: int) -> tuple[ChunkRun, ...]:
         return ((before[0], after[0], stage),) if before[0] < after[0] else ()
 
-    paths = _choose([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, tolerances, in_line=True)
-    return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in paths]
+    search = _Search([[(0, layers)], *levels, [(layers, layers)]], runs_of, prices, in_line=True)
+    return [tuple(after[0] - before[0] for before, after in pairwise(path)) for path in search.paths(tolerances)]
 
 
 def choose_folded_balances(
@@ -142,7 +142,9 @@ def choose_folded_balances(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    paths = _choose([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, tolerances, in_line=False)
+    paths = _Search([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False).paths(
+        tolerances
+    )
     return list(map(_folded_counts, paths))
 
 
@@ -178,83 +180,72 @@ def _prices(
     return _Prices(ends, memory, limit, traffic)
 
 
-def _choose(
-    levels: Sequence[Sequence[Middle]],
-    runs_of: Runs,
-    prices: _Prices,
-    tolerances: Sequence[float],
-    in_line: bool,
-) -> list[list[Middle]]:
-    """For each tolerance the path through the levels, a step a stage: least greatest load first, then least traffic.
+@dataclass(frozen=True)
+class _Search:
+    """Paths through levels of places, a step a stage: `runs_of` what a stage takes on its step.
 
     `in_line`: each level goes from few layers taken to many, so going back through it loads only grow: stop early.
     """
-    slowest: dict[Middle, float] = {levels[0][0]: 0}
-    ways: list[dict[Middle, float]] = []  # to each place of a level, the least greatest load
-    for stage, level in enumerate(levels[1:]):
-        reached: dict[Middle, float] = {}
-        for after in level:
-            best = math.inf
-            for before in reversed(slowest):
-                taken = runs_of(before, after, stage) if slowest[before] < best else ()
-                load = prices.load(taken)
-                if in_line and load >= best:
-                    break
-                if taken and load < best and prices.fits(taken):
-                    best = max(slowest[before], load)
-            if best < math.inf:
-                reached[after] = best
-        if not reached:
-            raise ConfigError(_no_room(stage, level, slowest, runs_of, prices))
-        slowest = reached
-        ways.append(reached)
-    least = next(iter(slowest.values()))
-    return [
-        _least_traffic(levels[0][0], ways, runs_of, prices, (1 + tolerance) * least, in_line)
-        for tolerance in tolerances
-    ]
 
+    levels: Sequence[Sequence[Middle]]
+    runs_of: Runs
+    prices: _Prices
+    in_line: bool
 
-def _least_traffic(
-    start: Middle,
-    ways: Sequence[Mapping[Middle, float]],
-    runs_of: Runs,
-    prices: _Prices,
-    most: float,
-    in_line: bool,
-) -> list[Middle]:
-    """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
-    paths: dict[Middle, tuple[int, list[Middle]]] = {start: (0, [start])}
-    for stage, level in enumerate(ways):
-        reached: dict[Middle, tuple[int, list[Middle]]] = {}
-        for after in (place for place, least in level.items() if least <= most):
-            for before in reversed(paths):
-                if after in reached and paths[before][0] >= reached[after][0]:
-                    continue  # whatever the step sends on top, it saves nothing
-                taken = runs_of(before, after, stage)
-                load = prices.load(taken)
-                if in_line and load > most:
-                    break
-                if not taken or load > most or not prices.fits(taken):
-                    continue
-                sent = paths[before][0] + prices.received(taken)
-                if after not in reached or sent < reached[after][0]:
-                    reached[after] = sent, [*paths[before][1], after]
-        paths = reached
-    return next(iter(paths.values()))[1]
+    def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:
+        """For each tolerance the path of the least greatest load, then of the least traffic."""
+        slowest: dict[Middle, float] = {self.levels[0][0]: 0}
+        ways: list[dict[Middle, float]] = []  # to each place of a level, the least greatest load
+        for stage, level in enumerate(self.levels[1:]):
+            reached: dict[Middle, float] = {}
+            for after in level:
+                best = math.inf
+                for before in reversed(slowest):
+                    taken = self.runs_of(before, after, stage) if slowest[before] < best else ()
+                    load = self.prices.load(taken)
+                    if self.in_line and load >= best:
+                        break
+                    if taken and load < best and self.prices.fits(taken):
+                        best = max(slowest[before], load)
+                if best < math.inf:
+                    reached[after] = best
+            if not reached:
+                raise ConfigError(self._no_room(stage, slowest))
+            slowest = reached
+            ways.append(reached)
+        least = next(iter(slowest.values()))
+        return [self._least_traffic(ways, (1 + share) * least) for share in tolerances]
 
+    def _least_traffic(self, ways: Sequence[Mapping[Middle, float]], most: float) -> list[Middle]:
+        """Of the paths on which no stage takes longer than `most`, the one of the fewest bytes."""
+        start = self.levels[0][0]
+        paths: dict[Middle, tuple[int, list[Middle]]] = {start: (0, [start])}
+        for stage, level in enumerate(ways):
+            reached: dict[Middle, tuple[int, list[Middle]]] = {}
+            for after in (place for place, least in level.items() if least <= most):
+                for before in reversed(paths):
+                    if after in reached and paths[before][0] >= reached[after][0]:
+                        continue  # whatever the step sends on top, it saves nothing
+                    taken = self.runs_of(before, after, stage)
+                    load = self.prices.load(taken)
+                    if self.in_line and load > most:
+                        break
+                    if not taken or load > most or not self.prices.fits(taken):
+                        continue
+                    sent = paths[before][0] + self.prices.received(taken)
+                    if after not in reached or sent < reached[after][0]:
+                        reached[after] = sent, [*paths[before][1], after]
+            paths = reached
+        return next(iter(paths.values()))[1]
 
-def _no_room(
-    stage: int,
-    level: Sequence[Middle],
-    slowest: dict[Middle, float],
-    runs_of: Runs,
-    prices: _Prices,
-) -> str:
-    needs = [prices.bytes(taken) for after in level for before in slowest if (taken := runs_of(before, after, stage))]
-    if not needs:
-        return f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
-    return (
-        f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {prices.limit} bytes; give "
-        "more stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
-    )
+    def _no_room(self, stage: int, slowest: Mapping[Middle, float]) -> str:
+        steps = (self.runs_of(before, after, stage) for after in self.levels[stage + 1] for before in slowest)
+        needs = [self.prices.bytes(taken) for taken in steps if taken]
+        if not needs:
+            return (
+                f"no cut in front of stage {stage} keeps each skip on one rank; give fewer stages, or another schedule"
+            )
+        return (
+            f"stage {stage} needs at least {min(needs)} bytes, but the memory of a stage is {self.prices.limit} bytes; "
+            "give more stages, smaller tiles, fewer micro-batches in flight, or a device with more memory"
+        )

@@ -2,7 +2,7 @@
 
 The graph of autograd ends where tensors come in and go out. What comes in enters it by `_Enter`, which costs no copy
 and keeps no tensor: one that no layer needs again is let go. One that the chunk's layers write over enters by
-`_EnterOverwritten`. What goes out leaves by `_Leave`, a scalar in which the chunk's graph ends: so an output is let go
+`EnterOverwritten`. What goes out leaves by `_Leave`, a scalar in which the chunk's graph ends: so an output is let go
 once it has been sent, and the backward pass starts from the scalar, whatever gradients have come for the outputs.
 
     forward     received --> _Enter --> layer --> ... --> layer --> output --> sent, and let go
@@ -140,7 +140,7 @@ class Chunk:
         held = Held()
         for tensor in [t for t in inputs if self._wants_gradient[t]]:
             held.entered[tensor] = Entrance(inputs[tensor])
-            enter = _EnterOverwritten if tensor in self._overwritten else _Enter
+            enter = EnterOverwritten if tensor in self._overwritten else _Enter
             inputs[tensor] = enter.apply(torch.empty(0, requires_grad=True), inputs[tensor], held.entered[tensor])
         outputs = self._run(micro_batch, inputs)
         if self.is_last:
@@ -181,7 +181,7 @@ class _Enter(torch.autograd.Function):
         return None, None, None
 
 
-class _EnterOverwritten(_Enter):
+class EnterOverwritten(_Enter):
     """The same for a tensor that a layer of the chunk writes over."""
 
     @staticmethod

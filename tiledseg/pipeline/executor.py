@@ -61,6 +61,7 @@ class PipelineExecutor:
         self.most_held: dict[int, int] = {}  # micro-batches of each chunk at once, in the last step
         self._split, self._axes, self._pipeline = split, axes, cut.pipeline
         self._in_order = axes.stage_messages.in_order
+        self._moves = functools.lru_cache(maxsize=8)(self._plan)
 
     @property
     def has_first(self) -> bool:
@@ -104,10 +105,6 @@ class PipelineExecutor:
             if output is not None:
                 yield move.compute.micro_batch, output
         run.finish()
-
-    @functools.cached_property
-    def _moves(self) -> Callable[[int], tuple[Move, ...]]:
-        return functools.lru_cache(maxsize=8)(self._plan)
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
         """The moves for so many micro-batches, whose schedule has been simulated without a fault."""

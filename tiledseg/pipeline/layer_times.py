@@ -1,30 +1,29 @@
 """How long each layer of a network takes, forward and backward: what an automatic balance is chosen by.
 
 Each layer is measured by itself, as a twin with weights of its own: the network may be too large for the device. What
-surrounds the layer is imitated where it costs time, and found out by
-running the twins once: the strides and dtype of its input (an instance norm leaves channels last, say) and of the
-gradient that comes back (that of a concatenation is a part of a larger tensor), and whether its input is a view, which
-makes an activation that writes over it copy gradients.
+surrounds the layer is imitated where it costs time, and found out by running the twins once: the strides and dtype of
+its input (an instance norm leaves channels last, say) and of the gradient that comes back (that of a concatenation is a
+part of a larger tensor), and whether its input is a view, which makes an activation that writes over it copy gradients.
 
 Layers that are given the same have one measurement together.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 
+from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.blocks import build_module
+from tiledseg.pipeline.chunk import EnterOverwritten, Entrance
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,12 @@ class _Bench:
 
     def seconds(self, function: Callable[[], object]) -> float:
         """Of one call, with all that it has started on the device."""
-        if self.device.type != "cuda":
-            begun = time.perf_counter()
+        watch = Stopwatch(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        with watch.running():
             function()
-            return time.perf_counter() - begun
-        with torch.cuda.device(self.device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            begin.record()
-            function()
-            end.record()
-            torch.cuda.synchronize()
-            return begin.elapsed_time(end) / 1000
+        return watch.seconds()
 
 
 def measure_layer_times(
@@ -198,7 +191,7 @@ def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
 
 def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
     """One run, forward and backward, on tensors of its own, which are let go after it."""
-    inputs, boxes = _inputs(job, bench.device)
+    inputs, entered = _inputs(job, bench.device)
     gradients = [spec.make(bench.device) for spec in job.gradients]
     outputs: list[torch.Tensor] = []
     with bench.autocast():
@@ -206,7 +199,7 @@ def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_
     if not gradients or not outputs[0].requires_grad:
         return LayerTime(forward, 0.0), []
     backward = bench.seconds(lambda: torch.autograd.backward(outputs * len(gradients), gradients))
-    return LayerTime(forward, backward), [_Spec.of(box[0]) for box in boxes if box]
+    return LayerTime(forward, backward), [_Spec.of(entrance.gradient()) for entrance in entered]
 
 
 def _twin(job: _Job, bench: _Bench) -> nn.Module:
@@ -220,33 +213,17 @@ def _twin(job: _Job, bench: _Bench) -> nn.Module:
     return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _inputs(job: _Job, device: torch.device) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    """What the layer is given, and where the gradients of it will lie."""
+def _inputs(job: _Job, device: torch.device) -> tuple[list[torch.Tensor], list[Entrance]]:
+    """What the layer is given, and where the gradients of those that want one will appear."""
     inputs: list[torch.Tensor] = []
-    boxes: list[list[torch.Tensor]] = []
+    entered: list[Entrance] = []
     for spec, wanted in zip(job.inputs, job.wanted, strict=True):
-        tensor, box = spec.make(device), list[torch.Tensor]()
+        tensor = spec.make(device)
         if wanted:
-            tensor = _Source.apply(torch.empty(0, requires_grad=True), tensor, box)
+            entered.append(Entrance(tensor))
+            tensor = EnterOverwritten.apply(torch.empty(0, requires_grad=True), tensor, entered[-1])
         inputs.append(tensor.mT.mT if spec.is_view else tensor)  # a view of the same strides, at no cost either way
-        boxes.append(box)
-    return inputs, boxes
-
-
-class _Source(torch.autograd.Function):
-    """Makes a tensor the output of an operation, without a copy, so that a layer may write over it."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, tensor: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
-        ctx.box = box
-        ctx.mark_dirty(tensor)
-        return tensor
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
-        ctx.box.append(gradient)
-        return None, None, None
+    return inputs, entered
 
 
 def _is_free(job: _Job) -> bool:

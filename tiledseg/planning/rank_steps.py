@@ -3,8 +3,7 @@
 The same for rows and columns; the cost of a block is then a sum of products of its row's and its column's sizes.
 Ranks whose steps are equal cost the same, so costs are worked out once for each kind of rank.
 
-One input of a convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 after it; positions run to the
-right:
+A convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 after it; positions run to the right:
 
     held, source        4========8        what the rank has of the tensor; all of it goes into the exchange
     swap              <-4        7->      it sends 2 positions in 2 messages, and receives as many

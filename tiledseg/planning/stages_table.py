@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tiledseg.planning.answer.text import columns
+
 _HEAD = ("stage", "layers", "work", "forward + backward", "in flight", "activations", "memory", "sent on", "skips", "")
 
 
@@ -21,9 +23,7 @@ def stages_title(part: dict[str, Any]) -> str:
 
 def stages_table(part: dict[str, Any], size: Callable[[int], str]) -> str:
     """A row a stage, the balance, where the time goes, and the schedule drawn. `size` writes bytes."""
-    cells = [_HEAD, *(_cells(row, size) for row in part["by_stage"])]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_HEAD))]
-    lines = ["  " + "  ".join([*map(str.rjust, line[:-1], widths), line[-1]]).rstrip() for line in cells]
+    lines = [columns([_HEAD, *(_cells(row, size) for row in part["by_stage"])])]
     step = part["step"]
     kind = "automatic" if part["automatic"] else "given"
     lines += [

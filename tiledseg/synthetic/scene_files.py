@@ -133,17 +133,8 @@ def _profile(size: tuple[int, int], bands: int | None, compress: str) -> dict[st
 
 def best_compression() -> str:
     """zstd where this GDAL has it, else deflate."""
-    profile: dict[str, Any] = {
-        "driver": "GTiff",
-        "height": 16,
-        "width": 16,
-        "count": 1,
-        "dtype": "uint8",
-        "compress": "zstd",
-    }
-    profile["transform"] = TRANSFORM  # or rasterio warns
     try:
-        with rasterio.MemoryFile() as memory, memory.open(**profile) as dataset:
+        with rasterio.MemoryFile() as memory, memory.open(**_profile((16, 16), None, "zstd")) as dataset:
             dataset.write(np.zeros((1, 16, 16), np.uint8))
     except rasterio.errors.RasterioError:
         return "deflate"
