@@ -35,7 +35,7 @@ def claimed(part: Path, path: str | Path) -> Iterator[None]:
         return
     try:
         _lock(handle, path)
-        if not _is_at(handle, part):
+        if not is_at(handle, part):
             raise taken(path)
         yield
     finally:
@@ -56,7 +56,8 @@ def _lock(handle: int, path: str | Path) -> None:
         return  # no locks here
 
 
-def _is_at(handle: int, path: Path) -> bool:
+def is_at(handle: int, path: Path) -> bool:
+    """Whether the open file `handle` is the one that `path` names."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except OSError:

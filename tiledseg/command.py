@@ -71,7 +71,6 @@ def _code_of(body: Callable[[], int | None]) -> int:
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Write each line to standard error as a warning."""
     for line in lines:
         say(f"warning: {line}")
 
@@ -85,7 +84,6 @@ def own_launch() -> Launch:
 
 
 def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = ("table", "json")) -> None:
-    """Adds --format; the first format is the default."""
     parser.add_argument(
         "--format", choices=formats, default=formats[0], help=f"how to print the answer (default {formats[0]})"
     )

@@ -108,7 +108,6 @@ def _in_words(types: str) -> str:
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """The files that `--config` names."""
     return [given for word, given in _given(arguments) if word == "--config" and given]
 
 

@@ -33,7 +33,6 @@ from tiledseg.raster.reader import open_raster
 
 
 def build_parser() -> Parser:
-    """The command's options."""
     parser = Parser(prog="tiledseg evaluate", description="Score a class map against its labels.")
     parser.add_argument(
         "--prediction", type=str, required=True, help="raster of class numbers; its nodata does not count"

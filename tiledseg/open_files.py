@@ -14,10 +14,13 @@ _LEAST = 64  # what one rank with one image and a few reading threads takes, and
 _ENOUGH = 65536  # the most that is asked for: some programs walk through all numbers below the limit
 
 
-def allow_open_files() -> None:
-    """Raise this process's limit as far as the system lets it. Raises ConfigError where that is too few for any run."""
+def allow_open_files(enough: int = _ENOUGH) -> None:
+    """Raise this process's limit as far as is `enough` and the system lets it.
+
+    Raises ConfigError where that is too few for any run.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    wanted = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if hard != resource.RLIM_INFINITY and hard < _LEAST:

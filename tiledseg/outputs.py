@@ -54,7 +54,6 @@ def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = (
 
 
 def files_below(folder: str | Path) -> list[Path]:
-    """Every file in `folder`, at any depth."""
     return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tiledseg.claim import is_at
 from tiledseg.errors import OutputError
 
 NAME = "run.lock"
@@ -63,7 +64,7 @@ def _acquire(folder: Path) -> tuple[int, str | None]:
             raise OutputError(f"cannot write into {folder}: {error.strerror}; give another run.output") from error
         try:
             warning = _lock(handle, folder)
-            if _is_at(handle, path):
+            if is_at(handle, path):
                 _sign(handle)
                 return handle, warning
         except BaseException:
@@ -83,13 +84,6 @@ def _lock(handle: int, folder: Path) -> str | None:
             raise OutputError(f"cannot lock {folder / NAME}: {error.strerror}; give another run.output") from error
         return f"{folder}: its file system has no locks, so nothing stops a second job from writing there too"
     return None
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _sign(handle: int) -> None:

@@ -58,12 +58,12 @@ def test_many_ranks_get_more_open_files() -> None:
     """As far as the system's own limit goes; a higher limit stays. In a child, so that this process keeps its own."""
     script = """
 import resource
-from tiledseg.comm.rendezvous import allow_connections
+from tiledseg.open_files import allow_open_files
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 hard = 3000 if hard == resource.RLIM_INFINITY else min(hard, 3000)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 256), hard))
 for size in (2, 100, 1536, 2):
-    allow_connections(size)
+    allow_open_files(1024 + 4 * size)
     print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, {2: 1032, 100: 1424}.get(size, 10**6)), end=" ")
 """
     done = run_job([sys.executable, "-c", script])

@@ -10,18 +10,18 @@ from tiledseg.geometry.tiling import make_tiling
 
 
 def test_the_papers_optimum() -> None:
-    assert round(paper_efficiency(1250, 92), 4) == 1.3161
-    assert paper_efficiency(1250, 92) == (1434 / 1250) ** 2
-    assert round(paper_efficiency_linear(10000, 8, 92), 4) == 1.2944
+    assert round(paper_efficiency((10000, 10000), (8, 8), 92), 4) == 1.3161
+    assert paper_efficiency((10000, 10000), (8, 8), 92) == (1434 / 1250) ** 2
+    assert round(paper_efficiency_linear((10000, 10000), (8, 8), 92), 4) == 1.2944
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 200))
 def test_the_linear_form_is_the_first_order_of_the_exact_one(grid: int, halo: int) -> None:
     size = 10000
-    linear = paper_efficiency_linear(size, grid, halo)
+    linear = paper_efficiency_linear((size, size), (grid, grid), halo)
     second_order = (2 * halo * grid / size) ** 2
-    assert paper_efficiency(size / grid, halo) == pytest.approx(linear + second_order)
+    assert paper_efficiency((size, size), (grid, grid), halo) == pytest.approx(linear + second_order)
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)

@@ -23,8 +23,8 @@ def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:
     assert curve.q == tuple(range(1, 13))
     for q, exact, paper, linear in zip(curve.q, curve.exact, curve.paper, curve.linear, strict=True):
         assert exact == tiling_efficiency(make_tiling((3000, 3000), (q, q), tiling.footprint))
-        assert paper == pytest.approx(paper_efficiency(3000 / q, 92))
-        assert linear == pytest.approx(paper_efficiency_linear(3000, q, 92))
+        assert paper == pytest.approx(paper_efficiency((3000, 3000), (q, q), 92))
+        assert linear == pytest.approx(paper_efficiency_linear((3000, 3000), (q, q), 92))
 
 
 def test_the_curve_ends_where_the_alignment_does() -> None:

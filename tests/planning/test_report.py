@@ -42,8 +42,10 @@ def test_the_papers_halos(levels: int, halo: int) -> None:
 @given(st.integers(100, 20000), st.integers(1, 20), st.integers(2, 7))
 def test_squares_follow_the_papers_formulas(size: int, q: int, levels: int) -> None:
     part = paper_part(Question((size, size), UNet(levels), (q, q)), (q, q))
-    assert part["efficiency"] == pytest.approx(paper_efficiency(size / q, part["halo"]), abs=1e-4)
-    assert part["efficiency_linear"] == pytest.approx(paper_efficiency_linear(size, q, part["halo"]), abs=1e-4)
+    assert part["efficiency"] == pytest.approx(paper_efficiency((size, size), (q, q), part["halo"]), abs=1e-4)
+    assert part["efficiency_linear"] == pytest.approx(
+        paper_efficiency_linear((size, size), (q, q), part["halo"]), abs=1e-4
+    )
 
 
 def test_rectangles_have_a_side_each() -> None:

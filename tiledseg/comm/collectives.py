@@ -88,28 +88,23 @@ class SerialCommunicator:
         return DoneWork()
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
-        """Changes nothing."""
         check_source(source, self.size)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """`value` itself."""
         check_source(source, self.size)
         return value
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """`[value]`."""
         return [value]
 
     def barrier(self) -> None:
         """Returns at once."""
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        """One rank alone again."""
         check_groups(groups, self.size)
         return SerialCommunicator()
 
     def point_to_point(self) -> PointToPoint:
-        """Messages to nobody."""
         return SerialPointToPoint()
 
     def close(self) -> None:

@@ -63,7 +63,6 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
 
 
 def report_rank(mesh: Mesh) -> RankReport:
-    """This rank's own report."""
     device = str(mesh.device)
     if mesh.device.type == "cuda":
         device += f" {torch.cuda.get_device_name(mesh.device)}"

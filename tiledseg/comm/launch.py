@@ -39,7 +39,6 @@ class Launch:
 
     @property
     def one_node(self) -> bool:
-        """True where every rank of the job runs on this node."""
         return self.local_size == self.size
 
 

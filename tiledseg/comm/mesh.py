@@ -35,17 +35,14 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """This rank, from 0."""
         return self.launch.rank
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
         return self.launch.size
 
     @property
     def is_root(self) -> bool:
-        """True on rank 0."""
         return self.launch.is_root
 
     def close(self) -> None:

@@ -48,7 +48,6 @@ class MessageMeter:
         return self.waits.seconds()
 
     def reset(self) -> None:
-        """Counts from zero again."""
         self.messages, self.bytes = 0, 0
         self.waits.reset()
 

@@ -31,11 +31,9 @@ class ProcessGroups:
 
     @property
     def with_nccl(self) -> bool:
-        """Whether NCCL carries GPU tensors."""
         return self.gpu_messages is not None
 
     def carrier(self, tensor: torch.Tensor) -> dist.ProcessGroup:
-        """The group that carries a tensor of this device."""
         return self.gpu if tensor.is_cuda else self.host
 
     def in_order(self, values: Sequence[object]) -> list[object]:
@@ -44,7 +42,6 @@ class ProcessGroups:
         return [values[places[rank]] for rank in self.ranks]
 
     def destroy(self) -> None:
-        """Ends the groups of a part."""
         if self.gpu_messages is not None:
             dist.destroy_process_group(self.gpu_messages)
             dist.destroy_process_group(self.gpu)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import struct
 import time
@@ -29,19 +28,6 @@ _FIRST_PORT, _PORTS = 15000, 15000
 def arrival_timeout(size: int) -> timedelta:
     """How long ranks wait for each other at the start: Python's start on 1000 nodes from one file system is slow."""
     return timedelta(minutes=30 if size > MANY_RANKS else 5)
-
-
-def allow_connections(size: int) -> None:
-    """Raises this process's limit of open files as far as `size` ranks need and the system lets it.
-
-    Gloo joins every pair of ranks by a connection, and rank 0's store has one more for each: above some 500 ranks the
-    usual limit of 1024 would end the job with "too many open files".
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 4 * size + 1024
-    wanted = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def open_store(launch: Launch, environ: Mapping[str, str], world: MPI.Intracomm | None) -> dist.Store:

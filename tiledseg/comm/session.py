@@ -20,6 +20,7 @@ from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.config_checks import TRANSPORTS, one_of
 from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.open_files import allow_open_files
 from tiledseg.signals import ending, swallowed
 
 if TYPE_CHECKING:
@@ -139,9 +140,9 @@ def _connect(
     launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
 ) -> tuple[Communicator, Watch | None]:
     """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
-    from tiledseg.comm.rendezvous import allow_connections, gloo_interface
+    from tiledseg.comm.rendezvous import gloo_interface
 
-    allow_connections(launch.size)
+    allow_open_files(1024 + 4 * launch.size)  # Gloo joins all pairs of ranks; rank 0's store has a connection for each
     if transport == "mpi" and world is not None:
         from tiledseg.comm.transport_mpi import MpiCommunicator, check_thread_level
 

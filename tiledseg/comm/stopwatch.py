@@ -57,7 +57,6 @@ class GpuClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that sees a device's work."""
     return GpuClock(device) if device.type == "cuda" else HostClock()
 
 
@@ -70,7 +69,6 @@ class Stopwatch:
         self.reset()
 
     def reset(self) -> None:
-        """Counts from zero again."""
         self._seconds = 0.0
         self._spans: list[tuple[Clock, Any, Any]] = []
 

@@ -31,12 +31,10 @@ class Report:
     ended: bool = False
 
     def encode(self) -> str:
-        """As it travels."""
         return json.dumps(asdict(self))
 
 
 def decode(text: bytes) -> Report:
-    """The inverse of `Report.encode`."""
     return Report(**json.loads(text))
 
 

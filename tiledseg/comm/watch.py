@@ -31,7 +31,6 @@ _LONGEST_PERIOD = 5.0
 
 
 def report_period(deadline: float) -> float:
-    """Seconds between two reports of a rank."""
     return min(deadline / 20, _LONGEST_PERIOD)
 
 
@@ -55,7 +54,6 @@ class Observer:
         return self._seen[rank]
 
     def clear(self) -> None:
-        """Forgets all."""
         self._seen.clear()
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 from tiledseg.geometry.tiling import Tiling
 
 
-def paper_efficiency(tile: float, halo: float) -> float:
-    """The paper's E = T^2 / T'^2 with T = T' + 2 epsilon."""
-    return ((tile + 2 * halo) / tile) ** 2
+def paper_efficiency(size: tuple[int, int], grid: tuple[int, int], halo: float) -> float:
+    """The paper's E = T^2 / T'^2 with T = T' + 2 epsilon, of sides that may differ."""
+    tiles = [side / q for side, q in zip(size, grid, strict=True)]
+    return math.prod((tile + 2 * halo) / tile for tile in tiles)
 
 
-def paper_efficiency_linear(size: int, grid: int, halo: float) -> float:
+def paper_efficiency_linear(size: tuple[int, int], grid: tuple[int, int], halo: float) -> float:
     """The paper's linear form E ~ 1 + q * 4 epsilon / N."""
-    return 1 + grid * 4 * halo / size
+    return 1 + 2 * halo * sum(q / side for side, q in zip(size, grid, strict=True))
 
 
 def tiling_efficiency(tiling: Tiling) -> float:

@@ -99,7 +99,6 @@ class Chunk:
         self._modules = list(network.layers.values())[self.first : self.stop]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of its layers."""
         for module in self._modules:
             yield from module.parameters()
 

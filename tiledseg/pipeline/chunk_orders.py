@@ -98,7 +98,6 @@ def best_rule(given: Course, micro_batches: int) -> Rule:
 
 
 def chunk_of(number: int, chunks: int) -> int:
-    """The chunk of a pass."""
     return min(number, 2 * chunks - 1 - number)
 
 

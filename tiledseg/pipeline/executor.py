@@ -163,7 +163,6 @@ class _Run:
         return None
 
     def finish(self) -> None:
-        """Waits until all that was sent has left."""
         for work in self._leaving.values():
             work.wait()
         self._leaving.clear()

@@ -120,7 +120,6 @@ def measure_layer_times(
 
 
 def _tensors(graph: Graph, bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
-    """Each tensor of the graph."""
     at_hand = torch.empty(1, bands, *size, dtype=bench.dtype, device="meta").to(memory_format=torch.channels_last)
     known: dict[_Job, _Spec] = {}
     shapes = tensor_shapes(graph, bands, *size)

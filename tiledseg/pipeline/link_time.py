@@ -22,7 +22,6 @@ class Link(NamedTuple):
     per_byte: float
 
     def seconds(self, size: int) -> float:
-        """Of a message of so many bytes."""
         return self.latency + size * self.per_byte
 
 

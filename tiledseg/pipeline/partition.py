@@ -60,7 +60,6 @@ class Cut:
     runs: tuple[tuple[int, int], ...]
 
     def layers_of(self, stage: int) -> set[int]:
-        """The nodes whose weights a stage holds."""
         own = [run for run, rank in zip(self.runs, self.pipeline.ranks, strict=True) if rank == stage]
         return {layer for first, stop in own for layer in range(first, stop)}
 

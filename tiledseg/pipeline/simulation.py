@@ -62,7 +62,6 @@ class Timeline:
 
     @property
     def busy(self) -> tuple[float, ...]:
-        """Time that each rank computes."""
         return tuple(sum(span.stop - span.start for span in rank) for rank in self.spans)
 
     @property

@@ -70,7 +70,6 @@ def mode_words(mode: str, fusion: int | str | None) -> str:
 
 
 def label(cost: ModeCost) -> str:
-    """The mode in words."""
     return mode_words(cost.mode, fusion_word(cost.fusion))
 
 

@@ -43,7 +43,6 @@ class PipelineCase:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each chunk."""
         return chunk_ranks(self.schedule, self.stages)
 
     @property
@@ -66,7 +65,6 @@ class PipelineCase:
         return memory
 
     def rank_bytes(self, balance: Sequence[int]) -> list[int]:
-        """What each rank needs with a balance."""
         memory, needed = self.memory(), [0] * self.stages
         for chunk, (first, stop) in enumerate(cuts(balance)):
             needed[self.ranks[chunk]] += memory(first, stop, chunk)
@@ -89,7 +87,6 @@ class StagedPipeline:
 
     @cached_property
     def actions(self) -> Program:
-        """What each rank does in a step."""
         return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
 
     def route_bytes(self, route: Route) -> int:

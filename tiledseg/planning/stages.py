@@ -43,7 +43,6 @@ class StagesQuestion:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The recompute mode of each stage."""
         return self.recompute * self.stages if len(self.recompute) == 1 else self.recompute
 
     def __post_init__(self) -> None:
@@ -97,7 +96,6 @@ class _Plan:
 
     @property
     def work(self) -> tuple[int, ...]:
-        """Multiply-adds of each chunk."""
         costs = self.staged.case.prices.costs
         return tuple(sum(cost.multiply_adds for cost in costs[a:b]) for a, b in cuts(self.staged.balance))
 

@@ -11,7 +11,6 @@ _HEAD = ("stage", "layers", "work", "forward + backward", "in flight", "activati
 
 
 def stages_title(part: dict[str, Any]) -> str:
-    """What the table is about."""
     rows, cols = part["context"]
     modes = part["recompute"]
     again = modes[0] if len(set(modes)) == 1 else f"[{','.join(modes)}]"

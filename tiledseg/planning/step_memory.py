@@ -34,7 +34,6 @@ class StepMemory:
 
     @property
     def total(self) -> int:
-        """The peak of the step, in bytes."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.backward
 
 

@@ -83,7 +83,6 @@ class Sampler:
         return math.ceil(sum(self.tiles_per_image) / self.tiles_per_step)
 
     def steps(self, epoch: int) -> list[Step]:
-        """The steps of one epoch, in order."""
         generator = _generator(self.seed, epoch)
         images = range(len(self.tiles_per_image))
         if self.tiles_per_step is None:

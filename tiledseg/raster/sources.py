@@ -17,7 +17,6 @@ _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 
 
 def as_list(paths: str | Sequence[str]) -> list[str]:
-    """One path, or several, as a list."""
     return [paths] if isinstance(paths, str) else list(paths)
 
 

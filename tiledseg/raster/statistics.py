@@ -47,7 +47,6 @@ class Normalization:
         return Normalization((0.0,) * bands, (1.0,) * bands)
 
     def warnings(self) -> tuple[str, ...]:
-        """One line for the user where bands are constant."""
         if not self.constant:
             return ()
         numbers = ", ".join(str(band + 1) for band in self.constant)

@@ -113,11 +113,9 @@ class Slots:
         return self.shape[1] * self.shape[2]
 
     def pixels_of(self, index: int) -> int:
-        """The first byte of slot `index`."""
         return self.at["pixels"] + index * self.pixels_bytes
 
     def invalid_of(self, index: int) -> int:
-        """The first byte of slot `index` of the validity."""
         return self.at["invalid"] + index * self.invalid_bytes
 
 

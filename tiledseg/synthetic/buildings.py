@@ -55,7 +55,6 @@ class Buildings(NamedTuple):
 
 
 def make_buildings(seed: int, warp: Warp, cell: Cell) -> Buildings:
-    """All buildings of one cell."""
     leaf, numbers = cell.leaf, np.arange(LEAVES)
     random = [uniform(seed, 70 + k, cell.i, cell.j, numbers).astype(np.float64) for k in range(12)]
     u0, u1, v0, v1 = (np.asarray(side, np.float64) for side in leaf[:4])

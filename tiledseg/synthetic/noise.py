@@ -41,7 +41,6 @@ def uniform(seed: int, *keys: ArrayLike) -> NDArray[np.float32]:
 
 
 def pick(seed: int, *keys: int) -> float:
-    """One uniform number in [0, 1) for scalar keys."""
     return float(uniform(seed, *keys)[0])
 
 

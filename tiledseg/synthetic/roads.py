@@ -54,7 +54,6 @@ def paint_roads(
     colour: NDArray,
     classes: NDArray,
 ) -> None:
-    """Paint the roads over what lies there."""
     surface = _surface(plan, places, stretch)
     if surface.found.size == 0:
         return

@@ -42,7 +42,6 @@ def water_depth(seed: int, plan: Plan, places: Places, lobes: NDArray, ripple: N
 
 
 def water_depth_at(seed: int, plan: Plan, places: Places, x: NDArray, y: NDArray) -> NDArray[np.float32]:
-    """`water_depth` at scattered places."""
     rows, cols = pixels(y), pixels(x)
     lobes, ripple = point_noise(seed + 102, rows, cols, 50), point_noise(seed + 103, rows, cols, 11)
     return water_depth(seed, plan, places, lobes, ripple)

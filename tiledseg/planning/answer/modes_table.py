@@ -11,7 +11,6 @@ _HEAD = ("mode", "E", "redundant work", "messages", "bytes sent", "memory", "pre
 
 
 def modes_title(part: dict[str, Any]) -> str:
-    """What the table is about."""
     rows, cols = part["mesh"]
     return f"modes: a training step on one image, {rows} x {cols} ranks, by the busiest rank"
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.efficiency import tiling_efficiency
+from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
 from tiledseg.geometry.halo import paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tile, Tiling, context_sizes, finest_grid
 from tiledseg.planning.answer.question import Question
@@ -45,8 +45,8 @@ def efficiency_curve(question: Question, tiling: Tiling) -> EfficiencyCurve:
         halo, of_paper = paper_halo(network.levels, network.convs_per_level, paper_shrink(network.kernel)), q
     return EfficiencyCurve(
         q=q,
-        paper=tuple((height / n + 2 * halo) * (width / n + 2 * halo) * n * n / (height * width) for n in of_paper),
-        linear=tuple(1 + 2 * halo * n * (1 / height + 1 / width) for n in of_paper),
+        paper=tuple(paper_efficiency(question.size, (n, n), halo) for n in of_paper),
+        linear=tuple(paper_efficiency_linear(question.size, (n, n), halo) for n in of_paper),
         exact=tuple(
             sum(context_sizes(height, n, footprint)) * sum(context_sizes(width, n, footprint)) / (height * width)
             for n in q

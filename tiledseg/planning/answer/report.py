@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.efficiency import tiling_efficiency
+from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
 from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
@@ -114,8 +115,8 @@ def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:
         "halo": _number(halo),
         "tile": _one_or_both(tile),
         "context": _one_or_both(context),
-        "efficiency": round(context[0] * context[1] / (tile[0] * tile[1]), 4),
-        "efficiency_linear": round(1 + 2 * halo * (grid[0] / size[0] + grid[1] / size[1]), 4),
+        "efficiency": round(paper_efficiency(size, grid, halo), 4),
+        "efficiency_linear": round(paper_efficiency_linear(size, grid, halo), 4),
     }
 
 
@@ -172,15 +173,7 @@ def memory_part(question: Question, tiling: Tiling) -> Answer:
     """Bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
     network = question.network
     memory = training_memory(network.graph(), network.bands, tiling.context_max, question.bytes_per_value)
-    answer: Answer = {
-        "precision": question.precision,
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        "activations": memory.activations,
-        "backward": memory.backward,
-        "total": memory.total,
-    }
+    answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
     if question.gpu_memory is not None:
         answer |= {"gpu": question.gpu_memory, "fits": memory.total <= question.gpu_memory}
     return answer

@@ -123,6 +123,5 @@ def _cluster(part: Answer) -> str:
 
 
 def _scaled(label: str, parts: tuple[str, str], remark: str) -> Row:
-    """A row of a number with its unit."""
     number, unit = parts
     return label, number, f"{unit} {remark}".strip()

@@ -41,7 +41,6 @@ def size(count: int) -> str:
 
 
 def size_parts(count: int) -> tuple[str, str]:
-    """The same as number and unit."""
     return next(((f"{count / unit:.2f}", word) for unit, word in _UNITS if count >= unit), (str(count), "B"))
 
 
