@@ -22,7 +22,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.pipeline.balance import choose_balances, cuts, parse_balance
+from tiledseg.pipeline.balance import Prices, choose_balances, cuts, parse_balance
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
 
@@ -93,7 +93,7 @@ def modelled_balance(unet: UNet, size: int, stages: int) -> tuple[int, ...]:
     layers = unet.graph()
     costs = layer_costs(layers, unet.bands, (size, size), 4)
     prices = StagePrices(layers, costs, 4)
-    return choose_balances([cost.multiply_adds for cost in costs], None, stages, traffic=prices.received)[0]
+    return choose_balances(Prices([cost.multiply_adds for cost in costs], traffic=prices.received), stages)[0]
 
 
 def make_network(workload: Workload) -> GraphNetwork:

@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.pipeline.balance import choose_balances, choose_folded_balances
+from tiledseg.pipeline.balance import Prices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import Settings, split_network
 from tiledseg.pipeline.schedule import compute_orders
@@ -68,8 +68,8 @@ def balance(case: Case, stages: int) -> tuple[int, ...]:
     layers = case.unet.graph()
     if case.schedule == "folded":
         ends = [(tensor - 1, reader) for tensor, reader in layers.skips]
-        return choose_folded_balances(work(case.unet), ends, None, stages)[0]
-    return choose_balances(work(case.unet), None, stages)[0]
+        return choose_folded_balances(Prices(work(case.unet)), ends, stages)[0]
+    return choose_balances(Prices(work(case.unet)), stages)[0]
 
 
 def run(case: Case, axes: Axes, stages: int) -> tuple[Result, PipelineExecutor, list[Drawn]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -52,49 +53,41 @@ class _Peers:
         return name_ranks(sorted({message.peer for message in self._messages}))
 
 
+@dataclass
 class Exchange:
     """Messages under way.
 
-    `finish` waits for the transport, which reads and writes the `carried` tensors until then. The `staged` receives,
-    pairs of tensor and buffer, are then copied in, and the `lent` buffers go back.
+    `finish` waits for the transport, which reads and writes the `carried` tensors until then; None once it has. The
+    `staged` receives, pairs of tensor and buffer, are then copied in, and the `lent` buffers go back.
     """
 
-    def __init__(
-        self,
-        finish: Callable[[], None],
-        carried: Sequence[Message],
-        staged: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        lent: Sequence[torch.Tensor],
-        buffers: HostBuffers,
-        meter: MessageMeter,
-    ) -> None:
-        self._finish: Callable[[], None] | None = finish
-        self._carried = carried
-        self._staged = staged
-        self._lent = lent
-        self._buffers = buffers
-        self._meter = meter
+    finish: Callable[[], None] | None
+    carried: Sequence[Message]
+    staged: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    lent: Sequence[torch.Tensor]
+    buffers: HostBuffers
+    meter: MessageMeter
 
     def wait(self) -> None:
         """Returns once every receive's tensor is filled and every send's is free; on a GPU, for its current stream.
 
         Calling it again does nothing. Raises CommunicationError where a peer was lost.
         """
-        if self._finish is None:
+        if self.finish is None:
             return
-        with self._meter.waits.running(self._device()):
-            with waiting("messages with %s", _Peers(self._carried)):
-                self._finish()
-            self._finish = None
-            for tensor, buffer in self._staged:
+        with self.meter.waits.running(self._device()):
+            with waiting("messages with %s", _Peers(self.carried)):
+                self.finish()
+            self.finish = None
+            for tensor, buffer in self.staged:
                 as_bytes(tensor).copy_(buffer)  # not asynchronous: the buffer is handed out again below
-        for buffer in self._lent:
-            self._buffers.give_back(buffer)
-        self._carried = self._staged = self._lent = ()
+        for buffer in self.lent:
+            self.buffers.give_back(buffer)
+        self.carried = self.staged = self.lent = ()
 
     def _device(self) -> torch.device:
         """Whose work waits for the messages: of a GPU where it sends from, or receives into, its own memory."""
-        tensors = [message.tensor for message in self._carried] + [tensor for tensor, _ in self._staged]
+        tensors = [message.tensor for message in self.carried] + [tensor for tensor, _ in self.staged]
         return next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)
 
 

@@ -1,6 +1,6 @@
 """Balances: how many consecutive layers each stage takes. Plain numbers in, plain numbers out.
 
-A stage is as slow as its layers' times together, and a pipeline is as slow as its slowest stage. `choose_balance`
+A stage is as slow as its layers' times together, and a pipeline is as slow as its slowest stage. `choose_balances`
 gives a partition that no other undercuts, by dynamic programming over the cuts (exact, since the cost of a stage
 depends on its own two cuts alone), and among equally fast ones the one whose stages receive the fewest bytes.
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 
@@ -28,26 +28,35 @@ ChunkRun = tuple[int, int, int]  # first layer, stop, chunk
 Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage takes between two of these
 
 
-class Again(NamedTuple):
-    """What chunks that recompute pay on top: the times of going forward, of each layer, and which chunks do."""
+@dataclass(frozen=True)
+class Prices:
+    """What a stage pays for runs of layers.
+
+    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again`: of each layer, what chunks in
+    `recomputing` pay on top for going forward twice. `limit`: bytes that a stage may need.
+    """
 
     times: Sequence[float]
-    chunks: frozenset[int]
+    memory: Memory | None = None
+    limit: int | None = None
+    traffic: Traffic | None = None
+    again: Sequence[float] = ()
+    recomputing: frozenset[int] = frozenset()
 
+    @cached_property
+    def _once(self) -> tuple[float, ...]:
+        """The times of all layers before each."""
+        return (0, *accumulate(self.times))
 
-@dataclass(frozen=True)
-class _Prices:
-    """What a stage of given runs of layers costs."""
-
-    ends: tuple[tuple[float, ...], ...]  # for each chunk: times of all layers before each
-    memory: Memory | None
-    limit: int | None
-    traffic: Traffic | None
+    @cached_property
+    def _twice(self) -> tuple[float, ...]:
+        return (0, *accumulate(time + more for time, more in zip(self.times, self.again, strict=True)))
 
     def load(self, runs: Sequence[ChunkRun]) -> float:
         load = 0.0
         for first, stop, chunk in runs:
-            load += self.ends[chunk][stop] - self.ends[chunk][first]
+            ends = self._twice if chunk in self.recomputing else self._once
+            load += ends[stop] - ends[first]
         return load
 
     def bytes(self, runs: Sequence[ChunkRun]) -> int:
@@ -58,6 +67,17 @@ class _Prices:
 
     def received(self, runs: Sequence[ChunkRun]) -> int:
         return 0 if self.traffic is None else sum(self.traffic(first, stop) for first, stop, _ in runs)
+
+    def check(self, chunks: int, stages: int) -> None:
+        """Raise ConfigError for more chunks than layers, and for times that are none."""
+        if not 1 <= chunks <= len(self.times):
+            need = f" (folded: {chunks} chunks)" if chunks > stages else ""
+            raise ConfigError(
+                f"{stages} stages{need} cannot share {len(self.times)} layers; give each at least 1 layer: fewer stages"
+            )
+        for layer, time in enumerate(self.times):
+            if not 0 <= time < math.inf:
+                raise ConfigError(f"the time of layer {layer} is {time}; give 0 or more")
 
 
 def parse_balance(values: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -83,25 +103,15 @@ def cuts(balance: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip((0, *stops[:-1]), stops, strict=True))
 
 
-def choose_balances(
-    times: Sequence[float],
-    memory: Memory | None,
-    stages: int,
-    limit: int | None = None,
-    traffic: Traffic | None = None,
-    tolerances: Sequence[float] = (0.0,),
-    again: Again | None = None,
-) -> list[tuple[int, ...]]:
-    """The balance whose slowest stage is fastest, among those whose every stage needs at most `limit` bytes; for each
-    of some tolerances one.
+def choose_balances(prices: Prices, stages: int, tolerances: Sequence[float] = (0.0,)) -> list[tuple[int, ...]]:
+    """The balance whose slowest stage is fastest, among those whose every stage fits; for each of some tolerances one.
 
-    `times`: seconds (or work) of each layer, in any unit, forward and backward; `again` of chunks that recompute. Ties:
-    the least `traffic` of all stages together. With a tolerance the slowest stage may take so much longer, as a share,
-    where that saves traffic.
+    Ties: the least traffic of all stages together. With a tolerance the slowest stage may take so much longer, as a
+    share, where that saves traffic.
     Raises ConfigError for more stages than layers, or where nothing fits, naming the stage and both values.
     """
-    layers = len(times)
-    prices = _prices(times, memory, limit, traffic, stages, stages, again)
+    prices.check(stages, stages)
+    layers = len(prices.times)
     levels: list[list[Middle]] = [
         [(stop, layers) for stop in range(stage + 1, layers - stages + stage + 2)] for stage in range(stages - 1)
     ]
@@ -114,14 +124,7 @@ def choose_balances(
 
 
 def choose_folded_balances(
-    times: Sequence[float],
-    skips: Sequence[tuple[int, int]],
-    memory: Memory | None,
-    ranks: int,
-    limit: int | None = None,
-    traffic: Traffic | None = None,
-    tolerances: Sequence[float] = (0.0,),
-    again: Again | None = None,
+    prices: Prices, skips: Sequence[tuple[int, int]], ranks: int, tolerances: Sequence[float] = (0.0,)
 ) -> list[tuple[int, ...]]:
     """The folded balances of 2 * ranks - 1 chunks whose slowest rank is fastest; no skip leaves its rank.
 
@@ -129,8 +132,9 @@ def choose_folded_balances(
     time: any other cut gives the same times, and the same ranks to all skips. The rest as for `choose_balances`.
     Raises ConfigError for more chunks than layers, or where nothing fits or no cut keeps the skips together.
     """
-    layers, chunks = len(times), 2 * ranks - 1
-    prices = _prices(times, memory, limit, traffic, chunks, ranks, again)
+    times, chunks = prices.times, 2 * ranks - 1
+    prices.check(chunks, ranks)
+    layers = len(times)
     ends = {layer for skip in skips for layer in skip}
     places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
     pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
@@ -142,10 +146,8 @@ def choose_folded_balances(
             return (before[0], after[0], rank), (after[1], before[1], chunks - 1 - rank)
         return ()
 
-    paths = _Search([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False).paths(
-        tolerances
-    )
-    return list(map(_folded_counts, paths))
+    search = _Search([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False)
+    return list(map(_folded_counts, search.paths(tolerances)))
 
 
 def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
@@ -153,31 +155,6 @@ def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:
     down = [after[0] - before[0] for before, after in pairwise(path[:-1])]
     up = [before[1] - after[1] for before, after in pairwise(path[:-1])]
     return (*down, path[-2][1] - path[-2][0], *reversed(up))
-
-
-def _prices(
-    times: Sequence[float],
-    memory: Memory | None,
-    limit: int | None,
-    traffic: Traffic | None,
-    chunks: int,
-    stages: int,
-    again: Again | None,
-) -> _Prices:
-    if not 1 <= chunks <= len(times):
-        need = f" (folded: {chunks} chunks)" if chunks > stages else ""
-        raise ConfigError(
-            f"{stages} stages{need} cannot share {len(times)} layers; give each at least 1 layer: fewer stages"
-        )
-    for layer, time in enumerate(times):
-        if not 0 <= time < math.inf:
-            raise ConfigError(f"the time of layer {layer} is {time}; give 0 or more")
-    once = (0, *accumulate(times))
-    if again is None:
-        return _Prices((once,) * chunks, memory, limit, traffic)
-    twice = (0, *accumulate(time + more for time, more in zip(times, again.times, strict=True)))
-    ends = tuple(twice if chunk in again.chunks else once for chunk in range(chunks))
-    return _Prices(ends, memory, limit, traffic)
 
 
 @dataclass(frozen=True)
@@ -189,7 +166,7 @@ class _Search:
 
     levels: Sequence[Sequence[Middle]]
     runs_of: Runs
-    prices: _Prices
+    prices: Prices
     in_line: bool
 
     def paths(self, tolerances: Sequence[float]) -> list[list[Middle]]:

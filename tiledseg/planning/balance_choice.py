@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
-from tiledseg.pipeline.balance import TOLERANCES, Again, choose_balances, choose_folded_balances
+from tiledseg.pipeline.balance import TOLERANCES, Prices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.chunk_orders import Rule, best_rule, course, makespan, urgent_first
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
@@ -108,12 +108,11 @@ def _balances(case: PipelineCase) -> list[Balance]:
     """Of the fastest slowest stage: for free messages, and where they take time, for several prices of a byte."""
     tolerances = TOLERANCES if case.message else TOLERANCES[:1]
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
-    again = Again(case.forward, frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank)))
-    memory, prices = case.memory(), case.prices
+    recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
+    traffic = case.prices.handed_on if case.folds else case.prices.received
+    prices = Prices(both, case.memory(), case.limit, traffic, case.forward, recomputing)
     if case.folds:
-        found = choose_folded_balances(
-            both, prices.skips, memory, case.stages, case.limit, prices.handed_on, tolerances, again
-        )
+        found = choose_folded_balances(prices, case.prices.skips, case.stages, tolerances)
     else:
-        found = choose_balances(both, memory, len(case.ranks), case.limit, prices.received, tolerances, again)
+        found = choose_balances(prices, len(case.ranks), tolerances)
     return list(dict.fromkeys(found))

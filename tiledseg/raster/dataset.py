@@ -33,6 +33,7 @@ class Sample:
     valid_HW: NDArray[np.bool_]
 
 
+@dataclass(eq=False)
 class Dataset:
     """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
 
@@ -41,22 +42,17 @@ class Dataset:
     LabelError where the label rasters' bands do not fit the classes.
     """
 
-    def __init__(
-        self,
-        images: Sequence[RasterReader],
-        labels: Sequence[RasterReader] | None,
-        tilings: Sequence[Tiling],
-        label_map: LabelMap | None,
-        normalization: Normalization,
-        dtype: DTypeLike = np.float32,
-    ) -> None:
-        _check(images, labels, tilings, label_map, normalization)
-        self.images = tuple(images)
-        self.labels = None if labels is None else tuple(labels)
-        self.tilings = tuple(tilings)
-        self.normalization = normalization
-        self._maps = [label_map.resolve(reader.info) for reader in labels] if labels and label_map else []
-        self._normalize = Normalizer(normalization, self.images[0].info.dtype, dtype)
+    images: Sequence[RasterReader]
+    labels: Sequence[RasterReader] | None
+    tilings: Sequence[Tiling]
+    label_map: LabelMap | None
+    normalization: Normalization
+    dtype: DTypeLike = np.float32
+
+    def __post_init__(self) -> None:
+        _check(self)
+        self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
+        self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
         self._recent: OrderedDict[int, RasterReader] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -144,13 +140,8 @@ class Normalizer:
         )
 
 
-def _check(
-    images: Sequence[RasterReader],
-    labels: Sequence[RasterReader] | None,
-    tilings: Sequence[Tiling],
-    label_map: LabelMap | None,
-    normalization: Normalization,
-) -> None:
+def _check(data: Dataset) -> None:
+    images, labels, tilings, normalization = data.images, data.labels, data.tilings, data.normalization
     if not images:
         raise RasterError("a data set without images; give at least one in data.images")
     check_alike([reader.info for reader in images])
@@ -168,7 +159,7 @@ def _check(
         check_cut(reader.info, tiling)
     for reader, tiling in zip(labels or (), tilings, strict=False):
         check_cut(reader.info, tiling)
-    if (labels is None) != (label_map is None):
+    if (labels is None) != (data.label_map is None):
         raise RasterError("labels and data.classes go together; give both or neither")
     for image, label in zip(images, labels or (), strict=False):
         check_grids_match(image.info, label.info)

@@ -61,34 +61,27 @@ def write_scene(
             f"size {size[0]} x {size[1]}, workers {workers}; give sides to {_MAX_SIDE}, workers from 1 to "
             f"{_MAX_WORKERS}"
         )
-    Scene(seed, size, bands)  # its errors before any work
+    scene = Scene(seed, size, bands)  # its errors before any work
     pixels = size[0] * size[1]  # compressed to a half of its bytes or so, and surely not to these
     check_outputs([whole("--image", image, pixels * bands // 8), whole("--labels", labels, pixels // 1000)])
     with replacing(image) as image_part, replacing(labels) as labels_part:
         try:
-            _write((image_part, labels_part), size, bands, seed, workers, progress)
+            _write((image_part, labels_part), scene, workers, progress)
         except (rasterio.errors.RasterioError, OSError) as error:
             raise write_error(f"{image} and {labels}", error) from error
 
 
-def _write(
-    paths: Sequence[Path],
-    size: tuple[int, int],
-    bands: int,
-    seed: int,
-    workers: int,
-    progress: Callable[[int], None] | None,
-) -> None:
+def _write(paths: Sequence[Path], scene: Scene, workers: int, progress: Callable[[int], None] | None) -> None:
     with ExitStack() as stack:
         # A small cache of blocks, in a fixed order: bounded memory, and the same bytes everywhere.
         stack.enter_context(rasterio.Env(GDAL_CACHEMAX=64, GDAL_NUM_THREADS="1"))
         compress = best_compression()
-        profiles = _profile(size, bands, compress), _profile(size, None, compress)
+        profiles = _profile(scene.size, scene.bands, compress), _profile(scene.size, None, compress)
         image, classes = stack.enter_context(_created(paths, profiles))
-        image.descriptions = BANDS[bands]
+        image.descriptions = BANDS[scene.bands]
         classes.write_colormap(1, dict(enumerate(CLASS_COLOURS)))
         classes.update_tags(1, **{f"CLASS_{number}": name for number, name in enumerate(CLASSES)})
-        windows = stack.enter_context(_windows(size, bands, seed, workers))
+        windows = stack.enter_context(_windows(scene, workers))
         for box, image_CHW, classes_HW in windows:
             window = Window(box.col.start, box.row.start, box.width, box.height)
             with libtiff_errors():
@@ -142,12 +135,11 @@ def best_compression() -> str:
 
 
 @contextlib.contextmanager
-def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iterator[Iterator[Windowed]]:
+def _windows(scene: Scene, workers: int) -> Iterator[Iterator[Windowed]]:
     """All windows in order, made here or by processes, each of which makes every `workers`-th."""
-    boxes = list(Box.of_shape(size).blocks(*WINDOW))
+    boxes = list(Box.of_shape(scene.size).blocks(*WINDOW))
     workers = min(workers, len(boxes))
     if workers == 1:
-        scene = Scene(seed, size, bands)
         yield ((box, *scene.render(box)) for box in boxes)
         return
     context = multiprocessing.get_context("spawn")
@@ -156,7 +148,9 @@ def _windows(size: tuple[int, int], bands: int, seed: int, workers: int) -> Iter
         for worker in range(workers):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_make_windows, args=(theirs, seed, size, bands, boxes[worker::workers]), daemon=True
+                target=_make_windows,
+                args=(theirs, (scene.seed, scene.size, scene.bands), boxes[worker::workers]),
+                daemon=True,
             )
             _start_without_signals(process)
             theirs.close()
@@ -179,10 +173,10 @@ def _start_without_signals(process: multiprocessing.process.BaseProcess) -> None
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _make_windows(end: Connection, seed: int, size: tuple[int, int], bands: int, boxes: list[Box]) -> None:
+def _make_windows(end: Connection, arguments: tuple[Any, ...], boxes: list[Box]) -> None:
     """What a process does. A full pipe holds it back, so that no more than a window each is ahead of the writer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the writer ends its processes itself
-    scene = Scene(seed, size, bands)
+    scene = Scene(*arguments)
     with contextlib.suppress(BrokenPipeError):  # the writer is gone
         for box in boxes:
             end.send(scene.render(box))
