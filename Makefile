@@ -17,10 +17,11 @@ NEWEST_TORCH := 2.15.0
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: setup.cfg pyproject.toml constraints.txt
+$(VENV)/ready: setup.cfg pyproject.toml constraints.txt benchmarks/foreign-packages.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,test,lint,tensorboard]' $(MPI_WHEEL)
+	$(BIN)/python -m pip install --quiet --no-deps --requirement benchmarks/foreign-packages.txt
 	touch $@
 
 demo: setup

@@ -92,3 +92,16 @@ def test_all_refusals_come_at_once_with_their_lines() -> None:
 def test_bands_that_do_not_fit_are_said() -> None:
     with pytest.raises(ConfigError, match="does not run on 5 bands"):
         trace(made("unet"), 5)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_instance_norm_takes_gradients_in_any_layout(affine: bool) -> None:
+    """torch's own, on a CPU, takes one that comes channels last for another."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=affine)).double()
+    network = trace(module, 3)
+    x_BCHW = torch.randn(1, 3, 16, 12, dtype=torch.float64)
+    gradient = torch.randn(1, 4, 16, 12, dtype=torch.float64)
+    expected = torch.autograd.grad(module(x_BCHW), module.parameters(), gradient)
+    found = torch.autograd.grad(network(x_BCHW), network.parameters(), gradient.to(memory_format=torch.channels_last))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= 1e-12 * gradient.norm()

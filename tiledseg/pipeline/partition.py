@@ -98,12 +98,16 @@ def split_network(
 
 
 def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtype: torch.dtype) -> None:
-    """Put the layers of `own` on a device, channels last, and let go of the values of all others.
+    """Put the layers of `own` on a device, channels last, and let go of the values of all others. Weights that no layer
+    takes stay where the first layer is.
 
     Raises ConfigError where layers of two stages share a weight: each would add its part of the gradient alone.
     """
     modules = list(network.layers.values())
     kept = {id(tensor) for index in own for tensor in _tensors(modules[index])}
+    if 0 in own:
+        taken = {id(tensor) for module in modules for tensor in _tensors(module)}
+        kept |= {id(tensor) for tensor in _tensors(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
     for index in others:
         if any(id(tensor) in kept for tensor in _tensors(modules[index])):

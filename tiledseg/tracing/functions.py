@@ -22,7 +22,7 @@ from tiledseg.tracing.lowering import (
     pixelwise,
     without,
 )
-from tiledseg.tracing.spaces import SPACES
+from tiledseg.tracing.spaces import SPACES, right
 from tiledseg.tracing.views import VIEWS
 
 Handler = Callable[[Step], list[Value]]
@@ -40,6 +40,7 @@ ELEMENTWISE = frozenset(
         "clamp_max",
         "clamp_min",
         "cos",
+        "detach",
         "div",
         "elu",
         "eq",
@@ -110,6 +111,7 @@ RENAMED = {
     "concat": "cat",
     "concatenate": "cat",
     "_threshold": "threshold",
+    "data": "detach",
 }
 REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
 ALONG_CHANNELS = frozenset(["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize"])
@@ -126,10 +128,9 @@ SAME = frozenset(
         "half",
         "type",
         "type_as",
-        "detach",
-        "data",
         "alias",
-        "requires_grad_",
+        "as_tensor",
+        "asarray",
         "cpu",
         "cuda",
     ]
@@ -206,9 +207,7 @@ def _cat(step: Step) -> list[Value]:
     inputs = step.argument(0, "tensors")
     dim = step.argument(1, "dim", 0)
     if not all(isinstance(value, Value) for value in inputs):
-        raise RefusalError(
-            "joins a tensor that does not depend on the input; leave it away, or compute it from the input"
-        )
+        return _with_constants(step, inputs, dim)
     if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
         if len(inputs) == 1:
             return [step.made(inputs[0].node)]
@@ -218,6 +217,35 @@ def _cat(step: Step) -> list[Value]:
     return pixelwise(
         step, "cat", (tuple(inputs),), {"dim": dim}, without(inputs[0].layout, (dim % len(inputs[0].shape),), True)
     )
+
+
+def _with_constants(step: Step, inputs: Sequence[Any], dim: int) -> list[Value]:
+    """A tensor with channels of one number before and after it."""
+    places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
+    constants = [value.tensor for value in inputs if not isinstance(value, Value)]
+    numbers = {number for tensor in constants for number in tensor.unique().tolist()}
+    named = any(value.name or value.weights for value in inputs if not isinstance(value, Value))
+    if len(places) > 1 or not _is_whole(inputs[places[0]]) or dim != 1 or len(numbers) > 1 or named:
+        raise RefusalError(
+            "joins a tensor that does not depend on the input; compute it from the input, or leave it away"
+        )
+    before, after = (
+        sum(value.tensor.shape[1] for value in part) for part in (inputs[: places[0]], inputs[places[0] + 1 :])
+    )
+    value = numbers.pop()
+    return pixelwise(step, "pad", (inputs[places[0]], (0, 0, 0, 0, before, after)), {"value": value})
+
+
+def _stack(step: Step) -> list[Value]:
+    """Channels of each tensor after those of the one before, with a dim of their own for the tensors."""
+    inputs, dim = step.argument(0, "tensors"), step.argument(1, "dim", 0)
+    if not all(_is_whole(value) for value in inputs):
+        raise RefusalError("stacks tensors that are no images; stack images")
+    crops = (0,) * len(inputs)
+    node = step.lowering.add(step, "stack", Concatenate(crops), joins.Concatenate(crops), inputs)
+    dims = [("B",), ("C1",), ("H",), ("W",)]
+    dims.insert(dim % 5, ("C0",))
+    return [step.made(node, Layout(tuple(dims), (len(inputs), inputs[0].shape[1])))]
 
 
 def _along_channels(step: Step) -> list[Value]:
@@ -286,6 +314,12 @@ def _dropout(step: Step) -> list[Value]:
     return [step.made(module.name, value.layout)]
 
 
+def _other_dropout(step: Step) -> list[Value]:
+    if step.argument(1, "p", 0.5) == 0:
+        return _same(step)
+    raise RefusalError("drops other things than channels of an image; use Dropout2d")
+
+
 def unit(step: Step) -> list[Value]:
     """A module that is one layer, and computed by itself."""
     module = step.call.module
@@ -295,16 +329,18 @@ def unit(step: Step) -> list[Value]:
     value = step.value()
     if type(module) not in POINTWISE:
         step.full()
-    return [step.made(step.lowering.add_module(step, module, value), value.layout)]
+    return [step.made(step.lowering.add_module(step, right(module), value), value.layout)]
 
 
 HANDLERS: dict[str, Handler] = {
     **SPACES,
     **VIEWS,
     "cat": _cat,
+    "stack": _stack,
     "linear": _linear,
     "layer_norm": _layer_norm,
     **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(ALONG_CHANNELS, _along_channels),
-    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout", "alpha_dropout"), _dropout),
+    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout"), _dropout),
+    **dict.fromkeys(("dropout1d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _other_dropout),
 }

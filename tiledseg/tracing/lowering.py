@@ -6,6 +6,7 @@ size; only those functions are taken for which that is known to be a factor, a c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -146,7 +147,7 @@ class Lowering:
         """A node named after the module that calls, and what it does; `cols`: the layer along columns, if another."""
         if any(value.node is None for value in inputs):
             raise UnknownError
-        wanted = step.call.owner if step.call.module is module else f"{step.call.owner}.{what}".lstrip(".")
+        wanted = step.call.owner if step.call.module is not None else f"{step.call.owner}.{what}".lstrip(".")
         name = self.name(wanted or what)
         sources = tuple(value.node for value in inputs if value.node is not None)
         self.nodes.append(Node(name, layer, sources, **cols))
@@ -285,10 +286,16 @@ def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, .
 
 def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
     """The layout after channels have been reduced to one."""
+    gone = {atom for number in dims for atom in layout.dims[number]}
+    stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
+    names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}
+    one: tuple[str, ...] = () if stay else ("C0",)  # a single channel is left
     left: Dims = tuple(
-        dim if number not in dims else ("C0",) for number, dim in enumerate(layout.dims) if keep or number not in dims
+        one if number in dims else tuple(names.get(atom, atom) for atom in dim)
+        for number, dim in enumerate(layout.dims)
+        if keep or number not in dims
     )
-    return replace(layout, dims=left, channels=())
+    return replace(layout, dims=left, channels=tuple(size for _, size in stay) if len(stay) > 1 else ())
 
 
 def _constants(call: Call) -> tuple[Any, ...]:
@@ -327,5 +334,15 @@ def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[n
     for node in reversed(lowering.nodes):
         if node.name in needed:
             needed.update(node.inputs)
-    nodes = tuple(node for node in lowering.nodes if node.name in needed)
-    return Graph(nodes, tuple(outputs)), [lowering.modules[node.name] for node in nodes]
+    graph = Graph(tuple(node for node in lowering.nodes if node.name in needed), tuple(outputs))
+    modules = [lowering.modules[node.name] for node in graph.nodes]
+    return graph, [_writing(module, over) for module, over in zip(modules, graph.overwrites, strict=True)]
+
+
+def _writing(module: nn.Module, over: bool) -> nn.Module:
+    """An activation that writes over its input where the graph says that it may, whatever its author thought of."""
+    if getattr(module, "inplace", over) == over:
+        return module
+    again = copy.copy(module)
+    again.inplace = over  # type: ignore[assignment]
+    return again

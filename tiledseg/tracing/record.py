@@ -104,6 +104,11 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         placed, named = self.placed(args), self.placed(kwargs)
         name = function_name(func)
+        if name == "_set_grad_enabled" and not _in_checkpoint():
+            self.record.faults.append(
+                f"{self._owners[-1] or 'the module'} at {calling_line()}: switches gradients on or off, which a graph "
+                "does not know; detach tensors instead"
+            )
         result = func(*args, **kwargs)
         known = list(values_in((placed, named)))
         depends = any(isinstance(value, Made) for value in known)
@@ -118,7 +123,8 @@ class Recorder(TorchFunctionMode):
     def call_module(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of nn.Module.__call__."""
         path = self._paths.get(id(module), f"{self._owners[-1]}.{type(module).__name__}".lstrip("."))
-        if self._inside or not self._is_unit(module):
+        lasting = id(module) in self._paths  # not made in the middle of a call
+        if self._inside or not lasting or not self._is_unit(module):
             self._owners.append(path)
             try:
                 return call(module, *args, **kwargs)
@@ -211,6 +217,15 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, tuple | list):
         for each in value:
             yield from tensors_in(each)
+
+
+def _in_checkpoint() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def calling_line() -> str:

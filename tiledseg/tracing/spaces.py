@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from tiledseg.geometry.joins import ImageMean
 from tiledseg.geometry.resampling import MaxIndices, MaxUnpool
 from tiledseg.models import pooling
 from tiledseg.models.mean import WholeImageMean
+from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.upsample import Upsample
 from tiledseg.tracing.layouts import PIXELS
 from tiledseg.tracing.lowering import ONE_PIXEL, RefusalError, Step, Value, channel_dims, pixelwise, without
@@ -145,6 +147,8 @@ def _pad(step: Step) -> list[Value]:
         raise RefusalError(f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
     if mode != "constant" and max(pads) > 0:
         raise RefusalError(f"pads by mode '{mode}', which a rank cannot from its block; pad with zeros")
+    if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
+        return pixelwise(step, "pad", (value, tuple(pads)), {"value": float(fill)})
     if any(pads[4:]) or value.layout.one_pixel:
         raise RefusalError("pads other dims than rows and columns; pad these alone")
     for dim, (before, after) in zip((3, 2), zip(pads[::2], pads[1::2], strict=True), strict=False):
@@ -246,6 +250,29 @@ def _pixel_shuffle(step: Step) -> list[Value]:
     return [step.made(step.lowering.add_module(step, module, step.full(), "shuffle"))]
 
 
+def right(module: nn.Module) -> nn.Module:
+    """The module; of torch's instance norm one with its weights whose gradients are right.
+
+    torch 2.13's, on a CPU, are not for one image whose gradient comes channels last: they read it in the wrong order.
+    """
+    if type(module) is not nn.InstanceNorm2d:
+        return module
+    again = copy.copy(module)
+    again.__class__ = InstanceNorm
+    return again
+
+
+def _instance_norm(step: Step) -> list[Value]:
+    value, weight, bias = step.full(), step.argument(3, "weight"), step.argument(4, "bias")
+    if step.argument(1, "running_mean") is not None:
+        raise RefusalError("keeps running statistics of instances; leave them away")
+    module = InstanceNorm(value.shape[1], step.argument(7, "eps", 1e-5), affine=weight is not None)
+    if weight is not None:
+        _share(module, "weight", weight)
+        _share(module, "bias", bias)
+    return [step.made(step.lowering.add_module(step, module, value, "norm"), value.layout)]
+
+
 def _group_norm(step: Step) -> list[Value]:
     value, groups = step.full(), step.argument(1, "num_groups")
     weight, bias = step.argument(2, "weight"), step.argument(3, "bias")
@@ -268,6 +295,7 @@ SPACES: dict[str, Handler] = {
     "conv_transpose2d": _transposed,
     "pixel_shuffle": _pixel_shuffle,
     "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
     **dict.fromkeys(
         ("mean", *["sum", "prod", "amax", "amin", "max", "min", "logsumexp", "norm", "argmax", "argmin", "var", "std"]),
         _reduce,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,11 +15,13 @@ from tiledseg.models.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.tracing.functions import handler_of, unit
-from tiledseg.tracing.lowering import ONE_PIXEL, WHOLE, Lowering, RefusalError, Step, Value, assembled, differing
+from tiledseg.tracing.lowering import WHOLE, Lowering, RefusalError, Step, Value, assembled, differing
 from tiledseg.tracing.record import Made, Record, record, values_in
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level.
-SIZES = (((64, 96), (96, 160)), ((128, 192), (192, 320)), ((256, 384), (384, 640)))
+SIZES = [((64, 96), (96, 160)), ((128, 192), (192, 320)), ((256, 384), (384, 640))]
+# Networks without padding take others: such as 572 = 35 x 16 + 12.
+SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
 RESIZING = (
     nn.Upsample,
     nn.UpsamplingNearest2d,
@@ -27,8 +30,11 @@ RESIZING = (
 TOLERANCE = {torch.float64: 1e-11}
 
 
-def trace(module: nn.Module, bands: int) -> GraphNetwork:
+def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -> GraphNetwork:
     """The network that computes what `module` does for images of `bands` bands, as a graph.
+
+    `outputs`: which of the tensors that the module returns (in a tuple, list or dict) are the network's; all unless
+    given, which then are of one size.
 
     It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
     Dropout is drawn by channels and by position (`models.dropout`), whatever the module draws.
@@ -36,47 +42,52 @@ def trace(module: nn.Module, bands: int) -> GraphNetwork:
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
     reason, what to do; or that says where the module cannot be run, or does not do the same at every size.
     """
-    found = None
-    for sizes in _tried(module, bands):
+    first = None
+    for sizes in SIZES:
         try:
-            return _traced(module, bands, sizes)
+            return _traced(module, bands, sizes, outputs)
         except (ConfigError, GeometryError) as error:
-            found = found or error
-    assert found is not None, "sizes are tried"
-    raise found
+            first = first or error
+            if not isinstance(error, OtherSizeError | GeometryError):
+                break
+    assert first is not None, "sizes are tried"
+    raise first
 
 
-def _tried(module: nn.Module, bands: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    yield from SIZES[:1]
+class OtherSizeError(ConfigError):
+    """A refusal that another size of the image may not meet."""
 
 
-def _traced(module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...]) -> GraphNetwork:
+def _traced(
+    module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None
+) -> GraphNetwork:
     with _evaluating(module):
         one, other = (_record(module, bands, size) for size in sizes)
     different = differing(one, other)
     if different and one.faults:
         raise _refused(one.faults)
     if different:
-        raise ConfigError(
+        raise OtherSizeError(
             f"the module does not call the same at every size: {different}; let no branch ask for the size"
         )
     lowering = Lowering(one, other)
     lowering.run(bands, _lowered)
-    outputs = _outputs(lowering, one)
+    outputs = _outputs(lowering, one, wanted)
     if lowering.faults:
         raise _refused(lowering.faults)
-    graph, modules = assembled(lowering, outputs)
+    graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
     network = GraphNetwork(graph, bands, modules, module)
     for size in sizes:
         output_size(graph, size[0])
         output_size(graph.along_columns, size[1])
-    _check(network, module, bands, sizes[0])
+    _check(network, module, bands, sizes[0], wanted)
     return network
 
 
 def _refused(faults: list[str]) -> ConfigError:
     listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, 1))
-    return ConfigError(f"the module cannot be computed exactly on tiles: {listed}")
+    kind = OtherSizeError if any("every size" in fault or "another size" in fault for fault in faults) else ConfigError
+    return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
 @contextmanager
@@ -100,7 +111,7 @@ def _record(module: nn.Module, bands: int, size: tuple[int, int]) -> Record:
     try:
         return record(module, _probe(module, bands, size), _is_unit)
     except Exception as error:  # whatever the module raises
-        raise ConfigError(
+        raise OtherSizeError(
             f"the module does not run on {bands} bands of {size[0]} x {size[1]} pixels: {type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else ''}; give the bands that it takes"
         ) from error
@@ -123,29 +134,36 @@ def _lowered(step: Step) -> list[Value]:
     return handler(step)
 
 
-def _outputs(lowering: Lowering, one: Record) -> list[str]:
+def _outputs(lowering: Lowering, one: Record, wanted: Sequence[int] | None) -> list[Value]:
     returned = list(values_in(one.returned))
-    found = []
-    for value in returned:
-        made = lowering.values.get(value) if isinstance(value, Made) else None
-        if made is None:
-            lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
-        elif made.layout != WHOLE and made.node is not None:
-            kind = "one value a channel" if made.layout == ONE_PIXEL or made.layout.one_pixel else f"{made.shape}"
-            lowering.faults.append(f"the module returns {kind}, no image; return (batch, channels, height, width)")
-        elif made.node is not None:
-            found.append(made.node)
-    if not returned:
-        lowering.faults.append("the module returns no tensor; return one")
+    if not returned or max(wanted or (), default=0) >= len(returned):
+        lowering.faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
+        return []
+    known = [lowering.values.get(value) if isinstance(value, Made) else None for value in _wanted(returned, wanted)]
+    found = [value for value in known if value is not None]
+    if len(found) < len(known):
+        lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
+    for value in found:
+        if value.node is not None and value.layout != WHOLE:
+            lowering.faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
+    if len({value.shape[2:] for value in found}) > 1:
+        listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in found if len(value.shape) == 4)
+        lowering.faults.append(f"the module returns tensors of {listed} pixels; say which are wanted: outputs=[0]")
     return found
 
 
-def _check(network: GraphNetwork, module: nn.Module, bands: int, size: tuple[int, int]) -> None:
+def _wanted(values: Sequence[Any], wanted: Sequence[int] | None) -> list[Any]:
+    return [values[index] for index in (range(len(values)) if wanted is None else wanted)]
+
+
+def _check(
+    network: GraphNetwork, module: nn.Module, bands: int, size: tuple[int, int], wanted: Sequence[int] | None
+) -> None:
     """Raise ConfigError where the graph does not give what the module gives: something was not seen."""
     x_BCHW = _probe(module, bands, size)
     with torch.no_grad(), _evaluating(network), _evaluating(module):
         found, expected = network(x_BCHW), module(x_BCHW)
-    pairs = zip(_tensors(found), _tensors(expected), strict=True)
+    pairs = zip(_tensors(found), _wanted(_tensors(expected), wanted), strict=True)
     worst = max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in pairs)
     if not worst <= TOLERANCE.get(x_BCHW.dtype, 1e-4):
         raise ConfigError(

@@ -62,7 +62,10 @@ def _reshape(step: Step) -> list[Value]:
 
 def settled(step: Step, value: Value) -> Value:
     """A value that its author sees as an image, but with its channels in another order, as a tensor in that order."""
-    dims = value.layout.dims
+    dims, factors = value.layout.dims, value.layout.channels
+    if dims == (("B",), ("C0",), ("H", "C1"), ("W", "C2")) and len(set(factors[1:])) == 1:
+        shuffled = step.lowering.add_module(step, nn.PixelShuffle(factors[1]), value, "shuffle")
+        return replace(step.made(shuffled), shape=value.shape, other_shape=value.other_shape)
     if not value.layout.channels or len(dims) != 4 or (dims[0], *dims[2:]) != (("B",), ("H",), ("W",)):
         return value
     return pixelwise(step, "contiguous", (value,), {}, replace(WHOLE, one_pixel=value.layout.one_pixel))[0]

@@ -1,0 +1,58 @@
+"""A foreign network as a case of the law: the whole raster against its tiles, in all modes and in stages."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from benchmarks.foreign_networks import NETWORKS
+from tests.law.cases import Case
+from tiledseg.geometry.graph import Graph
+from tiledseg.models.network import GraphNetwork
+from tiledseg.tracing.trace import trace
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What a case asks of a network, for one of `benchmarks.foreign_networks`."""
+
+    name: str
+    classes: int = 2
+    norm: str = "its own"
+
+    @property
+    def bands(self) -> int:
+        return NETWORKS[self.name].bands
+
+    def graph(self) -> Graph:
+        return traced(self.name).graph
+
+
+@functools.lru_cache
+def traced(name: str) -> GraphNetwork:
+    """Raises pytest's skip, with the reason, where the package is absent."""
+    try:
+        return NETWORKS[name].network()
+    except ImportError as error:
+        pytest.skip(f"{NETWORKS[name].package} is not installed ({error}); see benchmarks/foreign_networks.py")
+
+
+@dataclass(frozen=True)
+class ForeignCase(Case):
+    """As `Case`; every network has weights of its own, the same ones."""
+
+    @property
+    def raster(self) -> tuple[int, int]:
+        unit = self.footprint.alignment
+        return max(min(self.footprint.before, 40), 3 * unit) + 4 * unit + 1, 3 * unit + 3
+
+    def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
+        foreign = NETWORKS[self.unet.name]
+        module = foreign.module().to(dtype)
+        known = traced(self.unet.name)
+        again = trace(module, foreign.bands, foreign.outputs)
+        assert again.graph == known.graph, "a module has one graph"
+        return again.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

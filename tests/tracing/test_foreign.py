@@ -1,0 +1,147 @@
+"""Networks that nobody here wrote (`benchmarks.foreign_networks`): exact to 1e-12 in float64, or refused in words.
+
+On the whole image they give what their own modules give; tiled, over ranks and in stages, what they give on the whole.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from benchmarks.foreign_networks import NETWORKS
+from tests.law.cases import IGNORED, KEY, relative, tiled_logits
+from tests.law.test_halo_modes import Setting, alone, difference, one_rank, outputs, steps, undivided_setting
+from tests.law.test_pipelines import plans
+from tests.tracing.cases import Foreign, ForeignCase, traced
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import ParallelConfig
+from tiledseg.errors import ConfigError
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.spread import Spread
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.step import Stepper
+
+EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]
+# Over ranks the larger ones run where they are asked for: they take a minute.
+SHARED = [name for name in EXACT if not NETWORKS[name].large or os.environ.get("FOREIGN_NETWORKS") == "all"]
+REFUSED = [name for name, foreign in NETWORKS.items() if foreign.refused is not None]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_graph_gives_what_the_module_gives(name: str) -> None:
+    """Trained, outputs, gradients and moved buffers; no dropout."""
+    network, module = traced(name), NETWORKS[name].module()
+    x_BCHW = torch.randn(2, NETWORKS[name].bands, *_size(name), dtype=torch.float64)
+    found = []
+    for each in (network, module):
+        each.zero_grad()
+        _without_dropout(each.train())
+        with torch.random.fork_rng():
+            y_BCHW = _first(each(x_BCHW), NETWORKS[name].outputs if each is module else None)
+        y_BCHW.square().mean().backward()
+        gradients = {key: p.grad for key, p in each.named_parameters() if p.grad is not None}
+        found.append((y_BCHW.detach(), gradients, {key: b.double() for key, b in each.named_buffers()}))
+    assert relative(found[0][0], found[1][0]) < 1e-12
+    assert difference(found[0][1], found[1][1]) < 1e-12
+    if found[0][2]:
+        assert difference(found[0][2], found[1][2]) < 1e-12
+    traced.cache_clear()  # its buffers have moved
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_tiles_give_what_the_whole_image_gives(name: str) -> None:
+    """Mapped, where that is exact in every mode."""
+    if "read" not in exact_modes(traced(name).graph, 4, trains=False):
+        pytest.skip("its statistics are the image's: shown in mode layer")
+    case = EvaluatedCase(Foreign(name), (3, 2))
+    whole_KHW = tiled_logits(case, grid=(1, 1))
+    assert relative(tiled_logits(case), whole_KHW) < 1e-12
+
+
+class EvaluatedCase(ForeignCase):
+    """Dropout off, batch norms by their running statistics, whatever is asked."""
+
+    def network(self, dtype: torch.dtype = torch.float64):  # type: ignore[no-untyped-def]
+        network = super().network(dtype)
+        for module in network.modules():
+            module.train = lambda mode=True, module=module: module  # type: ignore[method-assign, misc]
+            module.training = False
+        return network
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    with pytest.raises(ConfigError, match=NETWORKS[name].refused):
+        traced(name)
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("name", SHARED)
+def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
+    """Mode layer on 2 x 2 ranks, trained: outputs, losses, gradients, and buffers."""
+    torch.set_num_threads(1)
+    mesh = meshes["mpi"]
+    setting = Setting(ForeignCase(Foreign(name), (4, 2)), ParallelConfig(halo="layer", mesh=[2, 2]))
+    spread = setting.plan(mesh.size)
+    found, found_KHW = steps(setting, spread, mesh, 1, 0.0), outputs(setting, spread, mesh)
+    expected = mesh.on_root(lambda: alone(setting, 1, 0.0))
+    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
+    assert relative(found_KHW, expected_KHW) < 1e-12
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert difference(found.gradients, expected.gradients) < 1e-12
+    assert difference(found.state, expected.state) < 1e-12
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("name", SHARED)
+def test_three_stages(name: str, meshes: dict[str, Mesh]) -> None:
+    """The whole image in one micro-batch: loss and gradients, of all stages together."""
+    torch.set_num_threads(1)
+    mesh, case = meshes["gloo"], ForeignCase(Foreign(name), (1, 1))
+    if mesh.size != 3:
+        pytest.skip("three stages, on three ranks")
+    loss, own = gradients_in_stages(case, ParallelConfig(stages=3, balance="modelled"), mesh)
+    parts = mesh.communicator.gather_objects(own)
+    expected_loss, expected = mesh.on_root(lambda: gradients_in_stages(case, ParallelConfig(), one_rank()))
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    assert difference({key: tensor for part in parts for key, tensor in part.items()}, expected) < 1e-12
+
+
+def gradients_in_stages(
+    case: ForeignCase, parallel: ParallelConfig, mesh: Mesh
+) -> tuple[float | None, dict[str, torch.Tensor]]:
+    """The loss of one step, and the gradients of the weights that this rank holds."""
+    network, dataset = case.network().train(), case.dataset()
+    spread, pipeline = plans(case, parallel, mesh.size)
+    run = ParallelRun.open(spread, network, mesh, "fp64", pipeline)
+    passes = run.over(dataset.tilings)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    stepper = Stepper(network, optimizer, mesh, passes, run.axes, IGNORED, KEY.seed, 0.0)
+    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
+    samples = (dataset.load(part.image, part.tile) for part in parts if passes.loads)
+    loss = stepper.run(KEY.step, samples, parts, stop=False).loss
+    stepper.close()
+    run.close()
+    found = {name: p.grad for name, p in network.named_parameters() if p.grad is not None and not p.is_meta}
+    return loss, {name: grad.clone() for name, grad in found.items()}
+
+
+def _size(name: str) -> tuple[int, int]:
+    unit = ForeignCase(Foreign(name), (1, 1)).footprint.alignment
+    return (8 * unit + 12, 9 * unit + 12) if "without padding" in name else (4 * unit, 3 * unit)
+
+
+def _first(value: object, wanted: tuple[int, ...] | None) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    listed = list(value.values()) if isinstance(value, dict) else list(value)  # type: ignore[call-overload]
+    return _first(listed[0 if wanted is None else wanted[0]], None)
+
+
+def _without_dropout(module: torch.nn.Module) -> None:
+    for each in module.modules():
+        if "Dropout" in type(each).__name__:
+            each.eval()
