@@ -24,7 +24,8 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.step import Stepper, StepResult
+from tiledseg.training.preparation import update_of
+from tiledseg.training.step import Stepper, StepResult, StepRules
 
 IGNORED = 255
 
@@ -43,8 +44,8 @@ class ProductionStep:
         x_CHW = draw.standard_normal((unet.bands, size, size), dtype=np.float32)
         y_HW = draw.integers(0, unet.classes, (size, size), dtype=np.uint8)
         self.sample = Sample(0, tiling.tiles[0], x_CHW, y_HW, np.ones((size, size), dtype=bool))
-        optimizer = build_optimizer(network.parameters(), OptimizerConfig())
-        self._stepper = Stepper(network, optimizer, mesh, passes, parallel.axes, IGNORED, 0, 0.0)
+        optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
+        self._stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, 0))
 
     def run(self) -> StepResult:
         """One optimizer step."""

@@ -24,7 +24,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.step import Stepper, StepResult
+from tiledseg.training.step import Stepper, StepResult, StepRules
 
 LEARNING_RATE = 0.01  # above 0, so the loss of a step tells whether the gradients of the step before were right
 IGNORED = 255
@@ -61,7 +61,7 @@ class CaseRun:
         self.parts = passes.mode.share([TileReference(0, tile.index) for tile in job.tiling.tiles])
         self.samples = [image.sample(part) for part in self.parts]
         optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
-        self.stepper = Stepper(network, optimizer, mesh, passes, self.parallel.axes, IGNORED, 0, 0.0)
+        self.stepper = Stepper(optimizer, mesh, passes, self.parallel.axes, StepRules(IGNORED, 0))
         self.results: list[StepResult] = []
         self.cpu_seconds: list[float] = []
 

@@ -43,7 +43,7 @@ from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.scene import main as scene
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 CLASSES, IGNORED = 5, 255
 MEAN, STD = 100.0, 50.0
@@ -103,7 +103,7 @@ def our_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tiling)
     dataset = TileDataset([open_raster(image)], [open_raster(labels)], [tiling], label_map, normalization)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     mode = ReadMode(network, mesh, (tiling,), "fp32")
-    stepper = Stepper(network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, 0, 0.0)
+    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, 0))
     parts = [Part(0, tile) for tile in tiling.tiles]
     samples = prefetch(parts, lambda part: dataset.load(part.image, part.tile), threads=2, depth=2)
     result = stepper.run(0, samples, parts, stop=False)

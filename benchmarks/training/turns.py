@@ -55,7 +55,7 @@ class Contestant:
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
         from tiledseg.raster.sampling import TileReference
-        from tiledseg.training.step import Stepper
+        from tiledseg.training.step import Stepper, StepRules
 
         norm = "instance" if given.halo == "layer" else "none"
         unet = UNet(4, 2, 3, given.channels, "same", norm, "transposed", bands=BANDS, classes=CLASSES)
@@ -78,7 +78,7 @@ class Contestant:
         self.parts = self.passes.mode.share([TileReference(i, t) for i in range(given.images) for t in range(4)])
         self.samples = [_noise(part) for part in self.parts]
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-        self.stepper = Stepper(network, optimizer, mesh, self.passes, run.axes, 255, 0, 1.0)
+        self.stepper = Stepper(optimizer, mesh, self.passes, run.axes, StepRules(255, 0, 1.0))
 
     def step(self, number: int) -> float:
         """Its seconds."""

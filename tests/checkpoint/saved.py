@@ -17,6 +17,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.config import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.preparation import update_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 
@@ -54,6 +55,6 @@ def state_of(step: int, optimizer: OptimizerConfig | None = None) -> dict[str, A
 def save(folder: Path, step: int, keep: int = 9, seed: int = 0) -> Path:
     """A checkpoint whose weights tell its step."""
     network = make_network(seed)
-    optimizer = build_optimizer(network.parameters(), OptimizerConfig())
+    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
     train(network, optimizer, step)
     return save_checkpoint(folder, step, contents_of(network, optimizer), state_of(step), keep)

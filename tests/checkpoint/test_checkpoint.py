@@ -25,6 +25,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.config import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.preparation import update_of
 
 
 @pytest.mark.parametrize(
@@ -42,11 +43,11 @@ def test_round_trip(tmp_path: Path, config: OptimizerConfig, dtype: torch.dtype)
     torch.set_default_dtype(dtype)
     try:
         network = make_network(1)
-        optimizer = build_optimizer(network.parameters(), config)
+        optimizer = build_optimizer(network.parameters(), update_of(config))
         train(network, optimizer, 3)
         save_checkpoint(tmp_path, 3, contents_of(network, optimizer), state_of(3, config), keep=1)
         other = make_network(2)
-        other_optimizer = build_optimizer(other.parameters(), config)
+        other_optimizer = build_optimizer(other.parameters(), update_of(config))
         found = find_checkpoint(tmp_path)
         load_network(found, other)
         load_optimizer(found, other_optimizer)
@@ -98,8 +99,10 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1)
     network = make_network()
     with pytest.raises(CheckpointError, match="another optimizer"):
-        load_optimizer(find_checkpoint(tmp_path), build_optimizer(network.parameters(), OptimizerConfig(name="sgd")))
-    fewer = build_optimizer(list(network.parameters())[1:], OptimizerConfig())
+        load_optimizer(
+            find_checkpoint(tmp_path), build_optimizer(network.parameters(), update_of(OptimizerConfig(name="sgd")))
+        )
+    fewer = build_optimizer(list(network.parameters())[1:], update_of(OptimizerConfig()))
     with pytest.raises(CheckpointError, match=r"adamw of 5 parameters there, adamw of 4 param"):
         load_optimizer(find_checkpoint(tmp_path), fewer)
 
@@ -107,7 +110,7 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_hyperparameters_are_those_of_the_run_that_goes_on(tmp_path: Path) -> None:
     save(tmp_path, 1)
     network = make_network()
-    optimizer = build_optimizer(network.parameters(), OptimizerConfig(lr=0.5, weight_decay=0.25))
+    optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig(lr=0.5, weight_decay=0.25)))
     load_optimizer(find_checkpoint(tmp_path), optimizer)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.5, 0.25)
 
@@ -139,7 +142,7 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
 
 def network_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     network = make_network()
-    return network, build_optimizer(network.parameters(), OptimizerConfig())
+    return network, build_optimizer(network.parameters(), update_of(OptimizerConfig()))
 
 
 def test_resuming_takes_the_newest_whole_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Part, ReadMode
 from tiledseg.execution.passes import SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))
@@ -39,9 +39,7 @@ def tiled_step(
     dataset = CASE.dataset(grid, dtype="float64" if precision == "fp64" else "float32")
     mode = ReadMode(network, mesh, dataset.tilings, precision)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(
-        network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, KEY.seed, 0.0
-    )
+    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
     parts = [Part(0, tile) for tile in dataset.tilings[0].tiles]
     result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in parts), parts, stop=False)
     stepper.close()

@@ -24,7 +24,7 @@ from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 STEPS = 20
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("transposed", "nearest", "bilinear")
@@ -102,7 +102,7 @@ def steps(setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float) -
     dataset = case.dataset()
     parallel = ParallelRun.open(plan, network, mesh, "fp64")
     passes = parallel.over(dataset.tilings)
-    stepper = Stepper(network, optimizer, mesh, passes, parallel.axes, IGNORED, KEY.seed, 0.0)
+    stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, KEY.seed))
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(count):

@@ -32,7 +32,7 @@ from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
 from tiledseg.schedules import SCHEDULES
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 from tiledseg.training.validation import validate
 
 STEPS = 2
@@ -125,7 +125,7 @@ def train(split: Split, mesh: Mesh) -> Run:
     run = ParallelRun.open(halo, network, mesh, "fp64", pipeline)
     passes = run.over(data.tilings)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.002)
-    stepper = Stepper(network, optimizer, mesh, passes, run.axes, IGNORED, KEY.seed, clip_norm=0.5)
+    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed, 0.5))
     parts = passes.mode.share([TileReference(i, t) for i in range(split.images) for t in range(len(data.tilings[i]))])
     found = Run([])
     for step in range(STEPS):

@@ -21,7 +21,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import ReadMode
 from tiledseg.execution.passes import SerialPasses
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 CASES = all_cases()
 OUTPUT_BOUND = 1e-13
@@ -53,9 +53,7 @@ def step_gradients(case: Case, mesh: Mesh) -> tuple[float | None, dict[str, torc
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     dataset = case.dataset()
     mode = ReadMode(network, mesh, dataset.tilings, "fp64")
-    stepper = Stepper(
-        network, optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), IGNORED, KEY.seed, 0.0
-    )
+    stepper = Stepper(optimizer, mesh, SerialPasses(mode), serial_axes(mesh.communicator), StepRules(IGNORED, KEY.seed))
     mine = mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     result = stepper.run(KEY.step, (dataset.load(0, part.tile) for part in mine), mine, stop=False)
     return result.loss, gradients(network)

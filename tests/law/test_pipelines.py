@@ -24,7 +24,7 @@ from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 STEPS = 10
 
@@ -54,7 +54,7 @@ def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float 
     run = ParallelRun.open(halo, network, mesh, "fp64", pipeline)
     passes = run.over(dataset.tilings)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.002)
-    stepper = Stepper(network, optimizer, mesh, passes, run.axes, IGNORED, KEY.seed, clip_norm=0.5)
+    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed, 0.5))
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(STEPS):

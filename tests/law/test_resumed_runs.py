@@ -18,6 +18,7 @@ from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
 from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
+from tiledseg.training.preparation import update_of
 
 
 def six_epochs(shared: Path, output: str) -> Config:
@@ -77,7 +78,7 @@ def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh])
     """Else that one would stop, and the others wait for it."""
     mesh = meshes["gloo"]
     network = build_modules(UNet(levels=1, base_channels=2), 0)
-    optimizer = build_optimizer(network.parameters(), Config().optimizer)
+    optimizer = build_optimizer(network.parameters(), update_of(Config().optimizer))
     check_finite(network, optimizer, mesh, 4)
     if mesh.rank == mesh.size - 1:
         with torch.no_grad():

@@ -25,7 +25,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 from tiledseg.widths import ACTIVATION_BYTES
 
 
@@ -98,7 +98,7 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float)
         network = build_modules(unet, seed=0).train()
         run = ParallelRun.open(Spread(), network, mesh, precision)
         optimizer = torch.optim.AdamW(network.parameters())
-        stepper = Stepper(network, optimizer, mesh, run.over([tiling]), run.axes, 255, 0, 0.0)
+        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, StepRules(255, 0))
         for step in range(2):  # the optimizer makes its values in the first
             meter.peak = 0
             stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)

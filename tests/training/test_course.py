@@ -13,6 +13,7 @@ from tiledseg.config import OptimizerConfig
 from tiledseg.raster.sampling import Position
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import learning_rate
+from tiledseg.training.preparation import rate_of
 
 POLICIES = ("constant", "step", "polynomial", "cosine")
 legs = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4)  # steps an epoch, epochs
@@ -55,7 +56,7 @@ def test_no_policy_jumps_or_passes_its_end(legs: list[tuple[int, int]], policy: 
     epochs = sum(length for _, length in legs)
     config = OptimizerConfig(lr=0.5, policy=policy, warmup_steps=warmup, step_size=2, gamma=0.5, power=1.0)
     run = walked(legs, epochs)
-    rates = [learning_rate(config, step, course) for step, (course, _) in enumerate(run)]
+    rates = [learning_rate(rate_of(config), step, course) for step, (course, _) in enumerate(run)]
     assert rates[:warmup] == [0.5 * (step + 1) / warmup for step in range(min(warmup, len(run)))]
     after = list(enumerate(rates))[warmup:]
     assert all(0 < rate <= 0.5 for _, rate in after)
@@ -89,7 +90,7 @@ def test_an_unchanged_run_has_the_rates_of_steps_to_the_last_bit(
         }
         for policy in POLICIES:
             config = OptimizerConfig(lr=0.3, policy=policy, warmup_steps=warmup, step_size=3)
-            assert learning_rate(config, step, course) == expected[policy]
+            assert learning_rate(rate_of(config), step, course) == expected[policy]
 
 
 def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
@@ -101,7 +102,7 @@ def test_one_image_for_two_epochs_then_two_images_for_eight() -> None:
     assert before.share_after(2, 0) == after.share_after(2, 0) == 0.25
     assert after.share_after(13, 0) == 7.5 / 8
     cosine = OptimizerConfig(lr=1.0, policy="cosine")
-    assert learning_rate(cosine, 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
+    assert learning_rate(rate_of(cosine), 3, after) == pytest.approx((1 + math.cos(math.pi * 2.5 / 8)) / 2)
 
 
 def test_a_warm_up_that_is_over_stays_over() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiledseg.config import OptimizerConfig
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from tiledseg.training.preparation import rate_of, update_of
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
 runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs
@@ -25,7 +26,7 @@ def test_laws_of_all_policies(policy: str, run: tuple[int, int], warmup: int, lr
     per_epoch, epochs = run
     total = per_epoch * epochs
     config = OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=2)
-    rates = [learning_rate(config, step, Course(epochs, per_epoch)) for step in range(total)]
+    rates = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising, falling = rates[:warmup], rates[warmup:]
     assert rising == [pytest.approx(lr * (step + 1) / warmup) for step in range(len(rising))]
@@ -42,7 +43,7 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
 
     def rate(policy: str, step: int) -> float:
         course = Course(epochs, per_epoch)
-        return learning_rate(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5), step, course)
+        return learning_rate(rate_of(OptimizerConfig(lr=2, policy=policy, step_size=3, gamma=0.5)), step, course)
 
     for step in range(total):
         assert rate("constant", step) == 2
@@ -54,7 +55,9 @@ def test_values_of_each_policy(run: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
 def test_the_optimizer_has_what_the_configuration_says(name: str, kind: type) -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = build_optimizer([parameter], OptimizerConfig(name=name, lr=0.25, momentum=0.5, weight_decay=0.125))
+    optimizer = build_optimizer(
+        [parameter], update_of(OptimizerConfig(name=name, lr=0.25, momentum=0.5, weight_decay=0.125))
+    )
     assert isinstance(optimizer, kind)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
@@ -72,7 +75,7 @@ def test_steps_are_those_of_torch(name: str, momentum: float, dtype: torch.dtype
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator, dtype=dtype) for shape in ((7, 3, 3), (5,), (1,))]
     ours, theirs = ([torch.nn.Parameter(value.clone()) for value in values] for _ in range(2))
-    optimizer = build_optimizer(ours, config)
+    optimizer = build_optimizer(ours, update_of(config))
     expected = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](theirs, **options)
     for step in range(6):
         for our, their in zip(ours, theirs, strict=True):
@@ -83,7 +86,7 @@ def test_steps_are_those_of_torch(name: str, momentum: float, dtype: torch.dtype
         if step == 2:
             state = optimizer.state_dict()
             assert state.keys() == expected.state_dict().keys()
-            optimizer = build_optimizer(ours, config)
+            optimizer = build_optimizer(ours, update_of(config))
             optimizer.load_state_dict(state)
     assert all(torch.equal(our, their) for our, their in zip(ours, theirs, strict=True))
     for our, their in zip(optimizer.state.values(), expected.state.values(), strict=True):
@@ -98,7 +101,7 @@ def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
     for name, after in (("adamw", 0.99**2), ("sgd", 0.99 - 0.1 * (0.1 * 0.99 + 0.5 * 0.1))):
         parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
         config = OptimizerConfig(name=name, lr=0.1, momentum=0.5, weight_decay=0.1)
-        optimizer = build_optimizer([parameter], config)
+        optimizer = build_optimizer([parameter], update_of(config))
         for _ in range(2):
             parameter.grad = torch.zeros(1, dtype=torch.float64)
             optimizer.step()

@@ -14,7 +14,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparation import prepare, recipe_of
 from tiledseg.training.resume.begin import begin, flat
 from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
 
@@ -102,7 +102,8 @@ def changed_by(material: Material, checkpoint: Path, config: Config) -> dict[str
     serial = replace(config, parallel=Config().parallel)  # one rank cannot have all that these keys ask for
     if config.train.images_per_step > 1:  # and not both of these keys at once
         serial.train = replace(config.train, tiles_per_step=None)
-    beginning = begin(find_checkpoint(checkpoint), config, prepare(serial, 1 << 30, 1))
+    preparation = replace(prepare(serial, 1 << 30, 1), recipe=recipe_of(config))
+    beginning = begin(find_checkpoint(checkpoint), preparation)
     if not beginning.resumed:
         return {}
     assert len(beginning.resumed) == 1
@@ -136,10 +137,10 @@ def test_nothing_changed_is_nothing_recorded(material: Material, checkpoints: di
 @pytest.mark.parametrize("key", OTHERS)
 def test_another_value(material: Material, checkpoints: dict[str, Path], key: str, place: str) -> None:
     config = config_of(material, material.root / "run")
-    before = flat(config)[key]
+    before = flat(recipe_of(config).record)[key]
     group, _, name = key.partition(".")
     setattr(getattr(config, group), name, OTHERS[key])
-    assert flat(config)[key] != before
+    assert flat(recipe_of(config).record)[key] != before
     rule = RULES[key].change
     if rule == REFUSED or (rule == EDGE and place == "middle"):
         with pytest.raises(CheckpointError) as caught:
@@ -150,7 +151,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         assert "in this run" in str(caught.value)
         assert "\n" not in str(caught.value)
     else:
-        wanted = {} if rule == OTHER else {key: {"from": before, "to": flat(config)[key]}}
+        wanted = {} if rule == OTHER else {key: {"from": before, "to": flat(recipe_of(config).record)[key]}}
         assert changed_by(material, checkpoints[place], config) == wanted
 
 

@@ -7,9 +7,10 @@ too, for whoever edits a manifest can compute them.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, KINDS
@@ -76,6 +77,12 @@ class SavedState:
     resumed: tuple[Resumed, ...] = ()
     pretrained: Origin | None = None
     random: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Every key of its configuration, those that came later too, as JSON has them."""
+        record: dict[str, Any] = json.loads(json.dumps(asdict(self.config)))
+        return record
 
     @property
     def next_position(self) -> Position:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from tiledseg.architecture.network import Network, Pretrainable
 from tiledseg.checkpoint.pretrained import FirstWeights, load_pretrained
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import IMAGENET, Config
 from tiledseg.errors import CheckpointError, ConfigError, InputError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.statistics import Normalization
@@ -16,13 +15,12 @@ from tiledseg.raster.statistics import Normalization
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def first_weights(config: Config, network: Network, mesh: Mesh) -> FirstWeights | None:
-    """What `model.pretrained` holds for the network; None where the run begins with none. Collective.
+def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeights | None:
+    """What the file of `model.pretrained` holds for the network; None where there is none. Collective.
 
     Every rank reads the file, and the root's fault or any other's is raised on all. Raises CheckpointError too where
     ranks have read other files.
     """
-    path = config.model.pretrained
     if path is None:
         return None
     found, error = None, None
@@ -38,9 +36,9 @@ def first_weights(config: Config, network: Network, mesh: Mesh) -> FirstWeights 
     return found
 
 
-def check_imagenet(normalize: bool | str, image: RasterInfo) -> None:
+def check_imagenet(image: RasterInfo) -> None:
     """Raise ConfigError where the images are not what ImageNet's mean and deviation speak of."""
-    if normalize == IMAGENET and (image.dtype != "uint8" or image.bands < 3):
+    if image.dtype != "uint8" or image.bands < 3:
         raise ConfigError(
             f"data.normalize is imagenet, for red, green and blue of 8 bits, but {image.path} has {image.bands} bands "
             f"of {image.dtype}; set it to true, or select such bands with data.bands"

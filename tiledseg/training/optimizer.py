@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from tiledseg.config import OptimizerConfig
 from tiledseg.training.course import Course
+from tiledseg.training.recipe import Rate, Update
 
 
 class _Eager:
@@ -35,14 +35,14 @@ class SGD(_Eager, torch.optim.SGD):
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer that the configuration names."""
-    if config.name == "sgd":
-        return SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, foreach=True)
-    return AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
+def build_optimizer(parameters: Iterable[nn.Parameter], update: Update) -> torch.optim.Optimizer:
+    """The optimizer that does as `update` says, which decides about all but the gradient's length."""
+    if update.name == "sgd":
+        return SGD(parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True)
+    return AdamW(parameters, lr=update.lr, weight_decay=update.weight_decay, foreach=True)
 
 
-def learning_rate(config: OptimizerConfig, step: int, course: Course) -> float:
+def learning_rate(rate: Rate, step: int, course: Course) -> float:
     """The rate of optimizer step `step`, counted from 0.
 
     constant: lr. step: lr * gamma^(epoch // step_size). polynomial: lr * (1 - t)^power and cosine:
@@ -52,16 +52,16 @@ def learning_rate(config: OptimizerConfig, step: int, course: Course) -> float:
     The warm-up counts steps, the policy epochs: t goes on from where it was, where a resumed run has other steps an
     epoch, and ends with the last epoch. With another number of epochs the rate is that of a run of so many.
     """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    match config.policy:
+    if step < rate.warmup_steps:
+        return rate.lr * (step + 1) / rate.warmup_steps
+    match rate.policy:
         case "step":
-            return config.lr * config.gamma ** (math.floor(course.epochs_after(step)) // config.step_size)
+            return rate.lr * rate.gamma ** (math.floor(course.epochs_after(step)) // rate.step_size)
         case "polynomial":
-            return config.lr * (1 - course.share_after(step, config.warmup_steps)) ** config.power
+            return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** rate.power
         case "cosine":
-            return config.lr * (1 + math.cos(math.pi * course.share_after(step, config.warmup_steps))) / 2
-    return config.lr
+            return rate.lr * (1 + math.cos(math.pi * course.share_after(step, rate.warmup_steps))) / 2
+    return rate.lr
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

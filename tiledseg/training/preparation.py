@@ -5,37 +5,51 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from tiledseg.architecture.presets import build_network
-from tiledseg.config import Config, DataConfig
+from tiledseg.config import IMAGENET, Config, DataConfig, OptimizerConfig
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import check_cut, layout_warning
+from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.training.first_weights import check_imagenet
+from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
 
 
 @dataclass(frozen=True)
 class RasterSet:
-    """Images, their labels, and how each is cut."""
+    """Images, their labels, how each is cut, and how they are read."""
 
     images: tuple[str, ...]
     labels: tuple[str, ...]
     tilings: tuple[Tiling, ...]
+    bands: Sequence[int] | None
+    nodata: float | None
+    references: bool
+
+    def open_image(self, number: int) -> RasterReader:
+        return open_raster(self.images[number], self.bands, self.nodata, self.references)
+
+    def open_labels(self, number: int) -> RasterReader:
+        return open_raster(self.labels[number], references=self.references)
 
 
 @dataclass(frozen=True)
 class Preparation:
     """A run that can start: a value that one rank computes and all share."""
 
+    recipe: Recipe
     question: RunQuestion
     plan: RunPlan
     label_map: LabelMap
@@ -55,7 +69,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     config.check()
     label_map = LabelMap.from_config(class_map(config.data), config.data.ignore_index)
     found = _inspect(config.data, label_map, "images", "labels")
-    check_imagenet(config.data.normalize, found.images[0])
+    if config.data.normalize == IMAGENET:
+        check_imagenet(found.images[0])
     held_out = None
     if config.data.val_images:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")
@@ -80,12 +95,13 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
     return Preparation(
+        recipe_of(config),
         question,
         plan,
         label_map,
         sampler,
-        found.cut(plan.tilings),
-        held_out.cut(plan.held_out) if held_out else None,
+        found.cut(plan.tilings, config.data),
+        held_out.cut(plan.held_out, config.data) if held_out else None,
         (*notes, *_notes(found.images, plan.tilings), *plan.warnings),
         tuple(file for part in every for file in part.files),
     )
@@ -108,12 +124,12 @@ class _Found:
     def extents(self) -> tuple[Extent, ...]:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
 
-    def cut(self, tilings: tuple[Tiling, ...]) -> RasterSet:
+    def cut(self, tilings: tuple[Tiling, ...], data: DataConfig) -> RasterSet:
         """Raises RasterError for a tile store that was cut otherwise."""
         for image, label, tiling in zip(self.images, self.labels, tilings, strict=True):
             check_cut(image, tiling)
             check_cut(label, tiling)
-        return RasterSet(self.image_paths, self.label_paths, tilings)
+        return RasterSet(self.image_paths, self.label_paths, tilings, data.bands, data.nodata, data.references)
 
 
 def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: str) -> _Found:
@@ -132,6 +148,37 @@ def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: s
             labels.append(label.info)
     check_alike(images)
     return _Found(tuple(images), tuple(labels), image_paths, label_paths)
+
+
+def recipe_of(config: Config) -> Recipe:
+    """What a run with this configuration is told beside its plan."""
+    data, train, run = config.data, config.train, config.run
+    return Recipe(
+        config.model.name,
+        Path(run.output),
+        run.verbosity,
+        train.resume,
+        train.seed,
+        train.precision,
+        train.deterministic,
+        config.model.pretrained,
+        data.normalize is not False,
+        data.normalize == IMAGENET,
+        data.workers,
+        data.prefetch,
+        Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints),
+        update_of(config.optimizer),
+        rate_of(config.optimizer),
+        json.loads(json.dumps(asdict(config))),
+    )
+
+
+def update_of(optimizer: OptimizerConfig) -> Update:
+    return Update(**{key: getattr(optimizer, key) for key in Update.__dataclass_fields__})
+
+
+def rate_of(optimizer: OptimizerConfig) -> Rate:
+    return Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
 
 
 def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:

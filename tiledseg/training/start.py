@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tiledseg.checkpoint.folder import (
     Checkpoint,
@@ -16,7 +17,7 @@ from tiledseg.checkpoint.folder import (
     newest_step,
 )
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import IMAGENET, Config
+from tiledseg.config import Config
 from tiledseg.errors import OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
@@ -24,7 +25,6 @@ from tiledseg.execution.progress import StepProgress
 from tiledseg.execution.survey import survey
 from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
-from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
 from tiledseg.training.first_weights import first_weights, imagenet
@@ -45,39 +45,42 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
-    mesh.on_root(lambda: _check_weights(config, preparation, mesh))
-    folder = Path(config.run.output)
-    weights_file = [path for path in (config.model.pretrained,) if path and Path(path).exists()]  # gone: on resume
+    recipe = preparation.recipe
+    mesh.on_root(lambda: _check_weights(preparation, mesh))
+    folder = recipe.folder
+    weights_file = [path for path in (recipe.pretrained,) if path and Path(path).exists()]  # gone: on resume
     inputs = [*preparation.files, *files, *weights_file]
     mesh.on_root(lambda: check_run_folder(folder, inputs))
     newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
-    beginning: Beginning = mesh.on_root(lambda: _find_resume(config, preparation))
-    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint))
-    first = first_weights(config, preparation.plan.network, mesh) if beginning.checkpoint is None else None
+    beginning: Beginning = mesh.on_root(lambda: _find_resume(preparation))
+    lines: list[dict[str, Any]] = []  # of metrics, on the root alone
+    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint, lines))
+    fresh = recipe.pretrained if beginning.checkpoint is None else None
+    first = first_weights(fresh, preparation.plan.network, mesh)
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
-    normalization = _normalization(config, preparation, beginning, mesh)
+    normalization = _normalization(preparation, beginning, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
         note = spread_note(preparation.plan.spread.mesh, mesh.communicator.gather_objects(mesh.host))
         if mesh.is_root:
             notes = [warning for warning in (lost, note, unlocked) if warning]
-            _announce(config, preparation, normalization, beginning, notes)
+            _announce(preparation, normalization, beginning, notes)
         weights = first.tensors if first else {}
-        return Trainer(config, mesh, preparation, normalization, beginning, weights).run()
+        return Trainer(mesh, preparation, normalization, beginning, weights, lines).run()
 
 
-def _check_weights(config: Config, preparation: Preparation, mesh: Mesh) -> None:
+def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
     """With their gradients, where nothing is known of stages and devices that hold less of them."""
-    whole = config.parallel.stages == 1 and mesh.device.type == "cpu"
-    check_weights(preparation.plan.network, 2 if whole else 1, config.train.precision, mesh)
+    whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
+    check_weights(preparation.plan.network, 2 if whole else 1, preparation.recipe.precision, mesh)
 
 
-def _find_resume(config: Config, preparation: Preparation) -> Beginning:
+def _find_resume(preparation: Preparation) -> Beginning:
     """The checkpoint to go on from, checked to fit this run, or none to start anew."""
-    folder = Path(config.run.output) / "checkpoints"
-    match config.train.resume:
+    folder = preparation.recipe.folder / CHECKPOINTS
+    match preparation.recipe.resume:
         case "never":
             if folder.is_dir() and any(folder.iterdir()):
                 raise OutputError(
@@ -89,17 +92,18 @@ def _find_resume(config: Config, preparation: Preparation) -> Beginning:
         case path:
             checkpoint = find_checkpoint(path)
             _check_newest(checkpoint, folder)
-    return begin(checkpoint, config, preparation)
+    return begin(checkpoint, preparation)
 
 
-def _check_metrics(folder: Path, checkpoint: Checkpoint | None) -> str | None:
-    """What is to be said of the lines of the steps done; a checkpoint of another folder has its lines there."""
+def _check_metrics(folder: Path, checkpoint: Checkpoint | None, lines: list[dict[str, Any]]) -> str | None:
+    """What is to be said of the lines of the steps done, which are put into `lines`; a checkpoint of another folder has
+    its lines there."""
     if checkpoint is None:
         return None
+    lines += read_metrics(folder / METRICS)
     if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
-        read_metrics(folder / METRICS)
         return None
-    return check_lines(folder / METRICS, checkpoint.saved.step)
+    return check_lines(folder / METRICS, checkpoint.saved.step, lines)
 
 
 def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
@@ -112,26 +116,23 @@ def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _normalization(config: Config, preparation: Preparation, beginning: Beginning, mesh: Mesh) -> Normalization:
+def _normalization(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> Normalization:
     """Of the checkpoint, whose weights have learned with it; else measured. All labels that are new are looked at."""
     checkpoint = beginning.checkpoint
     if checkpoint is None:
-        normalize = config.data.normalize is not False
-        found = _survey(config, preparation, range(len(preparation.training.images)), normalize, mesh)
-        return imagenet(found) if config.data.normalize == IMAGENET else found
+        recipe, numbers = preparation.recipe, range(len(preparation.training.images))
+        found = _survey(preparation, numbers, recipe.normalize, mesh)
+        return imagenet(found) if recipe.imagenet else found
     if beginning.added:
-        _survey(config, preparation, beginning.added, False, mesh)
+        _survey(preparation, beginning.added, False, mesh)
     return checkpoint.saved.normalization
 
 
-def _survey(
-    config: Config, preparation: Preparation, numbers: Sequence[int], normalize: bool, mesh: Mesh
-) -> Normalization:
-    data, rasters = config.data, preparation.training
-    image_paths, label_paths = ([paths[i] for i in numbers] for paths in (rasters.images, rasters.labels))
+def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, mesh: Mesh) -> Normalization:
+    rasters = preparation.training
     with ExitStack() as stack:
-        images = [stack.enter_context(open_raster(p, data.bands, data.nodata, data.references)) for p in image_paths]
-        labels = [stack.enter_context(open_raster(p, references=data.references)) for p in label_paths]
+        images = [stack.enter_context(rasters.open_image(number)) for number in numbers]
+        labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
         return survey(mesh, images, labels, preparation.label_map, normalize)
 
 
@@ -148,13 +149,12 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int |
 
 
 def _announce(
-    config: Config,
     preparation: Preparation,
     normalization: Normalization,
     beginning: Beginning,
     notes: Sequence[str],
 ) -> None:
-    progress = StepProgress(0, 0, min(config.run.verbosity, 2) and 2)
+    progress = StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
     for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes):
         progress.say(f"warning: {warning}")
     plan = preparation.plan

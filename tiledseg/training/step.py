@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import waiting
@@ -46,31 +46,29 @@ class StepResult:
     pipeline: PipelineResult | None = None
 
 
+class StepRules(NamedTuple):
+    """`ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`: the longest gradient (0:
+    any); `wide_sums`: gradients are summed in float64."""
+
+    ignore_index: int
+    seed: int
+    clip_norm: float = 0.0
+    wide_sums: bool = True
+
+
 class Stepper:
     """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mesh: Mesh,
-        passes: Passes,
-        axes: Axes,
-        ignore_index: int,
-        seed: int,
-        clip_norm: float,
-        wide_sums: bool = True,
+        self, optimizer: torch.optim.Optimizer, mesh: Mesh, passes: Passes, axes: Axes, rules: StepRules
     ) -> None:
-        self._network = network
         self._optimizer = optimizer
         self._mesh = mesh
         self._passes = passes
         self._axes = axes
         self._halos = axes.point_to_point.meter
-        self._ignore_index = ignore_index
-        self._seed = seed
-        self._clip_norm = clip_norm
-        self._reducer = GradientReducer(network.parameters(), axes.weights, wide_sums)
+        self._rules = rules
+        self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
 
@@ -86,7 +84,7 @@ class Stepper:
         self._halos.reset()
         self._sums.zero_()
         waited = self._passes.train(
-            samples, parts, lambda image: DropoutKey(self._seed, step, image), self._loss, self._reducer
+            samples, parts, lambda image: DropoutKey(self._rules.seed, step, image), self._loss, self._reducer
         )
         self._waits.reset()
         with self._waits.running():
@@ -118,7 +116,7 @@ class Stepper:
         y_HW = sample.y_HW[piece.in_part.slices]
         target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
         core_BKHW = piece.logits_BKHW
-        loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._ignore_index)
+        loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._rules.ignore_index)
         self._sums += torch.stack([loss.detach(), weight])
         return loss
 
@@ -140,8 +138,8 @@ class Stepper:
                 f"the loss is {loss} at step {step + 1}; lower optimizer.lr or check the images for odd values"
             )
         scale_gradients(self._reducer, factor)
-        if self._clip_norm:
-            clip_gradients(self._reducer, self._clip_norm, self._axes.pipeline)
+        if self._rules.clip_norm:
+            clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline)
         self._reducer.deliver()
         self._optimizer.step()
 

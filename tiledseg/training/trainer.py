@@ -17,7 +17,6 @@ from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
@@ -26,7 +25,6 @@ from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.collection import collect
@@ -36,7 +34,7 @@ from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
-from tiledseg.training.step import Stepper, StepResult
+from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
 
@@ -46,49 +44,42 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config,
         mesh: Mesh,
         preparation: Preparation,
         normalization: Normalization,
         beginning: Beginning,
         first_weights: Mapping[str, torch.Tensor] | None = None,
+        lines: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.config = config
+        """`first_weights`: by name, where no checkpoint has them; `lines`: of metrics, on the root."""
+        self.recipe = recipe = preparation.recipe
         self.mesh = mesh
         self.preparation = preparation
         self.plan = plan = preparation.plan
         self.normalization = normalization
         self.beginning = beginning
+        self.lines = lines
         checkpoint = beginning.checkpoint
-        train = config.train
-        self.network = build_modules(plan.network, train.seed).to(PARAMETER_DTYPES[train.precision])
+        self.network = build_modules(plan.network, recipe.seed).to(PARAMETER_DTYPES[recipe.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
-        self.parallel = ParallelRun.open(plan.spread, self.network, mesh, train.precision, plan.pipeline)
-        self.optimizer = build_optimizer(self.network.parameters(), config.optimizer)
+        self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
+        self.optimizer = build_optimizer(self.network.parameters(), recipe.update)
         self.sampler = preparation.sampler
-        self.folder = Path(config.run.output)
+        self.folder = recipe.folder
         self.step = 0
         self.position = Position(0, 0)
-        self.course = Course(train.epochs, self.sampler.steps_per_epoch)
+        self.course = Course(recipe.cadence.epochs, self.sampler.steps_per_epoch)
         self.checkpoints = self.folder / "checkpoints"
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
         self.passes = self.parallel.over(plan.tilings)
-        self.stepper = Stepper(
-            self.network,
-            self.optimizer,
-            mesh,
-            self.passes,
-            self.parallel.axes,
-            preparation.label_map.ignore_index,
-            train.seed,
-            config.optimizer.clip_norm,
-            wide_sums=train.deterministic,
-        )
+        ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
+        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums)
+        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
         self.journal: Journal | None = None  # on the root, while the run goes on
 
     def run(self) -> int:
@@ -97,8 +88,8 @@ class Trainer:
         with StopFlag() as flag, contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
             if self.mesh.is_root:
-                verbosity = self.config.run.verbosity
-                self.journal = Journal(self.folder, self.step, self.course.total_steps, verbosity, self._title())
+                total, verbosity = self.course.total_steps, self.recipe.verbosity
+                self.journal = Journal(self.folder, self.step, total, verbosity, self._title(), self.lines)
                 stack.enter_context(contextlib.closing(self.journal))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
@@ -113,13 +104,13 @@ class Trainer:
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
         """All steps from the position on; True where a signal ended them early."""
-        data, train = self.config.data, self.config.train
+        recipe, cadence = self.recipe, self.recipe.cadence
         steps, ahead = itertools.tee(
             (position, step, self.passes.mode.share(step))
-            for position, step in self.sampler.steps_from(self.position, train.epochs)
+            for position, step in self.sampler.steps_from(self.position, cadence.epochs)
         )
         mine = (part for _, _, parts in ahead for part in parts)
-        samples = read_ahead(self.passes, training, mine, data.workers, data.prefetch)
+        samples = read_ahead(self.passes, training, mine, recipe.threads, recipe.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
@@ -127,10 +118,10 @@ class Trainer:
                 self.position = self._after(position)
                 self._log_step(position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
-                if epoch_ends and (position.epoch + 1) % train.validate_every == 0 and held_out is not None:
+                if epoch_ends and (position.epoch + 1) % cadence.validate_every == 0 and held_out is not None:
                     self._validate(held_out, position.epoch)
                 last = self.course.ends_at(self.position)
-                if last or result.stop or self.step % train.checkpoint_every == 0:
+                if last or result.stop or self.step % cadence.checkpoint_every == 0:
                     self._checkpoint()
                 if result.stop and not last:
                     return True
@@ -139,7 +130,7 @@ class Trainer:
         return False
 
     def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
-        set_learning_rate(self.optimizer, learning_rate(self.config.optimizer, self.step, self.course))
+        set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
         with doing("step %d", self.step + 1):
             result = self.stepper.run(self.step, samples, parts, flag.is_set)
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
@@ -159,7 +150,7 @@ class Trainer:
             self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
 
     def _validate(self, held_out: Dataset, epoch: int) -> None:
-        label_map, data = self.preparation.label_map, self.config.data
+        label_map = self.preparation.label_map
         found = validate(
             self.network,
             held_out,
@@ -167,8 +158,8 @@ class Trainer:
             self.parallel.over(held_out.tilings),
             label_map.count,
             label_map.ignore_index,
-            data.workers,
-            data.prefetch,
+            self.recipe.threads,
+            self.recipe.prefetch,
         )
         if self.journal is not None:
             self.journal.validation(self.step, epoch, found)
@@ -183,7 +174,7 @@ class Trainer:
         contents = collect(contents_of(self.network, self.optimizer), axes)
         if contents is None:
             return
-        keep = self.config.train.keep_checkpoints
+        keep = self.recipe.cadence.keep_checkpoints
         with doing("writing a checkpoint"):
             save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
         if self.journal is not None:
@@ -192,7 +183,7 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         """The JSON part of a checkpoint. Random draws are counted: seed and step are all their state."""
         return {
-            "config": asdict(self.config),
+            "config": self.recipe.record,
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "position": self.position._asdict(),
@@ -200,8 +191,8 @@ class Trainer:
             "sources": [asdict(source) for source in self.beginning.sources],
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self._pretrained(),
-            "sampling": sampling_fingerprint(self.config, self.preparation),
-            "random": {"seed": self.config.train.seed, "step": self.step},
+            "sampling": sampling_fingerprint(self.preparation),
+            "random": {"seed": self.recipe.seed, "step": self.step},
             "step": self.step,
         }
 
@@ -219,22 +210,22 @@ class Trainer:
         self.course = Course.onward(course.epochs, course.steps_per_epoch, saved.marks, self.step, self.position)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
-        data = self.config.data
+        numbers = range(len(rasters.images))
         return Dataset(
-            [open_raster(path, data.bands, data.nodata, data.references) for path in rasters.images],
-            [open_raster(path, references=data.references) for path in rasters.labels],
+            [rasters.open_image(number) for number in numbers],
+            [rasters.open_labels(number) for number in numbers],
             rasters.tilings,
             self.preparation.label_map,
             self.normalization,
-            INPUT_DTYPES[self.config.train.precision],
+            INPUT_DTYPES[self.recipe.precision],
         )
 
     def _title(self) -> str:
         parameters = sum(p.numel() for p in self.network.parameters())
-        stages = f", {self.config.parallel.stages} stages" if self.plan.pipeline else ""
+        stages = f", {len(self.plan.pipeline.recompute)} stages" if self.plan.pipeline else ""
         return (
-            f"{self.folder.name}: {self.config.model.name}, {parameters:.3g} parameters, "
-            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {self.config.train.precision}, "
+            f"{self.folder.name}: {self.recipe.title}, {parameters:.3g} parameters, "
+            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {self.recipe.precision}, "
             f"halo: {self.plan.spread.mode}{stages}"
         )
 

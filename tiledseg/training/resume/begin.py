@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
 from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.saved_state import Origin, Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
-from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
 from tiledseg.raster.labels import LabelMap
@@ -41,7 +39,7 @@ class Beginning:
     pretrained: Origin | None = None
 
 
-def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparation) -> Beginning:
+def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     """Raises CheckpointError, in one line with both values, where the run would not be that of the checkpoint."""
     sources = sources_of(preparation.training)
     if checkpoint is None:
@@ -49,8 +47,8 @@ def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparatio
     saved = checkpoint.saved
     _check_network(checkpoint, preparation)
     found = compare_sources(_sources_before(saved), sources, checkpoint.path)
-    changed = _changed(checkpoint, config, preparation, found)
-    _check_end(checkpoint, config, preparation)
+    changed = _changed(checkpoint, preparation, found)
+    _check_end(checkpoint, preparation)
     return Beginning(
         checkpoint,
         sources,
@@ -61,15 +59,15 @@ def begin(checkpoint: Checkpoint | None, config: Config, preparation: Preparatio
     )
 
 
-def sampling_fingerprint(config: Config, preparation: Preparation) -> dict[str, Any]:
+def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
     """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
-    per_step = config.train.tiles_per_step
+    per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
     return {
-        "seed": config.train.seed,
+        "seed": preparation.recipe.seed,
         "images": list(preparation.training.images),
         "tiles_per_step": per_step,
         "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
-        "images_per_step": config.train.images_per_step if config.train.images_per_step > 1 else None,
+        "images_per_step": images if images > 1 else None,
     }
 
 
@@ -90,16 +88,14 @@ def _check_network(checkpoint: Checkpoint, preparation: Preparation) -> None:
             )
 
 
-def _changed(
-    checkpoint: Checkpoint, config: Config, preparation: Preparation, sources: Comparison
-) -> dict[str, dict[str, Any]]:
+def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparison) -> dict[str, dict[str, Any]]:
     """The keys with another value than the checkpoint's, as {"from": ..., "to": ...}; raises for one that must not."""
-    saved, order = checkpoint.saved, sampling_fingerprint(config, preparation)
-    there, here = {**flat(saved.config), **sources.before}, {**flat(config), **sources.now}
+    saved, order = checkpoint.saved, sampling_fingerprint(preparation)
+    there, here = {**flat(saved.record), **sources.before}, {**flat(preparation.recipe.record), **sources.now}
     changed = {
         key: {"from": there[key], "to": here[key]}
         for key, rule in RULES.items()
-        if rule.change != OTHER and not _same(there[key], here[key]) and not _means_the_same(key, saved, config)
+        if rule.change != OTHER and not _same(there[key], here[key]) and not _means_the_same(key, saved, preparation)
     }
     for key, pair in changed.items():
         change = RULES[key].change
@@ -119,20 +115,20 @@ def _same(one: Any, other: Any) -> bool:
     return one == other or (one != one and other != other)
 
 
-def _means_the_same(key: str, saved: SavedState, config: Config) -> bool:
+def _means_the_same(key: str, saved: SavedState, preparation: Preparation) -> bool:
     """Whether other words say the same. The network has been compared as a whole: a preset's keys are its own."""
     if key == "data.classes":
-        maps = [LabelMap.from_config(class_map(data), data.ignore_index) for data in (saved.config.data, config.data)]
-        return maps[0] == maps[1]
+        data = saved.config.data
+        return LabelMap.from_config(class_map(data), data.ignore_index) == preparation.label_map
     return key.startswith("model.") and key != "model.pretrained"
 
 
-def _check_end(checkpoint: Checkpoint, config: Config, preparation: Preparation) -> None:
-    position = checkpoint.saved.next_position
-    if position > (config.train.epochs, 0):
+def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
+    position, epochs = checkpoint.saved.next_position, preparation.recipe.cadence.epochs
+    if position > (epochs, 0):
         done = f"{position.epoch} epochs" + (f" and {position.step} steps" if position.step else "")
         raise CheckpointError(
-            f"{checkpoint.path} has done {done}, but train.epochs is {config.train.epochs}; give at least "
+            f"{checkpoint.path} has done {done}, but train.epochs is {epochs}; give at least "
             f"{position.epoch + (position.step > 0)}, or another run.output"
         )
     if position.step >= preparation.sampler.steps_per_epoch:
@@ -162,10 +158,9 @@ def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], found: Compari
     return tuple(warnings)
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """Every key of a configuration, as "group.key", with its value as JSON has it."""
-    groups = json.loads(json.dumps(asdict(config)))
-    return {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
+def flat(record: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Every key of a configuration as JSON has it, as "group.key"."""
+    return {f"{group}.{key}": value for group, keys in record.items() for key, value in keys.items()}
 
 
 def _short(value: Any) -> str:

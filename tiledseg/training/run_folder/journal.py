@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from tiledseg.execution.progress import StepProgress
-from tiledseg.training.run_folder.report import MetricsLog, plot_progress, read_metrics
+from tiledseg.training.run_folder.report import MetricsLog, plot_progress
 from tiledseg.training.step import StepResult
 
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 
 
 class Journal:
-    """Of a run of `total` steps that has done `step` of them. Close it before the last drawing."""
+    """Of a run of `total` steps that has done `step` of them, and has `lines` of metrics. Close it before the last
+    drawing."""
 
-    def __init__(self, folder: Path, step: int, total: int, verbosity: int, title: str) -> None:
+    def __init__(
+        self, folder: Path, step: int, total: int, verbosity: int, title: str, lines: Sequence[Mapping[str, Any]]
+    ) -> None:
         self._folder, self._title = folder, title
-        self._log = MetricsLog(folder, step)
-        self.last_validation = last_validation(read_metrics(self._log.path))  # that of a resumed run so far
+        self._log = MetricsLog(folder, step, lines)
+        self.last_validation = last_validation([line for line in lines if line["step"] <= step])
         self._progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()
 

@@ -31,9 +31,11 @@ CONFIG, METRICS, SUMMARY, PROGRESS, EVENTS = (
 class MetricsLog:
     """Appends one JSON object a line to `folder`/metrics.jsonl, and the same numbers to TensorBoard where installed."""
 
-    def __init__(self, folder: Path, keep_to_step: int) -> None:
+    def __init__(self, folder: Path, keep_to_step: int, found: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """`found`: the lines that are there, where they have been read already."""
         self.path = folder / METRICS
-        _truncate(self.path, keep_to_step)
+        lines = read_metrics(self.path) if found is None else found
+        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= keep_to_step))
         with writing(self.path):
             self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
         self._events: Any = None
@@ -83,12 +85,13 @@ def _check_steps(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
 
 
-def check_lines(path: Path, step: int) -> str | None:
+def check_lines(path: Path, step: int, found: Sequence[Mapping[str, Any]] | None = None) -> str | None:
     """Raise OutputError where a metrics file has lost lines of a run that has done `step` steps.
 
-    A file that was moved away is a note: it says which steps the new one will not have.
+    A file that was moved away is a note: it says which steps the new one will not have. `found`: its lines, where they
+    have been read already.
     """
-    lines = read_metrics(path)
+    lines = read_metrics(path) if found is None else found
     if not path.exists():
         return f"{path} is gone: the new one starts after step {step}"
     last = max((line["step"] for line in lines if "val" not in line), default=0)
@@ -158,11 +161,6 @@ def plot_progress(folder: Path, title: str) -> bool:
     with replacing(folder / PROGRESS) as part:
         figure.savefig(part, format="png", dpi=110)
     return True
-
-
-def _truncate(path: Path, keep_to_step: int) -> None:
-    kept = [line for line in read_metrics(path) if line["step"] <= keep_to_step]
-    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _open_events(folder: Path, purge_step: int) -> Any:

@@ -1,0 +1,66 @@
+"""What a training run is told beside its plan, as values: `training.preparation` reads them of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the optimizer does with gradients: the keys of the group `optimizer` of these names."""
+
+    name: str
+    lr: float
+    momentum: float
+    weight_decay: float
+    clip_norm: float
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate's policy: the keys of the group `optimizer` of these names."""
+
+    lr: float
+    policy: str
+    warmup_steps: int
+    step_size: int
+    gamma: float
+    power: float
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When the run ends, validates (both in epochs) and writes checkpoints (in steps), and how many of these it
+    keeps."""
+
+    epochs: int
+    validate_every: int
+    checkpoint_every: int
+    keep_checkpoints: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`title`: the network's name; `seed`: of weights and dropout; `wide_sums`: gradients are summed in float64;
+    `pretrained`: a file of first weights; `imagenet`: its mean and deviation normalise the first three bands;
+    `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the configuration as JSON, which a
+    checkpoint keeps. The rest as the keys of these names."""
+
+    title: str
+    folder: Path
+    verbosity: int
+    resume: str
+    seed: int
+    precision: str
+    wide_sums: bool
+    pretrained: str | None
+    normalize: bool
+    imagenet: bool
+    threads: int
+    prefetch: int
+    cadence: Cadence
+    update: Update
+    rate: Rate
+    record: dict[str, Any]
