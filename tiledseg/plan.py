@@ -23,7 +23,8 @@ from tiledseg.planning.answer.question import Question, parse_bytes
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.stages import StagesQuestion, parse_counts, parse_modes
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -133,7 +134,7 @@ def _question(flags: Namespace) -> Question:
     )
 
 
-def _stages(flags: Namespace) -> StagesQuestion | None:
+def _stages(flags: Namespace) -> Parallelism | None:
     parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule", "recompute")}
     given = {key: value for key, value in parts.items() if value is not None}
     if flags.stages is None:
@@ -149,7 +150,7 @@ def _stages(flags: Namespace) -> StagesQuestion | None:
         given["balance"] = parse_counts(given["balance"])
     if "recompute" in given:
         given["recompute"] = parse_modes(given["recompute"])
-    return StagesQuestion(flags.stages, **given)
+    return ask_stages(flags.stages, **given)
 
 
 def _machine(flags: Namespace) -> Machine:

@@ -22,7 +22,8 @@ from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.network import GraphNetwork, Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Settings, split_network
+from tiledseg.pipeline.partition import split_network
+from tiledseg.pipeline.schedule import Settings
 from tiledseg.training.objective import cross_entropy_sums
 
 MICRO_BATCHES = 8

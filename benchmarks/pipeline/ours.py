@@ -86,7 +86,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     from tiledseg.comm.axes import open_axes
     from tiledseg.geometry.mesh_shape import MeshShape
     from tiledseg.pipeline.executor import PipelineExecutor
-    from tiledseg.pipeline.partition import Settings, split_network
+    from tiledseg.pipeline.partition import split_network
 
     torch.set_num_threads(1)
     workload = request.workload
@@ -94,8 +94,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     workload = replace(workload, balance=found_plan.balance if schedule != "folded" else workload.balance)
     axes = open_axes(mesh, MeshShape(1, 1, 1, workload.stages))
     network = make_network(workload)
-    settings = Settings(schedule, found_plan.balance, found_plan.recompute, found_plan.times)
-    split = split_network(network, settings, mesh.rank, mesh.device, workload.torch_dtype)
+    split = split_network(network, found_plan, mesh.rank, mesh.device, workload.torch_dtype)
     executor = PipelineExecutor(split, axes)
     losses: list[float] = []
     valid = count_valid(workload)

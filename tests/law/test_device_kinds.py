@@ -21,7 +21,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Settings, split_network
+from tiledseg.pipeline.partition import split_network
+from tiledseg.pipeline.schedule import Settings
 
 SIZES = ((16, 24), (32, 16))
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Settings, split_network, tensor_dtypes
+from tiledseg.pipeline.partition import split_network, tensor_dtypes
+from tiledseg.pipeline.schedule import Settings
 from tiledseg.schedules import RECOMPUTE
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)

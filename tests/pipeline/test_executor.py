@@ -21,8 +21,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.balance import Prices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Settings, split_network
-from tiledseg.pipeline.schedule import compute_orders
+from tiledseg.pipeline.partition import split_network
+from tiledseg.pipeline.schedule import Settings, compute_orders
 from tiledseg.pipeline.simulation import in_flight
 from tiledseg.planning.cost import layer_costs
 from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks

@@ -10,7 +10,7 @@ from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_line
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.stages import StagesQuestion, stage_pipeline
+from tiledseg.planning.stages import ask_stages, stage_pipeline
 from tiledseg.schedules import SCHEDULES
 
 plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")
@@ -67,7 +67,7 @@ def test_the_step_is_drawn_as_it_was_simulated(schedule: str) -> None:
     """A bar for each computation, on its stage, from its start to its end."""
     question = Question((256, 256), UNet(3, base_channels=8), (1, 1))
     tiling = plan_tiling(question)
-    staged = stage_pipeline(question, tiling, StagesQuestion(2, micro_batches=4, schedule=schedule))
+    staged = stage_pipeline(question, tiling, ask_stages(2, micro_batches=4, schedule=schedule))
     figure = plot.draw(question, tiling, staged)
     axes = next(a for a in figure.axes if a.get_ylabel() == "stage (GPU)")
     drawn = sorted(

@@ -19,7 +19,7 @@ from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Settings, split_network
+from tiledseg.pipeline.partition import split_network
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
 from tiledseg.spatial.network import SpatialNetwork
@@ -82,8 +82,7 @@ def _open_stage(
     pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
     """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
-    settings = Settings(pipeline.schedule, pipeline.balance, pipeline.recompute, pipeline.times)
     cast = autocast(precision, mesh.device) if precision == "bf16" else None
     stage = None if axes.position is None else axes.position.stage
-    split = split_network(network, settings, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
+    split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
     return None if stage is None else PipelineExecutor(split, axes)

@@ -17,7 +17,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Cut, Settings, cut_network, split_network
+from tiledseg.pipeline.partition import Cut, cut_network, split_network
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
 
@@ -57,9 +57,8 @@ class Pipeline(SpreadModule):
         stage_of = _stages(network, cut)
         super().__init__(network, 1, 1, stages)
         self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
-        settings = Settings(plan.schedule, plan.balance, plan.recompute, plan.times)
         dtype = next(network.parameters()).dtype
-        self._split = split_network(network, settings, self.stage, self.mesh.device, dtype)
+        self._split = split_network(network, plan, self.stage, self.mesh.device, dtype)
         self._executor = PipelineExecutor(self._split, self.axes)
 
     @property

@@ -22,7 +22,31 @@ from dataclasses import dataclass
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.pipeline.chunk_orders import ChunkTimes, chunk_of, fastest
-from tiledseg.schedules import chunk_ranks
+from tiledseg.schedules import RECOMPUTE, chunk_ranks
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a pipeline runs: the schedule, the layers of each chunk, and whether each stage recomputes (`never`,
+    `except_last`, `always`).
+
+    `except_last`: all but the last micro-batch, whose backward pass comes soonest in `gpipe` (Huang et al., 2019).
+    `times` of the chunks make the orders that depend on them (see `compute_orders`); the same on all ranks.
+    """
+
+    schedule: str
+    balance: tuple[int, ...]
+    recompute: tuple[str, ...]
+    times: ChunkTimes | None = None
+
+    def __post_init__(self) -> None:
+        for mode in self.recompute:
+            if mode not in RECOMPUTE:
+                raise ConfigError(f"a stage recomputes '{mode}'; give one of {', '.join(RECOMPUTE)}")
+
+    def recomputes(self, stage: int, micro_batch: int, micro_batches: int) -> bool:
+        mode = self.recompute[stage]
+        return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
 
 
 @dataclass(frozen=True, order=True)

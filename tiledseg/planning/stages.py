@@ -20,6 +20,7 @@ from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.schedules import RECOMPUTE, chunk_ranks
@@ -28,40 +29,35 @@ MOST_STAGES = 32  # with these the simulation takes a few seconds at most
 MOST_MICRO_BATCHES = 256
 
 
-@dataclass(frozen=True)
-class StagesQuestion:
+def ask_stages(
+    stages: int,
+    balance: tuple[int, ...] | None = None,
+    micro_batches: int | None = None,
+    schedule: str = "1f1b",
+    recompute: tuple[str, ...] = ("never",),
+) -> Parallelism:
     """A pipeline of `stages` ranks; no `balance` for an automatic one, no `micro_batches` for 4 a stage.
 
     Without `micro_batches` there are at most as many as an image has tiles. `recompute`: one mode, or one a stage.
+    Raises ConfigError for what cannot be.
     """
-
-    stages: int
-    balance: tuple[int, ...] | None = None
-    micro_batches: int | None = None
-    schedule: str = "1f1b"
-    recompute: tuple[str, ...] = ("never",)
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return self.recompute * self.stages if len(self.recompute) == 1 else self.recompute
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.stages <= MOST_STAGES:
-            raise ConfigError(f"--stages is {self.stages}; give 1 to {MOST_STAGES}")
-        if self.micro_batches is not None and not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
-            raise ConfigError(f"--micro-batches is {self.micro_batches}; give 1 to {MOST_MICRO_BATCHES}")
-        chunks = len(chunk_ranks(self.schedule, self.stages))
-        if self.balance is not None and len(self.balance) != chunks:
-            several = f", {chunks} parts when {self.schedule}" if chunks != self.stages else ""
-            raise ConfigError(
-                f"--balance has {len(self.balance)} parts, but --stages is {self.stages}{several}; give {chunks} "
-                "counts of layers, or auto"
-            )
-        if len(self.modes) != self.stages:
-            raise ConfigError(
-                f"--recompute has {len(self.recompute)} parts, but --stages is {self.stages}; give one mode, or one a "
-                "stage"
-            )
+    if not 1 <= stages <= MOST_STAGES:
+        raise ConfigError(f"--stages is {stages}; give 1 to {MOST_STAGES}")
+    if micro_batches is not None and not 1 <= micro_batches <= MOST_MICRO_BATCHES:
+        raise ConfigError(f"--micro-batches is {micro_batches}; give 1 to {MOST_MICRO_BATCHES}")
+    chunks = len(chunk_ranks(schedule, stages))
+    if balance is not None and len(balance) != chunks:
+        several = f", {chunks} parts when {schedule}" if chunks != stages else ""
+        raise ConfigError(
+            f"--balance has {len(balance)} parts, but --stages is {stages}{several}; give {chunks} counts of layers, "
+            "or auto"
+        )
+    modes = recompute * stages if len(recompute) == 1 else recompute
+    if len(modes) != stages:
+        raise ConfigError(
+            f"--recompute has {len(recompute)} parts, but --stages is {stages}; give one mode, or one a stage"
+        )
+    return Parallelism(stages=stages, balance=balance, micro_batches=micro_batches, schedule=schedule, recompute=modes)
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
@@ -89,7 +85,7 @@ def parse_counts(text: str) -> tuple[int, ...] | None:
 class _Plan:
     """A pipeline with its balance, on a machine."""
 
-    asked: StagesQuestion
+    asked: Parallelism
     machine: Machine
     staged: StagedPipeline
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
@@ -112,7 +108,7 @@ class _Plan:
         return sum(times.forward[chunk] + times.backward[chunk] for chunk in self.of_rank(rank))
 
 
-def stage_pipeline(question: Question, tiling: Tiling, asked: StagesQuestion) -> StagedPipeline:
+def stage_pipeline(question: Question, tiling: Tiling, asked: Parallelism) -> StagedPipeline:
     """The pipeline asked for, with its balance.
 
     Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
@@ -128,7 +124,7 @@ def stage_pipeline(question: Question, tiling: Tiling, asked: StagesQuestion) ->
     return choose(case) if given is None else stage(case, given)
 
 
-def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion, staged: StagedPipeline) -> dict[str, Any]:
+def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> dict[str, Any]:
     """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
     found = _Plan(asked, question.machine, staged, held)
@@ -136,7 +132,7 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion, stage
     return {
         "stages": asked.stages,
         "schedule": asked.schedule,
-        "recompute": list(asked.modes),
+        "recompute": list(asked.recompute),
         "micro_batches": staged.case.micro_batches,
         "context": list(tiling.context_max),
         "balance": list(staged.balance),
@@ -149,7 +145,7 @@ def stages_part(question: Question, tiling: Tiling, asked: StagesQuestion, stage
     }
 
 
-def _case(asked: StagesQuestion, prices: StagePrices, machine: Machine, tiles: int, limit: int | None) -> PipelineCase:
+def _case(asked: Parallelism, prices: StagePrices, machine: Machine, tiles: int, limit: int | None) -> PipelineCase:
     """The pipeline asked for; seconds of layers and messages by the machine's figures."""
     forward = [machine.compute_seconds(cost.multiply_adds, training=False) for cost in prices.costs]
     backward = [
@@ -157,7 +153,7 @@ def _case(asked: StagesQuestion, prices: StagePrices, machine: Machine, tiles: i
     ]
     return PipelineCase(
         asked.schedule,
-        asked.modes,
+        asked.recompute,
         asked.micro_batches or min(4 * asked.stages, tiles),
         prices,
         forward,
@@ -172,7 +168,7 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
     prices = staged.case.prices
     runs = [cuts(staged.balance)[chunk] for chunk in chunks]
     memories = [prices.memory(*run) for run in runs]
-    kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.modes[rank]) for chunk in chunks]
+    kept = [kept_of(found.asked.schedule, found.held[chunk], found.asked.recompute[rank]) for chunk in chunks]
     work = found.rank_work(rank)
     memory = {
         "weights": sum(m.weights for m in memories),
@@ -194,7 +190,7 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
         "share": round(work / sum(found.work), 4),
         "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work, training=False)),
         "milliseconds": _milliseconds(found.seconds(rank)),
-        "recompute": found.asked.modes[rank],
+        "recompute": found.asked.recompute[rank],
         "in_flight": [found.held[chunk] for chunk in chunks],
         "memory": memory,
         "activation_bytes": activation,

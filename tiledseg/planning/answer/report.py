@@ -25,7 +25,7 @@ from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunQuestion, run_grid
 from tiledseg.planning.staged_pipeline import StagedPipeline
-from tiledseg.planning.stages import StagesQuestion, stage_pipeline, stages_part
+from tiledseg.planning.stages import stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory
 
 Answer = dict[str, Any]
@@ -39,7 +39,7 @@ class Planned(NamedTuple):
     pipeline: StagedPipeline | None
 
 
-def plan(question: Question, stages: StagesQuestion | None = None) -> Planned:
+def plan(question: Question, stages: Parallelism | None = None) -> Planned:
     """The plan; with `stages`, a pipeline's part too.
 
     A stride other than 1 has the paper's figures only: this project's networks convolve with stride 1, so there is no

@@ -14,7 +14,7 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import parse_balance
-from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.machine import BACKWARD_WORK
@@ -25,15 +25,10 @@ from tiledseg.planning.stages_cost import StagePrices
 
 
 @dataclass(frozen=True)
-class PipelinePlan:
-    """Layers a chunk, the schedule, how each stage recomputes, the times of the chunks that the order of `folded` rests
-    on, and the micro-batches between two flushes (None: all of a step)."""
+class PipelinePlan(Settings):
+    """How the pipeline runs, and the micro-batches between two flushes (None: all of a step)."""
 
-    balance: tuple[int, ...]
-    schedule: str
-    recompute: tuple[str, ...]
-    times: ChunkTimes
-    micro_batches: int | None
+    micro_batches: int | None = None
 
     @property
     def in_words(self) -> str:
@@ -141,7 +136,7 @@ def plan_pipeline(
         staged = stage(case, parse_balance(parallel.balance, len(graph)))
         check_skips(case, staged.balance, "parallel.balance")
         check_memory(case, staged.balance)
-    return PipelinePlan(staged.balance, case.schedule, case.modes, staged.times, parallel.micro_batches)
+    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches)
 
 
 def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
