@@ -12,7 +12,7 @@ from tiledseg.errors import ConfigError
 PADDINGS = ("same", "valid")
 UPSAMPLINGS = ("transposed", "nearest", "bilinear")
 NORMS = ("none", "pixel", "instance", "group", "batch")
-ENCODERS = ("resnet18", "resnet34", "resnet50")
+ENCODERS = ("resnet18", "resnet34", "resnet50", "wide38")  # of which a network may have some
 WORDS = {"padding": PADDINGS, "upsampling": UPSAMPLINGS, "norm": NORMS, "encoder": ENCODERS}
 BANDS, CLASSES = Range(1, 65535), Range(2, 255)
 

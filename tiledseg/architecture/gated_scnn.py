@@ -1,0 +1,214 @@
+"""G-SCNN as a value (Takikawa et al., 2019): its options in, its graph out.
+
+    input -+- encoder: m1 ---- m2 ---- m3/4 ---- m4/8 ------------ m7/8       the regular stream
+           |            |      |        |         |                 |
+           |            |      |       gate1     gate2             gate3
+           |            '------|- block -'- block -'- block --------'- edges   the shape stream, at full size
+           |                   |                                      |
+           '- gradients -------|----------------------- join with them, to m7's size
+                               |                                      |
+      scores - up - 2 convolutions - join - up - narrow - pyramid of m7, its image's mean, and edges
+
+A gate looks at the shape stream and at one channel of the encoder, and multiplies the stream by 1 + a number from 0 to 1.
+The pyramid (ASPP) has dilations of 12, 24 and 36 at an eighth of the size.
+
+What differs from the published code, and why:
+- It finds Canny edges of the image, whose hysteresis reaches without limit: no halo holds it. Here are the gradients of
+  each band by fixed filters (Sobel); or `edge_band`: the image's last band is edges that somebody has made before, which
+  the encoder does not see.
+- It resizes with corners aligned, where a pixel's place depends on the size of the image. Here centres are aligned. Edges
+  come down to m7's size as means of 8 x 8 pixels.
+- The image's mean has one value in all pixels, which a norm over the image would turn into zero: this branch's norm is over
+  the channels of the pixel. `image_mean` leaves the branch out: with norm none or pixel all halo modes then are exact.
+- Edges are scores: their logistic function is taken in the loss, once.
+
+Outputs: scores of classes; scores of edges; and the gradients of the smoothed probabilities of classes, of which the
+loss that joins both tasks is made (see `training.edge_objective`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tiledseg.architecture.options import check_groups, check_options
+from tiledseg.architecture.resnet import ResNet, file_names
+from tiledseg.architecture.wide_resnet import WideResNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution, FixedFilters
+from tiledseg.geometry.graph import INPUT, Graph, Node
+from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.layer import Activation, Norm, Sigmoid
+from tiledseg.geometry.pixelwise import Pixelwise, Slot
+from tiledseg.geometry.receptive_field import resized
+from tiledseg.geometry.resampling import AveragePool
+
+Filter = tuple[tuple[float, ...], ...]
+
+SOBEL: tuple[Filter, Filter] = (
+    ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)),
+    ((-1.0, -2.0, -1.0), (0.0, 0.0, 0.0), (1.0, 2.0, 1.0)),
+)
+RATES = (12, 24, 36)
+
+
+def smoothed_gradients(sigma: float = 1.0, reach: int = 2) -> tuple[Filter, Filter]:
+    """Central differences, along columns and along rows, of what a Gaussian over 2 `reach` + 1 pixels has smoothed."""
+    weights = [math.exp(-0.5 * (at / sigma) ** 2) for at in range(-reach, reach + 1)]
+    smooth = [0.0, *(weight / sum(weights) for weight in weights), 0.0]
+    steep = [0.5 * (after - before) for before, after in zip([0.0, *smooth[:-1]], [*smooth[1:], 0.0], strict=True)]
+    by_column = tuple(tuple(-s * w for s in steep) for w in smooth)
+    return by_column, tuple(zip(*by_column, strict=True))
+
+
+GRADIENTS = smoothed_gradients()
+REACH = len(GRADIENTS[0]) // 2
+"""Pixels around one on which its smoothed gradient depends."""
+
+
+@dataclass(frozen=True)
+class GatedSCNN:
+    """`base_channels`: of the encoder's first layer (64). `edge_band`: the last of the `bands` is edges."""
+
+    encoder: str = "wide38"
+    base_channels: int = 64
+    norm: str = "batch"
+    image_mean: bool = True
+    edge_band: bool = False
+    bands: int = 3
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.base_channels % 8:
+            raise ConfigError(f"model.base_channels is {self.base_channels}; give a multiple of 8 for gated_scnn")
+        if self.edge_band and self.bands < 2:
+            raise ConfigError(
+                f"model.edge_band is true, but the image has {self.bands} band; give an image whose last band is edges"
+            )
+        check_groups(self.norm, [("the shape stream", self._narrow(2)), ("it", self._narrow(4))], self.base_channels)
+
+    @property
+    def in_words(self) -> str:
+        mean = "" if self.image_mean else ", without the image's mean"
+        edges = ", the last band is edges" if self.edge_band else ""
+        return f"G-SCNN with encoder {self.encoder}, {self.base_channels} base channels\nnorm {self.norm}{mean}{edges}"
+
+    @property
+    def trunk(self) -> ResNet | WideResNet:
+        if self.encoder == "wide38":
+            return WideResNet(self.base_channels, self.norm)
+        return ResNet(self.encoder, self.base_channels, self.norm, stride=8)
+
+    @property
+    def taps(self) -> tuple[int, int, int, int, int]:
+        """The encoder's m1, m2, m3, m4 and m7, by its own numbers: of the wide one's modules, or a ResNet's layers."""
+        return (1, 2, 3, 4, 7) if self.encoder == "wide38" else (0, 1, 1, 2, 4)
+
+    def file_names(self, normed: bool) -> dict[str, str]:
+        return file_names(self.trunk.nodes())
+
+    def graph(self) -> Graph:
+        """The nodes: encoder, shape stream, pyramid, decoder, and what the loss needs."""
+        nodes = [*self._image(), *self._encoder()]
+        for part in (self._shape_stream, self._pyramid, self._decoder):
+            part(nodes)
+        return Graph(tuple(nodes), ("scores", "edges", "boundaries"))
+
+    def _narrow(self, by: int) -> int:
+        return max(1, self.base_channels // by)
+
+    def _image(self) -> Iterator[Node]:
+        if self.edge_band:
+            bands = self.bands - 1
+            yield Node("image", Pixelwise("narrow", (Slot(0), 1, 0, bands), bands), (INPUT,))
+            yield Node("gradients", Pixelwise("narrow", (Slot(0), 1, bands, 1), 1), (INPUT,))
+        else:
+            yield Node("gradients", FixedFilters(SOBEL), (INPUT,))
+
+    def _encoder(self) -> Iterator[Node]:
+        first, *others = self.trunk.nodes()
+        yield Node(first.name, first.layer, ("image" if self.edge_band else INPUT,))
+        yield from others
+
+    def _unit(self, name: str, channels: int, kernel: int, dilation: int = 1, source: str = "") -> list[Node]:
+        """A convolution, its norm and its activation."""
+        padding, bias = dilation * (kernel // 2), self.norm == "none"
+        return [
+            Node(f"{name}.conv", Convolution(channels, kernel, 1, padding, dilation, bias), (source,) if source else ()),
+            Node(f"{name}.norm", Norm(self.norm, groups=min(8, channels))),
+            Node(f"{name}.act", Activation(0.0)),
+        ]
+
+    def _shape_stream(self, nodes: list[Node]) -> None:
+        m1, _, *gating = (self.trunk.output(tap) for tap in self.taps)
+        nodes.append(resized(nodes, "shape.input", m1, INPUT))
+        width = self.base_channels
+        for number, tap in enumerate(gating, start=1):
+            nodes += self._block(f"res{number}", nodes[-1].name, width)
+            width = max(1, width // 2)
+            nodes.append(Node(f"d{number}", Convolution(width, 1)))
+            nodes.append(Node(f"dsn{number}", Convolution(1, 1), (tap,)))
+            nodes.append(resized(nodes, f"dsn{number}.up", f"dsn{number}", INPUT))
+            nodes += self._gate(f"gate{number}", f"d{number}", f"dsn{number}.up", width)
+        nodes.append(Node("edges", Convolution(1, 1, bias=False)))
+
+    def _block(self, name: str, source: str, width: int) -> list[Node]:
+        """Two convolutions, and a sum with what went in."""
+        first, second = self._unit(f"{name}.0", width, 3, source=source), self._unit(f"{name}.1", width, 3)[:2]
+        last = Node(f"{name}.add", Add(), (f"{name}.1.norm", source)), Node(f"{name}.act", Activation(0.0))
+        return [*first, *second, *last]
+
+    def _gate(self, name: str, stream: str, gating: str, width: int) -> list[Node]:
+        """stream * (1 + a), with a of the stream and one more channel; then a convolution of single pixels."""
+        return [
+            Node(f"{name}.join", Concatenate(), (stream, gating)),
+            Node(f"{name}.norm0", Norm(self.norm)),
+            Node(f"{name}.conv0", Convolution(width + 1, 1)),
+            Node(f"{name}.act", Activation(0.0)),
+            Node(f"{name}.conv1", Convolution(1, 1)),
+            Node(f"{name}.norm1", Norm("none" if self.norm == "pixel" else self.norm)),  # of one channel a sign
+            Node(f"{name}.alpha", Sigmoid()),
+            Node(f"{name}.gated", Multiply(), (stream, f"{name}.alpha")),
+            Node(f"{name}.sum", Add(), (f"{name}.gated", stream)),
+            Node(f"{name}.conv", Convolution(width, 1, bias=False)),
+        ]
+
+    def _pyramid(self, nodes: list[Node]) -> None:
+        deep, width = self.trunk.output(self.taps[4]), 4 * self.base_channels
+        joined = []
+        if self.image_mean:
+            norm = "none" if self.norm == "none" else "pixel"
+            nodes += [
+                Node("pyramid.mean", ImageMean(), (deep,)),
+                Node("pyramid.mean.conv", Convolution(width, 1, bias=self.norm == "none")),
+                Node("pyramid.mean.norm", Norm(norm)),
+                Node("pyramid.mean.act", Activation(0.0)),
+            ]
+            joined.append("pyramid.mean.act")
+        nodes += [
+            Node("edges.probability", Sigmoid(), ("edges",)),
+            Node("edges.join", Concatenate(), ("edges.probability", "gradients")),
+            Node("edges.weigh", Convolution(1, 1, bias=False)),
+            Node("edges.act", Sigmoid()),
+            Node("edges.down", AveragePool(8)),
+            *self._unit("pyramid.edges", width, 1),
+            *self._unit("pyramid.0", width, 1, source=deep),
+        ]
+        for rate in RATES:
+            nodes += self._unit(f"pyramid.{rate}", width, 3, rate, deep)
+        joined += ["pyramid.edges.act", "pyramid.0.act", *(f"pyramid.{rate}.act" for rate in RATES)]
+        nodes.append(Node("pyramid", Concatenate((0,) * len(joined)), tuple(joined)))
+        nodes.append(Node("pyramid.narrow", Convolution(width, 1, bias=False)))
+
+    def _decoder(self, nodes: list[Node]) -> None:
+        fine, width = self.trunk.output(self.taps[1]), 4 * self.base_channels
+        nodes.append(Node("fine", Convolution(3 * self.base_channels // 4, 1, bias=False), (fine,)))
+        nodes.append(resized(nodes, "pyramid.up", "pyramid.narrow", "fine"))
+        nodes.append(Node("decoder.join", Concatenate(), ("fine", "pyramid.up")))
+        nodes += [*self._unit("decoder.0", width, 3), *self._unit("decoder.1", width, 3)]
+        nodes.append(Node("decoder.head", Convolution(self.classes, 1, bias=False)))
+        nodes.append(resized(nodes, "scores", "decoder.head", INPUT))
+        nodes.append(Node("probabilities", Pixelwise("softmax", (Slot(0), 1), self.classes), ("scores",)))
+        nodes.append(Node("boundaries", FixedFilters(GRADIENTS)))
