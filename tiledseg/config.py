@@ -116,8 +116,8 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: unet, segnet, residual_unet, or a preset of the paper: small, medium-2, large (U-Nets that set levels,
-            convs_per_level and norm); each has the keys that docs/networks.md names, and others are refused
+        name: unet, segnet, residual_unet, gated_scnn, or a preset of the paper: small, medium-2, large (U-Nets that set
+            levels, convs_per_level and norm); each has the keys that docs/networks.md names, and others are refused
         levels: levels of a U-Net, the bottom included; poolings of SegNet, 5 at most
         convs_per_level: convolutions a level and side
         kernel: side of the square kernel, odd
@@ -127,8 +127,10 @@ class ModelConfig:
             none in a U-Net, batch in the other networks
         upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
-        encoder: of a residual U-Net: resnet18, resnet34 or resnet50
+        encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
+        image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
+        edge_band: whether the last band is edges, for gated_scnn, made before
     """
 
     name: str = "unet"
@@ -140,8 +142,10 @@ class ModelConfig:
     norm: str = AUTO
     upsampling: str = AUTO
     dropout: float = number(0.0, 0.0, 1.0, below=True)
-    encoder: str = "resnet34"
+    encoder: str = AUTO
     pretrained: str | None = None
+    image_mean: bool = True
+    edge_band: bool = False
 
     def check(self) -> None:
         check_values("model", self)
@@ -196,6 +200,11 @@ class TrainConfig:
         validate_every: epochs between validations
         resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
         deterministic: use deterministic kernels only, no TF32
+        edge_weight: of the loss of edges, for networks that give some (docs/networks.md)
+        edge_balance: of an edge pixel in it; another pixel counts the rest
+        edge_radius: pixels within which another class makes an edge of a pixel
+        attention_weight: of the classes' loss, once more, where the network is sure of an edge
+        dual_weight: of the difference between the edges of the classes' probabilities and of the labels
     """
 
     epochs: int = number(1, 1, MOST)
@@ -208,6 +217,11 @@ class TrainConfig:
     validate_every: int = number(1, 1, MOST)
     resume: str = "auto"
     deterministic: bool = True
+    edge_weight: float = number(20.0, 0.0, 1e6)
+    edge_balance: float = number(0.9, 0.0, 1.0)
+    edge_radius: int = number(2, 1, 64)
+    attention_weight: float = number(1.0, 0.0, 1e6)
+    dual_weight: float = number(1.0, 0.0, 1e6)
 
     def check(self) -> None:
         check_values("train", self)

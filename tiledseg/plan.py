@@ -86,7 +86,7 @@ def _parser() -> Parser:
     model.add_argument("--padding", choices=PADDINGS, help=f"padded or unpadded (default {default.padding})")
     model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
     model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
-    model.add_argument("--encoder", choices=ENCODERS, help=f"of a residual U-Net (default {default.encoder})")
+    model.add_argument("--encoder", choices=ENCODERS, help=f"of residual_unet, gated_scnn (default {default.encoder})")
     model.add_argument(
         "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
     )

@@ -24,6 +24,7 @@ from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
+from tiledseg.training.objective import Objective
 from tiledseg.training.step import Stepper, StepRules
 
 STEPS = 20
@@ -94,7 +95,9 @@ class Run:
     state: dict[str, torch.Tensor]
 
 
-def steps(setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float) -> Run:
+def steps(
+    setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float, objective: Objective | None = None
+) -> Run:
     """`count` optimizer steps on the case's image, as the trainer makes them."""
     case = setting.case
     network = case.network().train()
@@ -102,7 +105,7 @@ def steps(setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float) -
     dataset = case.dataset()
     parallel = ParallelRun.open(plan, network, mesh, "fp64")
     passes = parallel.over(dataset.tilings)
-    stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, KEY.seed))
+    stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, KEY.seed, objective=objective))
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(count):
@@ -114,9 +117,9 @@ def steps(setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float) -
     return Run(losses, gradients(network), {k: v.clone() for k, v in network.state_dict().items()})
 
 
-def alone(setting: Setting, count: int, rate: float) -> Run:
+def alone(setting: Setting, count: int, rate: float, objective: Objective | None = None) -> Run:
     """The same on the undivided raster: one rank, one tile."""
-    return steps(undivided_setting(setting), Spread(), one_rank(), count, rate)
+    return steps(undivided_setting(setting), Spread(), one_rank(), count, rate, objective)
 
 
 def undivided_setting(setting: Setting) -> Setting:

@@ -24,6 +24,7 @@ from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.sampling import TileReference
+from tiledseg.training.objective import Objective
 from tiledseg.training.step import Stepper, StepRules
 
 STEPS = 10
@@ -46,7 +47,9 @@ def plans(case: Case, parallel: ParallelConfig, ranks: int) -> tuple[Spread, Pip
     return halo, plan_pipeline(parallelism(parallel), layers, case.unet.bands, largest, None)
 
 
-def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float | None], dict[str, torch.Tensor]]:
+def steps(
+    case: Case, parallel: ParallelConfig, mesh: Mesh, objective: Objective | None = None
+) -> tuple[list[float | None], dict[str, torch.Tensor]]:
     """Losses of ten steps, and the weights after them that this rank holds."""
     network = case.network().train()
     dataset = case.dataset()
@@ -54,7 +57,8 @@ def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float 
     run = ParallelRun.open(halo, network, mesh, "fp64", pipeline)
     passes = run.over(dataset.tilings)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.002)
-    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed, 0.5))
+    rules = StepRules(IGNORED, KEY.seed, 0.5, objective=objective)
+    stepper = Stepper(optimizer, mesh, passes, run.axes, rules)
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(STEPS):
@@ -65,10 +69,10 @@ def steps(case: Case, parallel: ParallelConfig, mesh: Mesh) -> tuple[list[float 
     return losses, {name: tensor.clone() for name, tensor in own_state(network).items()}
 
 
-def alone(case: Case) -> tuple[list[float | None], dict[str, torch.Tensor]]:
+def alone(case: Case, objective: Objective | None = None) -> tuple[list[float | None], dict[str, torch.Tensor]]:
     """The undivided raster through the undivided network, on one rank."""
     mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
-    return steps(replace(case, grid=(1, 1)), ParallelConfig(), mesh)
+    return steps(replace(case, grid=(1, 1)), ParallelConfig(), mesh, objective)
 
 
 @pytest.mark.mpi(min_size=6)

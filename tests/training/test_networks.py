@@ -15,6 +15,7 @@ from tiledseg.plan import main as plan
 NETWORKS: dict[str, dict[str, Any]] = {
     "segnet": {"levels": 3, "base_channels": 8, "norm": "batch"},
     "residual_unet": {"encoder": "resnet18", "base_channels": 8},
+    "gated_scnn": {"encoder": "resnet18", "base_channels": 8},
 }
 
 
@@ -57,7 +58,9 @@ def test_a_network_is_planned(name: str, capsys: pytest.CaptureFixture[str], tmp
     plot = ["--plot", str(tmp_path / "plan.png")]
     assert plan(["--size", "2000", "--grid", "2", "--model", name, *words, *plot, "--stages", "2"]) == 0
     said = capsys.readouterr().out
-    assert {"segnet": "SegNet of 3 levels", "residual_unet": "encoder resnet18"}[name] in said
+    assert {"segnet": "SegNet of 3 levels", "residual_unet": "encoder resnet18", "gated_scnn": "G-SCNN with encoder"}[
+        name
+    ] in said
     assert "the formula" not in said, "the paper's is for its U-Nets"
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert plan(["--size", "2000", "--model", name, "--stride", "2"]) == 2

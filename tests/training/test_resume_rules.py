@@ -14,6 +14,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
+from tiledseg.training.edge_objective import KEYS
 from tiledseg.training.preparation import prepare, recipe_of
 from tiledseg.training.resume.begin import begin, flat
 from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
@@ -72,15 +73,9 @@ OTHERS: dict[str, Any] = {
     "run.output": "elsewhere",
     "run.verbosity": 2,
 }
-ELSEWHERE = {
-    "data.images",
-    "data.labels",
-    "data.val_images",
-    "data.val_labels",
-    "model.name",
-    "model.encoder",
-    "model.pretrained",
-}
+ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
+ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band")}
+ELSEWHERE |= {f"train.{key}" for key in KEYS}
 """Keys that cannot change alone: below, and in `test_resume_sources.py`."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, cast
 
+from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 
-KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet}
+KINDS: dict[str, type[Any]] = {"unet": UNet, "segnet": SegNet, "residual_unet": ResidualUNet, "gated_scnn": GatedSCNN}
 """A dataclass for each, whose fields are numbers, text, truth values, or tuples of these."""
 FIRST = "unet"  # of what says no kind: all networks were U-Nets once
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
-from tiledseg.architecture.resnet import ResNet, file_names
+from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
+from tiledseg.config_checks import one_of
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Concatenate
@@ -39,6 +40,7 @@ class ResidualUNet:
 
     def __post_init__(self) -> None:
         check_options(self)
+        one_of("model.encoder", self.encoder, tuple(BLOCKS))
         widths = [(f"decoder{step}", self.channels(step)) for step in range(STEPS)]
         check_groups(self.norm, [("the encoder's first layer", self.base_channels), *widths], self.base_channels)
 

@@ -47,19 +47,22 @@ class MicroBatch(NamedTuple):
     tile: Tile
     part: Tile
 
-    def piece(self, output_BKHW: torch.Tensor) -> Piece:
-        """What the micro-batch owns of the network's output on it."""
+    def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
+        """What the micro-batch owns of the network's outputs on it."""
         rows, cols = self.tile.core_in_output.slices
-        return Piece(output_BKHW[:, :, rows, cols], self.tile.core, self.tile.core.relative_to(self.part.core))
+        first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs_BKHW)
+        return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The network's output on pixels that this rank owns: `core` in raster positions, `in_part` in the part's core."""
+    """The network's output on pixels that this rank owns: `core` in raster positions, `in_part` in the part's core.
+    `others`: further outputs on them, of a network that has some, where it is trained."""
 
     logits_BKHW: torch.Tensor
     core: Box
     in_part: Box
+    others: tuple[torch.Tensor, ...] = ()
 
 
 class HaloMode(Protocol):

@@ -102,7 +102,7 @@ class SerialPasses:
         for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
             tensors = {0: x_BCHW}
             self.mode.run_nodes(micro_batch, tensors, 0, len(graph))
-            yield micro_batch.piece(tensors.pop(graph.results[0]))
+            yield micro_batch.piece(*map(tensors.pop, graph.results))
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:

@@ -163,7 +163,6 @@ class _Staged:
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         assert self._loss is not None, "a pass without gradients takes no loss"
-        (output_BKHW,) = outputs_BKHW
-        result = self._loss(self.micro_batch.piece(output_BKHW), self.sample)
+        result = self._loss(self.micro_batch.piece(*outputs_BKHW), self.sample)
         self._sample = None  # its labels are not needed again
         return result

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
@@ -24,20 +25,35 @@ OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 102
 @dataclass(frozen=True)
 class Sample:
     """One tile. `x_CHW`: the context, normalised, 0 at invalid pixels. `y_HW`: the class (uint8) of each core pixel,
-    ignore_index where the label or the image is not valid; None without labels. `valid_HW`: validity of the core."""
+    ignore_index where the label or the image is not valid; None without labels. `valid_HW`: validity of the core.
+    `around_HW`: as `y_HW`, of the box `around`, the core with a margin as far as the raster has one."""
 
     image: int
     tile: Tile
     x_CHW: NDArray
     y_HW: NDArray[np.uint8] | None
     valid_HW: NDArray[np.bool_]
+    around_HW: NDArray[np.uint8] | None = None
+    around: Box | None = None
+
+    def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
+        """The classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond the
+        raster. The sample has been loaded with at least this margin."""
+        assert self.around_HW is not None, "the sample was loaded with labels"
+        assert self.around is not None, "the labels have their place"
+        wanted = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
+        there = wanted.clip(self.around)
+        found_HW = np.full(wanted.shape, -1, np.int16)
+        found_HW[there.relative_to(wanted).slices] = self.around_HW[there.relative_to(self.around).slices]
+        return found_HW
 
 
 @dataclass(eq=False)
 class Dataset:
     """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
 
-    `dtype` is that of x: float32, or float64 for runs in double precision. Any number of threads may load at once.
+    `dtype` is that of x: float32, or float64 for runs in double precision. Samples have the labels of `margin` pixels
+    around their cores too. Any number of threads may load at once.
     Raises RasterError, before a pixel is read, where counts, bands, dtypes, sizes, CRS or transforms do not match, and
     LabelError where the label rasters' bands do not fit the classes.
     """
@@ -48,6 +64,7 @@ class Dataset:
     label_map: LabelMap | None
     normalization: Normalization
     dtype: DTypeLike = np.float32
+    margin: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -66,20 +83,27 @@ class Dataset:
         `pixels` False: for a rank that needs no more than labels and validity; its x is empty, and no halo is read.
         """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
-        window = place.context if pixels else place.core
+        around = self._around(image, place.core)
+        window = _hull(place.context if pixels else place.core, around)
         pixels_CHW, valid_HW = self._used(self.images[image]).read(window)
         core_HW = valid_HW[place.core.relative_to(window).slices]
-        y_HW = None
-        if self.labels is not None:
-            label_map = self._maps[image]
-            y_HW = read_labels(self._used(self.labels[image]), label_map, place.core)
-            if not core_HW.all():
-                y_HW[~core_HW] = label_map.ignore_index
         x_CHW = pixels_CHW[:, :0, :0]
         if pixels:
-            origin = window.row.start, window.col.start
-            x_CHW = self._normalize(pixels_CHW, valid_HW, origin, self.images[image].info)
-        return Sample(image, place, x_CHW, y_HW, core_HW)
+            rows, cols = place.context.relative_to(window).slices
+            origin, info = (place.context.row.start, place.context.col.start), self.images[image].info
+            x_CHW = self._normalize(pixels_CHW[:, rows, cols], valid_HW[rows, cols], origin, info)
+        if self.labels is None:
+            return Sample(image, place, x_CHW, None, core_HW)
+        label_map = self._maps[image]
+        around_HW = read_labels(self._used(self.labels[image]), label_map, around)
+        around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
+        y_HW = around_HW[place.core.relative_to(around).slices]
+        return Sample(image, place, x_CHW, y_HW, core_HW, around_HW, around)
+
+    def _around(self, image: int, core: Box) -> Box:
+        """The core with its margin, as far as the raster has one."""
+        sides = (side.expand(self.margin, self.margin) for side in (core.row, core.col))
+        return Box(*sides).clip(Box.of_shape(self.images[image].info.shape)) if self.margin else core
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):
@@ -94,6 +118,10 @@ class Dataset:
         if oldest is not None:
             oldest.release()
         return reader
+
+
+def _hull(one: Box, other: Box) -> Box:
+    return Box(one.row.hull(other.row), one.col.hull(other.col))
 
 
 class Normalizer:

@@ -23,7 +23,9 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
+from tiledseg.training.edge_objective import KEYS, choose_objective
 from tiledseg.training.first_weights import check_imagenet
+from tiledseg.training.objective import Objective
 from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
 
 
@@ -53,6 +55,7 @@ class Preparation:
     question: RunQuestion
     plan: RunPlan
     label_map: LabelMap
+    objective: Objective
     sampler: Sampler
     training: RasterSet
     validation: RasterSet | None
@@ -77,6 +80,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         check_alike([found.images[0], *held_out.images])
     network = build_network(config.model, found.images[0].bands, label_map.count)
     train = config.train
+    objective = choose_objective(network, {key: getattr(train, key) for key in KEYS}, label_map.ignore_index)
     question = RunQuestion(
         network,
         found.extents,
@@ -99,6 +103,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         question,
         plan,
         label_map,
+        objective,
         sampler,
         found.cut(plan.tilings, config.data),
         held_out.cut(plan.held_out, config.data) if held_out else None,

@@ -21,7 +21,7 @@ from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, 
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Sample
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.objective import ClassObjective, Objective
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class StepResult:
 
 class StepRules(NamedTuple):
     """`ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`: the longest gradient (0:
-    any); `wide_sums`: gradients are summed in float64."""
+    any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of classes unless given."""
 
     ignore_index: int
     seed: int
     clip_norm: float = 0.0
     wide_sums: bool = True
+    objective: Objective | None = None
 
 
 class Stepper:
@@ -68,6 +69,7 @@ class Stepper:
         self._axes = axes
         self._halos = axes.point_to_point.meter
         self._rules = rules
+        self._objective = rules.objective or ClassObjective(rules.ignore_index)
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
@@ -113,10 +115,11 @@ class Stepper:
     def _loss(self, piece: Piece, sample: Sample) -> torch.Tensor:
         """The loss of one piece, to differentiate; adds it and its weight to the step's sums."""
         assert sample.y_HW is not None, "a tile without labels cannot be trained on"
-        y_HW = sample.y_HW[piece.in_part.slices]
+        margin = self._objective.margin
+        y_HW = sample.labels(piece.core, margin) if margin else sample.y_HW[piece.in_part.slices]
         target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
-        core_BKHW = piece.logits_BKHW
-        loss, weight = cross_entropy_sums(core_BKHW.to(logits_dtype(core_BKHW)), target_BHW, self._rules.ignore_index)
+        outputs_BKHW = (piece.logits_BKHW, *piece.others)
+        loss, weight = self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
         self._sums += torch.stack([loss.detach(), weight])
         return loss
 

@@ -78,7 +78,7 @@ class Trainer:
             self._resume(checkpoint)
         self.passes = self.parallel.over(plan.tilings)
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
-        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums)
+        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, preparation.objective)
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
         self.journal: Journal | None = None  # on the root, while the run goes on
 
@@ -218,6 +218,7 @@ class Trainer:
             self.preparation.label_map,
             self.normalization,
             INPUT_DTYPES[self.recipe.precision],
+            self.preparation.objective.margin,
         )
 
     def _title(self) -> str:

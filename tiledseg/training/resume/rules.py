@@ -19,6 +19,7 @@ _MEANING = "the weights have learned what it says of the pixels"
 _LAW = "it changes speed and memory, never the result"
 _SHAPE = "it decides the shapes of the weights, or what they do"
 _ORDER = "the order of the steps of an epoch depends on it"
+_LOSS = "the loss is another one from then on, as is said"
 _RATE = "the rate is a pure function of the step and the position"
 
 RULES: dict[str, Rule] = {
@@ -51,6 +52,8 @@ RULES: dict[str, Rule] = {
     "model.dropout": Rule(REFUSED, "it is part of the network that a checkpoint describes"),
     "model.encoder": Rule(REFUSED, _SHAPE),
     "model.pretrained": Rule(REFUSED, "the weights began with it; it is not read again, and may be gone"),
+    "model.image_mean": Rule(REFUSED, _SHAPE),
+    "model.edge_band": Rule(REFUSED, _SHAPE),
     "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
     "parallel.halo": Rule(MAY, _LAW),
     "parallel.mesh": Rule(MAY, _LAW),
@@ -85,6 +88,11 @@ RULES: dict[str, Rule] = {
     "train.validate_every": Rule(MAY, "it trains nothing"),
     "train.resume": Rule(OTHER, "it names the checkpoint"),
     "train.deterministic": Rule(MAY, "from then on bits are promised, or no more"),
+    "train.edge_weight": Rule(MAY, _LOSS),
+    "train.edge_balance": Rule(MAY, _LOSS),
+    "train.edge_radius": Rule(MAY, _LOSS),
+    "train.attention_weight": Rule(MAY, _LOSS),
+    "train.dual_weight": Rule(MAY, _LOSS),
     "run.output": Rule(OTHER, "another folder without checkpoints starts anew; with train.resume it goes on there"),
     "run.verbosity": Rule(OTHER, "it changes what is said"),
 }

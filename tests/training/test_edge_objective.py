@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.law.cases import ArrayReader
+from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
+from tiledseg.architecture.unet import UNet
+from tiledseg.config import TrainConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.statistics import Normalization
+from tiledseg.training.edge_objective import KEYS, EdgeObjective, choose_objective, edges_of
+from tiledseg.training.objective import ClassObjective, cross_entropy_sums
+
+K, IGNORED, SHAPE = 3, 255, (41, 37)
+
+
+def labels_HW() -> NDArray[np.uint8]:
+    draw = np.random.default_rng(4)
+    found_HW = np.kron(draw.integers(0, K, (9, 8)), np.ones((5, 5)))[: SHAPE[0], : SHAPE[1]].astype(np.uint8)
+    found_HW[draw.random(SHAPE) < 0.02] = IGNORED
+    return found_HW
+
+
+def dataset(grid: tuple[int, int], margin: int) -> Dataset:
+    tiling = make_tiling(SHAPE, grid, Footprint(1, 2, 2))
+    label_map, flat = LabelMap.from_config(K, IGNORED), Normalization.identity(2)
+    image_CHW = np.zeros((2, *SHAPE))
+    readers = [ArrayReader(image_CHW)], [ArrayReader(labels_HW()[None])]
+    return Dataset(*readers, [tiling], label_map, flat, "float64", margin)
+
+
+def outputs(seed: int) -> tuple[torch.Tensor, ...]:
+    """Scores, edges, and gradients of the scores' probabilities, of the whole raster, as leaves."""
+    generator = torch.Generator().manual_seed(seed)
+    scores_BKHW, edges_BCHW = (
+        3 * torch.randn(1, count, *SHAPE, generator=generator, dtype=torch.float64) for count in (K, 1)
+    )
+    filters = torch.tensor(GRADIENTS, dtype=torch.float64)[:, None].repeat(K, 1, 1, 1)
+    gradients_BCHW = torch.nn.functional.conv2d(scores_BKHW.softmax(1), filters, padding=3, groups=K)
+    return tuple(tensor.requires_grad_() for tensor in (scores_BKHW, edges_BCHW, gradients_BCHW))
+
+
+def sums(grid: tuple[int, int], objective: EdgeObjective, given: tuple[torch.Tensor, ...]) -> tuple[float, float]:
+    """Over all tiles, with gradients added up in `given`."""
+    found = dataset(grid, objective.margin)
+    loss, weight = 0.0, 0.0
+    for tile in found.tilings[0].tiles:
+        target_BHW = torch.from_numpy(found.load(0, tile).labels(tile.core, objective.margin))[None]
+        own = tuple(tensor[(..., *tile.core.slices)] for tensor in given)
+        tile_loss, tile_weight = objective.sums(own, target_BHW)
+        tile_loss.backward()
+        loss, weight = loss + tile_loss.item(), weight + tile_weight.item()
+    return loss, weight
+
+
+@pytest.mark.parametrize("radius", [1, 2, 5])
+def test_tiles_have_the_sums_and_gradients_of_the_raster(radius: int) -> None:
+    objective = EdgeObjective(IGNORED, edge_radius=radius)
+    whole, tiled = outputs(1), outputs(1)
+    expected, found = sums((1, 1), objective, whole), sums((5, 3), objective, tiled)
+    assert found == pytest.approx(expected, rel=1e-13)
+    assert expected[1] == (labels_HW() != IGNORED).sum()
+    for one, other in zip(whole, tiled, strict=True):
+        assert one.grad is not None
+        assert one.grad.abs().sum() > 0
+        assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("radius", [1, 2, 3])
+def test_edges_are_pixels_near_another_class(radius: int) -> None:
+    """Written down pixel by pixel."""
+    y_HW, margin = labels_HW(), 4
+    padded = torch.from_numpy(np.pad(y_HW.astype(np.int16), margin, constant_values=-1))[None]
+    found_HW = edges_of(padded, radius, IGNORED, margin)[0].numpy()
+    places = np.argwhere(y_HW != IGNORED)
+    for row, col in places[:: 1 if radius == 1 else 7]:
+        near = places[((places - (row, col)) ** 2).sum(1) <= radius**2]
+        assert found_HW[row, col] == any(y_HW[r, c] != y_HW[row, col] for r, c in near)
+    assert not found_HW[y_HW == IGNORED].any()
+    assert 0.2 < found_HW.mean() < 0.95
+
+
+def test_each_term_counts_as_much_as_its_weight() -> None:
+    given = outputs(2)
+    none = EdgeObjective(IGNORED, edge_weight=0, attention_weight=0, dual_weight=0)
+    target_BHW = torch.from_numpy(labels_HW())[None]
+    assert sums((1, 1), none, given) == pytest.approx(
+        [x.item() for x in cross_entropy_sums(given[0], target_BHW, IGNORED)]
+    )
+    base = sums((1, 1), none, given)[0]
+    for key in ("edge_weight", "attention_weight", "dual_weight"):
+        one, two = (sums((1, 1), replace(none, **{key: times}), given)[0] for times in (1.0, 2.0))
+        assert one > base
+        assert two - base == pytest.approx(2 * (one - base))
+
+
+def test_a_perfect_answer_costs_nothing() -> None:
+    y_HW = np.where(labels_HW() == IGNORED, 0, labels_HW())
+    objective = EdgeObjective(IGNORED)
+    margin = objective.margin
+    padded_BHW = torch.from_numpy(np.pad(y_HW.astype(np.int16), margin, constant_values=-1))[None]
+    exact_BKHW = torch.stack([torch.from_numpy(y_HW == k) for k in range(K)])[None].double()
+    edges_BCHW = 2 * edges_of(padded_BHW, objective.edge_radius, IGNORED, margin)[:, None].double() - 1
+    filters = torch.tensor(GRADIENTS, dtype=torch.float64)[:, None].repeat(K, 1, 1, 1)
+    gradients_BCHW = torch.nn.functional.conv2d(exact_BKHW, filters, padding=3, groups=K)
+    loss, _ = objective.sums((100 * exact_BKHW, 100 * edges_BCHW, gradients_BCHW), padded_BHW)
+    assert loss < 1e-9
+
+
+def test_the_objective_follows_from_the_network() -> None:
+    as_they_come = {key: getattr(TrainConfig(), key) for key in KEYS}
+    assert choose_objective(UNet(), as_they_come, 9) == ClassObjective(9)
+    assert choose_objective(GatedSCNN(), as_they_come, 9) == EdgeObjective(9)
+    found = choose_objective(GatedSCNN(), as_they_come | {"edge_radius": 4}, 9)
+    assert found == EdgeObjective(9, edge_radius=4)
+    assert found.margin == 4
+    with pytest.raises(ConfigError, match=r"train.dual_weight is 2.0, but only gated_scnn gives edges; leave it out"):
+        choose_objective(UNet(), as_they_come | {"dual_weight": 2.0}, 9)
