@@ -76,7 +76,7 @@ def test_what_cannot_begin_leaves_no_trace(material: Material, tmp_path: Path) -
         assert not folder.exists()
 
     refused("cannot be read as weights", CheckpointError)
-    config.model.name, config.model.encoder = "unet", "resnet34"
+    config.model.name, config.model.encoder = "unet", "auto"
     refused("no encoder of unet is published")
     config.model.pretrained, config.data.normalize = None, "imagenet"
     wide = tmp_path / "wide.tif"
