@@ -19,7 +19,9 @@ from tiledseg.geometry.halo import (
     round_up,
 )
 from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.receptive_field import is_legal_size, required_input
+from tiledseg.geometry.resampling import MaxPool, Upsample
 from tiledseg.geometry.shapes import tensor_shapes
 
 
@@ -95,6 +97,16 @@ def test_impossible_halos_name_both_values() -> None:
     assert network_footprint(layers, 92, exact=False).before == 96
     with pytest.raises(GeometryError, match="halo -3 is negative"):
         network_footprint(layers, -3)
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [(MaxPool(2, 2, 0), "1 pixels of output of 2"), (Upsample("nearest", 3), "3 pixels of output of 1")],
+)
+def test_an_output_of_another_resolution_is_refused(last: Layer, words: str) -> None:
+    """Its halo came out as 258 pixels."""
+    with pytest.raises(GeometryError, match=rf"makes {words} of its input; resize its output to the size of the input"):
+        network_footprint(line(Convolution(2, 3, padding=1), last))
 
 
 def test_a_network_without_context_needs_no_halo() -> None:

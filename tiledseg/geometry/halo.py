@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, total_stride
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, scales, total_stride
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:
@@ -67,8 +67,10 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:
     """The footprint of a network, with its smallest legal halo or at least `halo` pixels a side.
 
-    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False.
+    Raises GeometryError where `halo` is less than the exact minimum, unless `exact` is False, and for a network whose
+    output has not as many pixels to a length as its input: tiles are cut of both by the same edges.
     """
+    _check_resolution(graph)
     sides = minimum_halo(graph)
     minimum = max(sides)
     if halo is not None and halo < 0:
@@ -84,6 +86,16 @@ def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True)
         width = round_up(max(before, after), alignment)
         return Footprint(alignment, width, width)
     return _unpadded_footprint(graph, alignment, before, after)
+
+
+def _check_resolution(graph: Graph) -> None:
+    for each in _dims(graph):
+        scale = scales(each)[each.results[0]]
+        if scale != 1:
+            raise GeometryError(
+                f"the network makes {scale.denominator} pixels of output of {scale.numerator} of its input; resize its "
+                "output to the size of the input"
+            )
 
 
 def _unpadded_footprint(graph: Graph, alignment: int, before: int, after: int) -> Footprint:
