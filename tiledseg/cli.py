@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tiledseg.signals import listen
+from tiledseg import entry
 
 COMMANDS = {
     "plan": "halo, efficiency, memory, halo modes, pipeline and cluster, before any job",
@@ -22,11 +22,7 @@ COMMANDS = {
 
 def enter() -> NoReturn:
     """Run the command that the process was started with, and end the process with its exit code."""
-    listen()  # before the imports below, which take a while
-    code = main()
-    from tiledseg.comm.session import leave
-
-    leave(code)
+    entry.enter("tiledseg.cli")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

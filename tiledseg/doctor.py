@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.doctor")
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.console import answer
 from tiledseg.planning.answer.text import columns
@@ -71,7 +71,3 @@ def _table(diagnosis: Diagnosis) -> str:
         blocks.append("one rank alone: nothing to carry, no bandwidth measured")
     blocks += [f"warning: {line}" for line in diagnosis.warnings]
     return "\n\n".join(blocks)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.evaluate")
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
 from tiledseg.config_flags import parse
-from tiledseg.console import answer, end, say
+from tiledseg.console import answer, say
 from tiledseg.errors import ConfigError
 from tiledseg.execution.metrics import Scores, scores
 from tiledseg.inference.evaluation import compare
@@ -157,7 +157,3 @@ def as_table(matrix: NDArray[np.int64], result: Scores) -> str:
 
 def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f} %"
-
-
-if __name__ == "__main__":
-    end(main())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.plan")
 
 import json
 from argparse import Namespace
@@ -16,7 +16,7 @@ from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES, PRESETS, build_network
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.config import ModelConfig
-from tiledseg.console import answer, end
+from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.planning.answer.question import Question, parse_bytes
@@ -189,7 +189,3 @@ def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:
     if len(values) > 2:
         raise ConfigError(f"{flag} has {len(values)} values; give one, or rows and columns")
     return values[0], values[-1]
-
-
-if __name__ == "__main__":
-    end(main())

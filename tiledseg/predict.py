@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.predict")
 
 import os
 import re
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.failure import traced
-from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
@@ -155,7 +155,3 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         verbosity=options.verbosity,
     )
     predict(request, checkpoint, memory_per_rank(mesh), mesh)
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.scene")
 
 import os
 import sys
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tiledseg.command import Parser, run
-from tiledseg.console import answer, end
+from tiledseg.console import answer
 from tiledseg.synthetic.classes import CLASSES, IGNORED
 from tiledseg.synthetic.scene_files import write_scene
 
@@ -57,7 +57,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer(f"{options.image} and {options.labels}: {height} x {width} pixels, {options.bands} bands")
 
     return run(body)
-
-
-if __name__ == "__main__":
-    end(main())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.tile")
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import build_network
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, tick
-from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, run, warn
 from tiledseg.config import Config, TilingConfig
 from tiledseg.config_file import parse_config
@@ -212,7 +212,3 @@ def _summary(plan: StorePlan, store: StoreState) -> str:
         f"{store.path}: {len(plan.images)} images, {tiles} tiles ({written} written now), contexts of up to "
         f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
     )
-
-
-if __name__ == "__main__":
-    leave(main())

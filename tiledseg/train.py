@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.signals import listen
+from tiledseg.entry import enter
 
 if __name__ == "__main__":
-    listen()  # before the imports below, which take a while
+    enter("tiledseg.train")
 
 import os
 import sys
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.failure import traced
-from tiledseg.comm.session import leave, run_on_mesh
+from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import run
 from tiledseg.config_file import config_files, parse_config, to_yaml
 from tiledseg.freed_memory import keep_freed_memory
@@ -42,7 +42,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_on_mesh(train, config.parallel.transport, config.parallel.deadline)
 
     return run(body)
-
-
-if __name__ == "__main__":
-    leave(main())

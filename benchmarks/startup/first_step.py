@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg import train
+from tiledseg.comm.session import leave
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -34,7 +35,7 @@ def _measured(body: Callable[[Mesh], int | None], *settings: Any) -> int:
             whole_step(*arguments)
             _report(mesh.rank)
             mesh.communicator.barrier()
-            train.leave(0)
+            leave(0)
 
         Stepper.run = first_step  # type: ignore[assignment, method-assign]
         return body(mesh)
@@ -51,4 +52,4 @@ def _report(rank: int) -> None:
 
 if __name__ == "__main__":
     train.run_on_mesh = _measured  # type: ignore[assignment]
-    train.leave(train.main())
+    leave(train.main())
