@@ -16,6 +16,9 @@ from tiledseg.config_yaml import check_keys, check_words, read_yaml
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, WriteError
 
+_GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
+_KNOWN = {name: {key.name for key in fields(kind)} for name, kind in _GROUPS.items()}
+
 
 class _Parser(ArgumentParser):
     """A parser whose help is an answer: argparse passes over what standard output does not take."""
@@ -45,8 +48,8 @@ def as_config(values: Mapping[str, Any]) -> Config:
 def _parser(command: str, description: str) -> ArgumentParser:
     parser = _Parser(prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
-    for group in fields(Config):
-        parser.add_class_arguments(_type_of(group.name), group.name)
+    for name, kind in _GROUPS.items():
+        parser.add_class_arguments(kind, name)
     return parser
 
 
@@ -63,7 +66,7 @@ def _parsed(parse: Callable[[], Namespace], see: str) -> Config:
         if leaving.code:
             raise ConfigError(f"wrong arguments {see}") from None
         raise
-    return _build(parsed)
+    return Config(**{name: kind(**vars(parsed[name])) for name, kind in _GROUPS.items()})
 
 
 def to_yaml(config: Config) -> str:
@@ -128,18 +131,3 @@ def _check_files(arguments: Sequence[str]) -> None:
     for word, given in _given(arguments):
         if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")
-
-
-def _type_of(group: str) -> Callable[..., Any]:
-    return {f.name: f.default_factory for f in fields(Config)}[group]  # type: ignore[return-value]
-
-
-_KNOWN = {group.name: {f.name for f in fields(_type_of(group.name))} for group in fields(Config)}  # type: ignore[arg-type]
-
-
-def _build(parsed: Namespace) -> Config:
-    groups = {}
-    for group in fields(Config):
-        values = parsed[group.name]
-        groups[group.name] = _type_of(group.name)(**vars(values))
-    return Config(**groups)
