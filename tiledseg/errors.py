@@ -51,3 +51,8 @@ class WriteError(TiledsegError, OSError):
 
 class CommunicationError(TiledsegError, RuntimeError):
     """A peer or the transport failed."""
+
+
+def first_line(error: BaseException) -> str:
+    """Of a library's message; the error's class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

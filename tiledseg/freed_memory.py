@@ -47,7 +47,7 @@ def why_not_kept(environ: Mapping[str, str]) -> str | None:
     own = _own_setting(environ)
     if own is not None:
         return f"{own} decides"
-    return None if _is_glibc() else "the C library is not glibc"
+    return None if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else "the C library is not glibc"
 
 
 def _own_setting(environ: Mapping[str, str]) -> str | None:
@@ -57,7 +57,3 @@ def _own_setting(environ: Mapping[str, str]) -> str | None:
             return f"{name}={environ[name]}"
     tunables = environ.get("GLIBC_TUNABLES", "").split(":")
     return next((word for word in tunables if word.startswith(_TUNABLES)), None)
-
-
-def _is_glibc() -> bool:
-    return hasattr(ctypes.CDLL(None), "gnu_get_libc_version")

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.comm.launch import SERIAL, Launch
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,7 +23,7 @@ def load_world(launch: Launch) -> MPI.Intracomm:
         MPI = _import_mpi()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({_first_line(error)}): "
+            f"{launch.launcher} started {launch.size} ranks but mpi4py cannot be used ({first_line(error)}): "
             "pip install mpi4py, or start with torchrun"
         ) from error
     world = MPI.COMM_WORLD
@@ -84,7 +84,3 @@ def initialised() -> Any | None:
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return None
     return module
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tiledseg.comm.launch import Launch, expand_node_list
 from tiledseg.comm.rank_names import name_ranks
-from tiledseg.errors import CommunicationError, ConfigError
+from tiledseg.errors import CommunicationError, ConfigError, first_line
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -80,10 +80,13 @@ def _keep_or_join(launch: Launch, host: str, port: int) -> dist.Store:
     try:
         return _store(launch, host, port)
     except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         if launch.is_root:
-            raise ConfigError(f"cannot keep the rendezvous at {host}:{port} ({lines[0]}): set MASTER_PORT") from error
-        raise CommunicationError(f"rank 0 was not found at {host}:{port} ({lines[0]}): set MASTER_ADDR") from error
+            raise ConfigError(
+                f"cannot keep the rendezvous at {host}:{port} ({first_line(error)}): set MASTER_PORT"
+            ) from error
+        raise CommunicationError(
+            f"rank 0 was not found at {host}:{port} ({first_line(error)}): set MASTER_ADDR"
+        ) from error
 
 
 def _store(launch: Launch, host: str, port: int) -> dist.TCPStore:
@@ -156,7 +159,7 @@ def gloo_interface(launch: Launch) -> str | None:
     it resolves to 127.0.1.1, which other nodes cannot reach. On one node the loopback always works.
     """
     if launch.one_node:
-        return _loopback_name()
+        return next((name for name, address in _addresses(loopback=True).items() if address == LOOPBACK), None)
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -164,10 +167,6 @@ def gloo_interface(launch: Launch) -> str | None:
     if not address.startswith("127."):
         return None
     return next(iter(_addresses()), None)
-
-
-def _loopback_name() -> str | None:
-    return next((name for name, address in _addresses(loopback=True).items() if address == LOOPBACK), None)
 
 
 def _addresses(loopback: bool = False) -> dict[str, str]:

@@ -27,7 +27,7 @@ from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.process_groups import ProcessGroups, new_groups, whole_job
 from tiledseg.comm.work import DoneWork, SumWork, Work, copy_back
-from tiledseg.errors import CommunicationError
+from tiledseg.errors import CommunicationError, first_line
 
 # A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
 _CHANNELS, _MESSAGES = 2**10, 2**20
@@ -45,8 +45,7 @@ def peer_errors(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reason = re.sub(r"^\[[^\]]*\]\s*", "", first_line)
+        reason = re.sub(r"^\[[^\]]*\]\s*", "", first_line(error))
         raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +27,7 @@ from tiledseg.models.blocks import build_module
 from tiledseg.pipeline.chunk import EnterOverwritten, Entrance
 
 
-@dataclass(frozen=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Seconds of a layer for one micro-batch, as a training step takes them."""
 
     forward: float
@@ -145,7 +145,7 @@ def _times(graph: Graph, tensors: Sequence[_Spec], bench: _Bench, repeats: int) 
     for _ in range(repeats - 1):
         for job, seconds in least.items():
             if not _is_free(job):
-                least[job] = _least(seconds, _measure(job, bench)[0])
+                least[job] = LayerTime(*map(min, seconds, _measure(job, bench)[0]))
     return tuple(least[job] for job in jobs)
 
 
@@ -172,10 +172,6 @@ def _once(
         for source, gradient in zip(of_wanted, measured[job][1], strict=True):
             coming.setdefault(source, []).append(gradient)
     return jobs[::-1], measured
-
-
-def _least(one: LayerTime, other: LayerTime) -> LayerTime:
-    return LayerTime(min(one.forward, other.forward), min(one.backward, other.backward))
 
 
 def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:

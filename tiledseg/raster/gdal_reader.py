@@ -143,7 +143,8 @@ def _check_header(path: str, dataset: Any) -> None:
 
 def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
     if dataset.count == 0:
-        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {_subdatasets(dataset)}")
+        found = ", ".join(dataset.subdatasets[:3]) or "none found"
+        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {found}")
     if bands is None:
         # Lists of GDAL's are asked for once: each asks every band, of which there may be 65,535.
         data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
@@ -163,10 +164,6 @@ def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple
     if len(set(selected)) < len(selected):
         raise RasterError(f"data.bands {list(selected)} names a band twice; name each once")
     return selected
-
-
-def _subdatasets(dataset: Any) -> str:
-    return ", ".join(dataset.subdatasets[:3]) or "none found"
 
 
 def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:

@@ -117,7 +117,8 @@ def make_cell(seed: int, i: int, j: int) -> Cell:
     used[0] = True
     cuts = np.full((NODES, 2), np.inf)
     random = uniform(seed, 50, i, j, np.arange(NODES + LEAVES))
-    pond = _pond_node(seed, i, j, kind)
+    # Nodes 7 to 14 are the blocks between a village's streets, of which one may become a pond.
+    pond = 7 + int(pick(seed, 52, i, j) * 8) if kind == VILLAGE and pick(seed, 53, i, j) < 0.35 else -1
     for node in range(NODES):
         first, second = 2 * node + 1, 2 * node + 2
         extents[[first, second]] = extents[node]
@@ -141,11 +142,6 @@ def make_cell(seed: int, i: int, j: int) -> Cell:
     columns = extents[leaves].astype(np.float32).T
     cut = cuts.astype(np.float32)
     return Cell(i, j, kind, corner, cut[:, 0], cut[:, 1], Leaf._make([*columns, final.astype(np.uint8)]), used[leaves])
-
-
-def _pond_node(seed: int, i: int, j: int, kind: int) -> int:
-    """The node that becomes a pond; nodes 7 to 14 are the blocks between a village's streets."""
-    return 7 + int(pick(seed, 52, i, j) * 8) if kind == VILLAGE and pick(seed, 53, i, j) < 0.35 else -1
 
 
 def _holds(extent: NDArray, place: float) -> bool:
