@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
 
 
 def one_tile(unet: UNet, raster: tuple[int, int]) -> Tiling:
@@ -75,3 +79,19 @@ def test_several_images_move_a_trained_batch_norms_statistics() -> None:
     assert fault is not None
     assert fault.startswith("model.norm is batch: 3 images at once")
     assert norm_fault(layers, "layer", 4, 3, trains=False) is None
+
+
+@pytest.mark.parametrize(("halo", "stages", "exact"), [("layer", 1, True), ("layer", 2, False), ("read", 1, False)])
+def test_statistics_of_a_step_of_several_images_are_exact_or_refused(halo: str, stages: int, exact: bool) -> None:
+    """In mode layer all images of a step go through the network together; a pipeline has one after the other."""
+    network = UNet(3, 1, base_channels=8, norm="batch")
+    extents = (Extent((64, 64)),) * 3
+    asked = RunQuestion(network, extents, 4, 1 << 30, Parallelism(halo=halo, stages=stages), images_per_step=3)
+    if not exact:
+        with pytest.raises(ConfigError, match=r"model\.norm is batch: 3 images at once"):
+            plan_run(asked)
+        return
+    three, one = plan_run(asked), plan_run(replace(asked, images_per_step=1))
+    assert (three.spread.together, one.spread.together) == (True, False)
+    alone = replace(asked, parallel=replace(asked.parallel, mesh=(2, 2)))
+    assert plan_run(alone).memory > 2 * plan_run(replace(alone, images_per_step=1)).memory

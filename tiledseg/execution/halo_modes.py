@@ -193,6 +193,16 @@ class LayerMode(ReadMode):
         with autocast(self.precision, self.mesh.device):
             self.spatial.run_nodes(tensors, image.rows, image.cols, first, stop)
 
+    def norm_together(self, k: int, images: Sequence[tuple[MicroBatch, Tensors]]) -> None:
+        """Node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
+        cuts = [(tensors, self._images[one.image].rows, self._images[one.image].cols) for one, tensors in images]
+        with autocast(self.precision, self.mesh.device):
+            self.spatial.norm_together(k, cuts, self.spatial.axes.weights)
+
+    def no_gradients(self, k: int) -> None:
+        """The backward pass of `norm_together` on a rank that had no image."""
+        self.spatial.no_gradients(k, self.spatial.axes.weights)
+
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         image = self._images[micro_batch.image]
         channels = tensor_channels(self.network.graph, self.network.bands)

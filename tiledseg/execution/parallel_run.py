@@ -16,6 +16,7 @@ from tiledseg.execution.halo_modes import ExchangeMode, HaloMode, LayerMode, Rea
 from tiledseg.execution.passes import Passes, SerialPasses
 from tiledseg.execution.pipeline_passes import PipelinePasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
+from tiledseg.execution.step_passes import StepPasses
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.executor import PipelineExecutor
@@ -62,7 +63,7 @@ class ParallelRun:
         """The passes over images that are cut by `tilings`."""
         mode = self._mode(tuple(tilings))
         if self.pipeline is None:
-            return SerialPasses(mode)
+            return StepPasses(mode) if isinstance(mode, LayerMode) and self.spread.together else SerialPasses(mode)
         meter = self.axes.stage_messages.meter
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 

@@ -6,10 +6,22 @@ torch.compile, which writes kernels itself. One pixel goes to torch everywhere, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from tiledseg.models.normalise import How, Ranks, Sharing, Slices, Statistics, measure, normalise
+from tiledseg.models.normalise import (
+    How,
+    Ranks,
+    Sharing,
+    Slices,
+    Statistics,
+    measure,
+    measure_together,
+    normalise,
+    normalise_together,
+)
 
 
 class PixelNorm(nn.LayerNorm):
@@ -64,6 +76,29 @@ def normed(
         _track(norm, found)
     how = How(sharing, owned, dtype or x_BCHW.dtype, ranks)
     return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)
+
+
+def normed_together(
+    norm: nn.BatchNorm2d, blocks: Sequence[tuple[torch.Tensor, Slices | None]], ranks: Ranks, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """What a batch norm makes of several tensors or blocks, whose owned pixels on all ranks have one mean and variance.
+
+    Collective over `ranks`, forward and backward. A rank without a tensor measures none, and tracks the same running
+    statistics; backward it has to call `no_gradients` in its place.
+    """
+    owned = [x_BCHW if part is None else x_BCHW[part] for x_BCHW, part in blocks]
+    found = measure_together(owned, norm.num_features, ranks, device)
+    if norm.track_running_stats:
+        _track(norm, found)
+    if not blocks:
+        return ()
+    hows = [How(Sharing(x.shape[0], x.shape[1], None), part, x.dtype, ranks) for x, part in blocks]
+    return normalise_together([x for x, _ in blocks], norm.weight, norm.bias, norm.eps, found, hows)
+
+
+def no_gradients(norm: nn.BatchNorm2d, ranks: Ranks, device: torch.device) -> None:
+    """The backward pass of `normed_together` on a rank that had no tensor."""
+    ranks.all_reduce_sum(torch.zeros(2, norm.num_features, dtype=torch.float64, device=device)).wait()
 
 
 def takes_statistics(norm: nn.BatchNorm2d) -> bool:

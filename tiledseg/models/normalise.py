@@ -76,18 +76,48 @@ def measure(x_BCHW: torch.Tensor, sharing: Sharing, ranks: Ranks | None = None) 
 
     Collective over `ranks`, where given.
     """
+    found = _own(x_BCHW, sharing)
+    return found if ranks is None or ranks.size == 1 else _over_ranks(found, ranks)
+
+
+@torch.no_grad()
+def measure_together(
+    tensors_BCHW: Sequence[torch.Tensor], channels: int, ranks: Ranks, device: torch.device
+) -> Statistics:
+    """The statistics of each channel over all pixels of several tensors, of this rank and of all others. Collective.
+
+    A rank may have none; one has a pixel.
+    """
+    parts = [_own(x_BCHW, Sharing(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
+    nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
+    if not parts:
+        return _over_ranks(Statistics(*nothing), ranks)
+    means, variances, counts = ([getattr(part, name) for part in parts] for name in Statistics.__dataclass_fields__)
+    return _over_ranks(_joined(torch.stack(means), torch.stack(variances), torch.stack(counts)), ranks)
+
+
+def _own(x_BCHW: torch.Tensor, sharing: Sharing) -> Statistics:
     means_BC, variances_BC = block_moments(x_BCHW)
     means_GP, variances_GP = sharing.gathered(means_BC), sharing.gathered(variances_BC)
     count = torch.full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1], dtype=torch.float64)
-    found = merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T)
-    count = count.to(x_BCHW.device)
-    if ranks is None or ranks.size == 1:
-        return Statistics(*found, count)
-    slots = torch.zeros(ranks.size, 1 + 2 * means_GP.shape[0], dtype=torch.float64, device=x_BCHW.device)
-    torch.cat([count, *found], out=slots[ranks.rank])
-    ranks.all_reduce_sum(slots).wait()
+    return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count.to(x_BCHW.device))
+
+
+def _over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
+    row = torch.cat([own.count, own.mean_G, own.variance_G])
+    slots = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=row.device)
+    slots[ranks.rank] = row
+    if ranks.size > 1:
+        ranks.all_reduce_sum(slots).wait()
     means, variances = slots[:, 1:].chunk(2, dim=1)
-    return Statistics(*merge(slots[:, :1], means, variances), slots[:, 0].sum(0, keepdim=True))
+    return _joined(means, variances, slots[:, :1])
+
+
+def _joined(means: torch.Tensor, variances: torch.Tensor, counts: torch.Tensor) -> Statistics:
+    """Of parts along dim 0; one alone is it to the last bit."""
+    if len(counts) == 1:
+        return Statistics(means[0], variances[0], counts[0])
+    return Statistics(*merge(counts, means, variances), counts.sum(0))
 
 
 def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,49 +147,68 @@ def merge(counts: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) ->
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, where mean and variance are x's own, on its `owned` part."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias of each tensor, where mean and variance are those of their
+    `owned` parts together."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        x_BCHW: torch.Tensor,
         weight_C: torch.Tensor | None,
         bias_C: torch.Tensor | None,
         found: Statistics,
         eps: float,
-        how: How,
-    ) -> torch.Tensor:
+        hows: Sequence[How],
+        *tensors_BCHW: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         deviation_G = (found.variance_G + eps).rsqrt()
-        scale_BC = how.sharing.spread(deviation_G)
-        if weight_C is not None:
-            scale_BC = scale_BC * weight_C
-        shift_BC = -how.sharing.spread(found.mean_G) * scale_BC
-        if bias_C is not None:
-            shift_BC = shift_BC + bias_C
-        ctx.how, ctx.wants_bias = how, bias_C is not None
-        ctx.save_for_backward(x_BCHW, weight_C, scale_BC, found.mean_G, deviation_G, found.count)
-        return _scaled(x_BCHW, scale_BC, shift_BC).to(how.dtype)
+        scales_BC = [how.sharing.spread(deviation_G) * (1 if weight_C is None else weight_C) for how in hows]
+        results = []
+        for x_BCHW, scale_BC, how in zip(tensors_BCHW, scales_BC, hows, strict=True):
+            shift_BC = -how.sharing.spread(found.mean_G) * scale_BC
+            if bias_C is not None:
+                shift_BC = shift_BC + bias_C
+            results.append(_scaled(x_BCHW, scale_BC, shift_BC).to(how.dtype))
+        ctx.hows, ctx.wants_bias = hows, bias_C is not None
+        ctx.save_for_backward(weight_C, found.mean_G, deviation_G, found.count, *scales_BC, *tensors_BCHW)
+        return tuple(results)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
-        x_BCHW, weight_C, scale_BC, mean_G, deviation_G, count = ctx.saved_tensors
-        how: How = ctx.how
-        mean_BC = how.sharing.spread(mean_G)
-        shifts_BC, scales_BC = _gradient_sums(g_BCHW, x_BCHW, mean_BC)
-        normed_BC = scales_BC * how.sharing.spread(deviation_G)
-        dx_BCHW = None
-        if ctx.needs_input_grad[0]:
-            by_deviation_BC = scales_BC if weight_C is None else scales_BC * weight_C
-            parts = [how.sharing.gathered(v_BC).sum(1) for v_BC in (-scale_BC * shifts_BC, by_deviation_BC)]
-            to_mean_G, to_deviation_G = _over(how.ranks, torch.stack(parts)) / count
+    def backward(ctx: Any, *gradients_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        weight_C, mean_G, deviation_G, count, *saved = ctx.saved_tensors
+        hows: Sequence[How] = ctx.hows
+        scales_BC, tensors_BCHW = saved[: len(hows)], saved[len(hows) :]
+        every = list(zip(gradients_BCHW, tensors_BCHW, hows, strict=True))
+        sums = [_gradient_sums(g_BCHW, x_BCHW, how.sharing.spread(mean_G)) for g_BCHW, x_BCHW, how in every]
+        inputs: list[torch.Tensor | None] = [None] * len(every)
+        if any(ctx.needs_input_grad[5:]):
+            entries = zip(sums, scales_BC, hows, strict=True)
+            parts = [_to_moments(own, scale_BC, weight_C, how.sharing) for own, scale_BC, how in entries]
+            to_mean_G, to_deviation_G = _over(hows[0].ranks, _sum(parts)) / count
             slope_G = -to_deviation_G * deviation_G**3  # 2 / N of the variance's gradient
-            slope_BC = how.sharing.spread(slope_G)
-            level_BC = how.sharing.spread(to_mean_G) - slope_BC * mean_BC
-            dx_BCHW = _input_gradient(g_BCHW, x_BCHW, scale_BC, slope_BC, level_BC, how.owned)
-        to_weight = None if weight_C is None else normed_BC.sum(0).to(weight_C.dtype)
-        to_bias = shifts_BC.sum(0).to(torch.float64 if weight_C is None else weight_C.dtype) if ctx.wants_bias else None
-        return dx_BCHW, to_weight, to_bias, None, None, None
+            for index, (g_BCHW, x_BCHW, how) in enumerate(every):
+                slope_BC, mean_BC = how.sharing.spread(slope_G), how.sharing.spread(mean_G)
+                level_BC = how.sharing.spread(to_mean_G) - slope_BC * mean_BC
+                inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], slope_BC, level_BC, how.owned)
+        normed = [(s_BC * how.sharing.spread(deviation_G)).sum(0) for (_, s_BC), how in zip(sums, hows, strict=True)]
+        to_weight = None if weight_C is None else _sum(normed).to(weight_C.dtype)
+        to_bias = _sum([s_BC.sum(0) for s_BC, _ in sums]) if ctx.wants_bias else None
+        if to_bias is not None and weight_C is not None:
+            to_bias = to_bias.to(weight_C.dtype)
+        return to_weight, to_bias, None, None, None, *inputs
+
+
+def _to_moments(
+    sums_BC: tuple[torch.Tensor, torch.Tensor], scale_BC: torch.Tensor, weight_C: torch.Tensor | None, sharing: Sharing
+) -> torch.Tensor:
+    """What goes to the mean and to the deviation of each set: shape (2, G)."""
+    shifts_BC, scales_BC = sums_BC
+    by_deviation_BC = scales_BC if weight_C is None else scales_BC * weight_C
+    return torch.stack([sharing.gathered(v_BC).sum(1) for v_BC in (-scale_BC * shifts_BC, by_deviation_BC)])
+
+
+def _sum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
 
 
 class How(NamedTuple):
@@ -184,8 +233,20 @@ def normalise(
 
     Computed in float32, float64 for float64. Moments and sums of gradients are float64.
     """
-    with torch.autocast(x_BCHW.device.type, enabled=False):
-        result: torch.Tensor = _Normalised.apply(x_BCHW, weight_C, bias_C, found, eps, how)
+    return normalise_together([x_BCHW], weight_C, bias_C, eps, found, [how])[0]
+
+
+def normalise_together(
+    tensors_BCHW: Sequence[torch.Tensor],
+    weight_C: torch.Tensor | None,
+    bias_C: torch.Tensor | None,
+    eps: float,
+    found: Statistics,
+    hows: Sequence[How],
+) -> tuple[torch.Tensor, ...]:
+    """`normalise` of each tensor, where `found` is of all of them. The backward pass is one collective call."""
+    with torch.autocast(tensors_BCHW[0].device.type, enabled=False):
+        result: tuple[torch.Tensor, ...] = _Normalised.apply(weight_C, bias_C, found, eps, hows, *tensors_BCHW)
     return result
 
 

@@ -51,6 +51,12 @@ def training_memory(
     return walked_memory(graph, layer_costs(graph, bands, context, bytes_per_value), bytes_per_value, optimizer_values)
 
 
+def weights_memory(parameters: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
+    """Bytes of so many weights with the sums of their gradients and the optimizer's values, whatever the tiles."""
+    wide = wide_bytes(bytes_per_value)
+    return parameters * (wide * (1 + optimizer_values) + copy_bytes(bytes_per_value) + DOUBLE_BYTES)
+
+
 def walked_memory(
     graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, optimizer_values: int = ADAM_VALUES
 ) -> StepMemory:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition, WindowExchange
@@ -85,6 +86,25 @@ class SpatialNetwork:
             return program[k].run(self._converted.layers[k], inputs, self._exchangers[k], self.overlap)
 
         run_nodes(self._converted.rows, compute, tensors, first, stop)
+
+    def norm_together(
+        self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator
+    ) -> None:
+        """Node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
+        statistics are those of all images of all `ranks`. Collective over these; a rank may have none."""
+        graph, layer = self._converted.rows, self._converted.layers[k]
+        blocks = []
+        for tensors, rows, cols in images:
+            action = self._program(rows, cols)[k]
+            window = action.inputs[0].window(tensors[graph.sources[k][0]], self._exchangers[k][0], layer.fill)
+            blocks.append((action.place, window))
+        normed = layer.together(blocks, ranks)
+        for (tensors, _, _), y_BCHW in zip(images, normed, strict=True):
+            run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
+
+    def no_gradients(self, k: int, ranks: Communicator) -> None:
+        """The backward pass of `norm_together` on a rank that had no image."""
+        self._converted.layers[k].no_gradients(ranks)
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """This rank's block of each tensor for an input so cut, in positions of the whole tensor."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Norm
 from tiledseg.models.block import Place
-from tiledseg.models.norm import StatisticsNorm, normed, takes_statistics
+from tiledseg.models.norm import StatisticsNorm, no_gradients, normed, normed_together, takes_statistics
 from tiledseg.spatial.place import SpatialLayer
 
 
@@ -53,6 +55,17 @@ class SpatialBatchNorm(SpatialNorm):
         if takes_statistics(m):
             return super().__call__(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
+
+    def together(self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator) -> tuple[torch.Tensor, ...]:
+        return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, self._device)
+
+    def no_gradients(self, ranks: Communicator) -> None:
+        no_gradients(self.module, ranks, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.module.running_mean.device
+        return device
 
 
 @functools.cache

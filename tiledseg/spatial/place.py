@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from tiledseg.comm.collectives import Communicator
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import Place
@@ -21,6 +24,15 @@ class SpatialLayer:
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         """The outputs `place.given` from what is read of each input: `place.read` of the first."""
+        raise NotImplementedError
+
+    def together(self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator) -> tuple[torch.Tensor, ...]:
+        """Of a layer that takes statistics over a batch: of this rank's blocks of several images, where they are of all
+        images of all `ranks`. Collective over these; a rank may have none, and calls `no_gradients` backward."""
+        raise NotImplementedError
+
+    def no_gradients(self, ranks: Communicator) -> None:
+        """The backward pass of `together` on a rank that had no image. Collective."""
         raise NotImplementedError
 
     def can_overlap(self, place: Place) -> bool:

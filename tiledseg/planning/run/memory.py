@@ -10,17 +10,22 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import Task, layer_cost
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.step_memory import training_memory, weights_memory
 
 
-def run_memory(spread: Spread, graph: Graph, tilings: Sequence[Tiling], bands: int, value_bytes: int) -> int:
-    """Bytes of a training step without stages: of the largest block in mode `layer`, else of the largest context."""
+def run_memory(
+    spread: Spread, graph: Graph, tilings: Sequence[Tiling], bands: int, value_bytes: int, images_per_step: int = 1
+) -> int:
+    """Bytes of a training step without stages: of the largest block in mode `layer`, or of as many as go through the
+    network together; else of the largest context."""
     if not spread.shares_layers:
         contexts = {tiling.context_max for tiling in tilings}
         return max(training_memory(graph, bands, context, value_bytes).total for context in contexts)
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
     task = Task(graph, bands, decompose(largest, (spread.mesh.rows, spread.mesh.cols)), value_bytes)
-    return layer_cost(task, Machine(), spread.fusion).memory
+    one = layer_cost(task, Machine(), spread.fusion).memory
+    images = -(-images_per_step // spread.mesh.replicas) if spread.together else 1
+    return one + (images - 1) * (one - weights_memory(task.parameters, value_bytes))
 
 
 def memory_note(spread: Spread, needed: int, memory: int) -> str | None:

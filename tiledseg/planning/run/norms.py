@@ -4,8 +4,10 @@
 | --- | --- | --- |
 | none, pixel | nothing, or one pixel | everywhere |
 | instance, group | the pixels of an image | where an image is one tile, or in mode `layer`, whose ranks sum them |
-| batch, trained | the same, and it moves running ones, image by image | there, with one image a step |
+| batch, trained | the pixels of all images of a step, and moves running ones | there with one image; several: `layer` |
 | batch, mapped | nothing: its statistics are constants | everywhere |
+
+Without stages: these have one micro-batch after the other.
 """
 
 from __future__ import annotations
@@ -29,6 +31,11 @@ def _moves(node: Node, trains: bool) -> bool:
     return trains and node.layer.statistics == "batch"
 
 
+def moves_statistics(graph: Graph) -> bool:
+    """Whether a node of it, where it is trained, takes statistics over all images of a step."""
+    return any(_moves(node, trains=True) for node in graph.nodes)
+
+
 def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
     """The halo modes in which tiling changes nothing, for images of at most `tiles` tiles."""
     return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
@@ -37,8 +44,8 @@ def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...
 def norm_fault(graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True) -> str | None:
     """Why a norm would not be that of the undivided run, and what to do; None where it is.
 
-    `tiles`: the most of an image; `at_once`: images that a step may take together, each of which moves the running
-    statistics of a batch norm.
+    `tiles`: the most of an image; `at_once`: images that a step may take, each of which moves the running statistics of
+    a batch norm by itself.
     """
     nodes = measuring(graph, trains)
     if mode not in exact_modes(graph, tiles, trains):
@@ -50,7 +57,7 @@ def norm_fault(graph: Graph, mode: str, tiles: int, at_once: int, trains: bool =
     if at_once > 1 and any(_moves(node, trains) for node in nodes):
         return (
             f"model.norm is batch: {at_once} images at once would each move the running statistics by themselves; use "
-            "one image a step, or norm none, pixel, instance or group"
+            "one image a step, parallel.halo layer without stages, or norm none, pixel, instance or group"
         )
     return None
 

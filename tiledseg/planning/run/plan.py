@@ -95,7 +95,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     tilings = (*cut, *held_out)
     spread = choose_spread(parallel, graph, tilings, question.ranks, question.images_per_step, network.bands, value)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains)
-    memory = run_memory(spread, graph, tilings, network.bands, value)
+    memory = run_memory(spread, graph, tilings, network.bands, value, question.images_per_step)
     notes = (
         memory_note(spread, memory, question.memory) if question.trains and parallel.stages == 1 else None,
         idle_note(spread, question.ranks, question.images_per_step),
@@ -133,9 +133,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
 
 def _inexact(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], spread: Spread) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
-    at_once = max(question.images_per_step, question.tiles_per_step or 1)
-    if spread.shares_layers:
-        at_once = spread.mesh.replicas
+    at_once = 1 if spread.together else max(question.images_per_step, question.tiles_per_step or 1)
     fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains)
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")

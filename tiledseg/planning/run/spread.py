@@ -16,18 +16,21 @@ from tiledseg.planning.mode_choice import choose_fusion, fusion_word
 from tiledseg.planning.mode_cost import check_blocks
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
+from tiledseg.planning.run.norms import moves_statistics
 from tiledseg.planning.run.parallelism import Parallelism
 
 
 @dataclass(frozen=True)
 class Spread:
     """The halo mode, the axes of the ranks (in mode `read` without stages each rank is on its own), the layers that an
-    exchange serves, and whether convolutions compute while halos travel."""
+    exchange serves, whether convolutions compute while halos travel, and whether all images of a step go through the
+    network together, since a batch norm's statistics are of all of them."""
 
     mode: str = "read"
     mesh: MeshShape = field(default_factory=lambda: MeshShape(1, 1, 1))
     fusion: int = 1
     overlap: bool = False
+    together: bool = False
 
     @property
     def shares_images(self) -> bool:
@@ -87,7 +90,8 @@ def choose_spread(
             check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    return Spread("layer", mesh, fusion, parallel.overlap)
+    together = images_per_step > 1 and parallel.stages == 1 and moves_statistics(graph)
+    return Spread("layer", mesh, fusion, parallel.overlap, together)
 
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:

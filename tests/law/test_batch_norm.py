@@ -1,0 +1,97 @@
+"""The law of a batch norm that learns: its statistics are of all pixels of all images of a step, on any ranks.
+
+Against torch's own network on the stacked images: losses, weights and running statistics after two steps. The second
+step has one image, as the last of an epoch may: then ranks have none, and take part in every sum.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.comm.in_order import in_order
+from tests.comm.in_order_queues import Order
+from tests.law.cases import IGNORED, KEY, Case
+from tests.law.test_halo_modes import difference
+from tests.law.test_in_order import Strip, dataset
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import ParallelConfig
+from tiledseg.execution.agreement import agree_on_buffers, check_agreement
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.planning.run.parallelism import parallelism
+from tiledseg.planning.run.spread import choose_spread
+from tiledseg.raster.sampling import TileReference
+from tiledseg.training.step import Stepper, StepRules
+
+IMAGES = 3
+STEPS = ((0, 1, 2), (1,))
+MESHES = ([1, 1], [2, 1], [1, 2], [2, 2])
+CASE = Strip(UNet(3, 1, 3, 4, "same", "batch", "bilinear", bands=2, classes=3), (4, 3))
+Found = tuple[list[float | None], dict[str, torch.Tensor]]
+
+
+def whole(case: Case) -> Found:
+    """By torch alone: a batch of all images."""
+    network, data = case.network().train(), dataset(case, IMAGES)
+    network.layers.update({name: native(module) for name, module in network.layers.items()})
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    tile = case.tiling((1, 1)).tiles[0]
+    losses: list[float | None] = []
+    for images in STEPS:
+        samples = [data.load(image, tile) for image in images]
+        x_BCHW = torch.stack([torch.from_numpy(sample.x_CHW) for sample in samples])
+        y_BHW = torch.stack([torch.from_numpy(sample.y_HW).long() for sample in samples])
+        optimizer.zero_grad()
+        rows, cols = tile.core_in_output.slices
+        loss = functional.cross_entropy(network(x_BCHW)[:, :, rows, cols], y_BHW, ignore_index=IGNORED)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses, network.state_dict()
+
+
+def native(module: nn.Module) -> nn.Module:
+    """torch's own batch norm in place of the project's."""
+    return nn.BatchNorm2d(module.num_features).double() if isinstance(module, nn.BatchNorm2d) else module
+
+
+def ours(case: Case, mesh: Mesh, rows_cols: list[int], overlap: bool) -> Found:
+    asked = parallelism(ParallelConfig(halo="layer", mesh=rows_cols, overlap=overlap))
+    tilings = [case.tiling()] * IMAGES
+    spread = choose_spread(asked, case.unet.graph(), tilings, mesh.size, IMAGES, case.unet.bands, 8)
+    assert spread.together
+    network, data = case.network().train(), dataset(case, IMAGES)
+    run = ParallelRun.open(spread, network, mesh, "fp64")
+    passes = run.over(data.tilings)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))
+    losses = []
+    for number, images in enumerate(STEPS):
+        parts = passes.mode.share([TileReference(i, t) for i in images for t in range(len(tilings[i]))])
+        samples = (data.load(part.image, part.tile) for part in parts)
+        losses.append(stepper.run(number, samples, parts, stop=False).loss)
+        agree_on_buffers(network, run.axes.weights, passes.mode.speaks(parts))
+    check_agreement(network, mesh, run.axes.weights)
+    stepper.close()
+    run.close()
+    return losses, network.state_dict()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("order", [None, Order.QUEUE, Order.ANY], ids=["gloo", "queue", "turns"])
+@pytest.mark.parametrize("rows_cols", MESHES, ids=str)
+def test_statistics_are_of_the_whole_step(rows_cols: list[int], order: Order | None, meshes: dict[str, Mesh]) -> None:
+    """On gloo while halos travel, and where communication keeps the order in which it was posted, as on NCCL."""
+    real = meshes["gloo"]
+    if rows_cols[0] * rows_cols[1] > real.size:
+        pytest.skip("needs more ranks")
+    expected, state = whole(CASE)
+    with nullcontext(real) if order is None else in_order(real, order, turns=order is Order.ANY, limit=30.0) as mesh:
+        found, own = ours(CASE, mesh, rows_cols, overlap=order is None)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert difference(own, state) < 1e-12

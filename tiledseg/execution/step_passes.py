@@ -1,0 +1,84 @@
+"""Passes in which all images of a step go through the network together, node by node.
+
+A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
+one after the other, the norm takes all of them, with those of the other ranks, and they run on. All are held until the
+backward pass, which is one.
+
+Deadlock cannot arise: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward in
+the opposite one, in which autograd runs functions too: later made, earlier run. A rank without an image in a step sums
+zeros at the same places. The sums of gradients, on the same communicator, start after the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from tiledseg.comm.doing import doing
+from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part
+from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
+from tiledseg.geometry.graph import Graph
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import Tensors
+from tiledseg.raster.dataset import Sample
+
+
+class _Image(NamedTuple):
+    """An image on its way through the network."""
+
+    sample: Sample
+    micro_batch: MicroBatch
+    tensors: Tensors
+
+
+class StepPasses(SerialPasses):
+    """Serial passes, but for training: there all images of a step go together."""
+
+    mode: LayerMode
+
+    def __init__(self, mode: LayerMode) -> None:
+        super().__init__(mode)
+        self._norms = step_norms(mode.network.graph)
+
+    def train(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
+    ) -> float:
+        timed = Timed(samples)
+        images = [image for part in parts for image in self._loaded(part, timed)]
+        nodes = len(self.mode.network.graph)
+        with doing("a step of %d images", len(images)):
+            first = 0
+            for stop in (*self._norms, nodes):
+                for image in images:
+                    set_dropout_key(self.mode.network, key(image.sample.image))
+                    self.mode.run_nodes(image.micro_batch, image.tensors, first, stop)
+                if stop < nodes:
+                    self.mode.norm_together(stop, [(image.micro_batch, image.tensors) for image in images])
+                first = stop + 1
+            self._backward([self._loss(image, loss) for image in images])
+        return timed.seconds
+
+    def _loaded(self, part: Part, samples: Iterator[Sample]) -> Iterator[_Image]:
+        sample = next(samples)
+        inputs = self.mode.inputs(sample)
+        for micro_batch, x_BCHW in zip(self.mode.micro_batches(part), inputs, strict=True):
+            yield _Image(sample, micro_batch, {0: x_BCHW})
+
+    def _loss(self, image: _Image, loss: Loss) -> torch.Tensor:
+        output_BKHW = image.tensors.pop(self.mode.network.graph.results[0])
+        return loss(image.micro_batch.piece(output_BKHW), image.sample)
+
+    def _backward(self, losses: Sequence[torch.Tensor]) -> None:
+        if losses:
+            torch.stack(list(losses)).sum().backward()
+            return
+        for k in reversed(self._norms):
+            self.mode.no_gradients(k)
+
+
+def step_norms(graph: Graph) -> tuple[int, ...]:
+    """The nodes that take statistics over all images of a step."""
+    return tuple(k for k, layer in enumerate(graph.layers) if layer.statistics == "batch")
