@@ -68,8 +68,8 @@ class StepPasses(SerialPasses):
             yield _Image(sample, micro_batch, {0: x_BCHW})
 
     def _loss(self, image: _Image, loss: Loss) -> torch.Tensor:
-        output_BKHW = image.tensors.pop(self.mode.network.graph.results[0])
-        return loss(image.micro_batch.piece(output_BKHW), image.sample)
+        outputs_BKHW = map(image.tensors.pop, self.mode.network.graph.results)
+        return loss(image.micro_batch.piece(*outputs_BKHW), image.sample)
 
     def _backward(self, losses: Sequence[torch.Tensor]) -> None:
         if losses:
