@@ -57,7 +57,10 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
     assert options_of(text, "--config", "FILE", folder=folder).image == name
 
 
-KNOWN = "checkpoint, image, output, probabilities, tiling, precision, parallel, references, workers, verbosity"
+KNOWN = (
+    "checkpoint, image, output, probabilities, build, weights, classes, arguments, bands, mean, deviation, tiling, "
+    "precision, parallel, references, workers, verbosity"
+)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ KNOWN = "checkpoint, image, output, probabilities, tiling, precision, parallel, 
         ("references: 1\n", "FILE: references is 1; give true or false"),
         ("workers: two\n", "argument --workers: invalid int value: 'two' (see tiledseg predict --help)"),
         ("image: a\nimage: b\n", "FILE, line 2 gives the key 'image' a second time; keep one of them"),
-        ("image: a\n", "the following arguments are required: --checkpoint, --output (see tiledseg predict --help)"),
+        ("image: a\n", "the following arguments are required: --output (see tiledseg predict --help)"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, line: str) -> None:

@@ -20,7 +20,14 @@ from tiledseg.train import main
 
 GROUPS = {group.name: group.default_factory for group in fields(Config)}
 KEYS = [(group, key) for group, kind in GROUPS.items() for key in fields(kind)]  # type: ignore[arg-type]
-OPTIONAL = ("model.pretrained", "data.nodata", "data.bands", "train.tiles_per_step", "parallel.micro_batches")
+OPTIONAL = (
+    "model.pretrained",
+    "model.build",
+    "data.nodata",
+    "data.bands",
+    "train.tiles_per_step",
+    "parallel.micro_batches",
+)
 FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")
 VALUES = {
     "null": "null",

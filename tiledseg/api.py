@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,13 @@ from tiledseg.foreign.halo import Halo
 if TYPE_CHECKING:
     from torch import nn
 
+    from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.metrics import Scores
+    from tiledseg.inference.mapper import Mapper
+    from tiledseg.inference.predictor import Request
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
+    from tiledseg.raster.statistics import Normalization
 
 
 def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
@@ -86,24 +90,31 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
 
 
 def predict_raster(
-    network: Trained | str | Path,
+    network: nn.Module | Trained | str | Path,
     source: str | Path,
     target: str | Path,
     *,
     grid: int | tuple[int, int] | str = "auto",
+    bands: Sequence[int] | None = None,
+    normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
+    classes: int | None = None,
     probabilities: str | Path | None = None,
     precision: str = "fp32",
     references: bool = False,
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
-    `network`: what `load` gives, with the weights that it has now, or a run's folder or checkpoint. `probabilities`: a
-    second raster, a band a class. Raises InputError of some kind before anything is written.
+    `network`: any module, what `load` gives, with the weights that they have now, or a run's folder or checkpoint. A
+    module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
+    which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
+    `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
+    this with it. `probabilities`: a second raster, a band a class.
+
+    Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.joining import joined_mesh
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
-    from tiledseg.inference.trained import Trained, find_checkpoint
     from tiledseg.widths import ACTIVATION_BYTES
 
     if precision not in ACTIVATION_BYTES:
@@ -119,11 +130,35 @@ def predict_raster(
         references=references,
         verbosity=0,
     )
-    weights = network.network.state_dict() if isinstance(network, Trained) else None
+    given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        run = network.checkpoint.path if isinstance(network, Trained) else network
-        checkpoint = network.checkpoint if isinstance(network, Trained) else mesh.on_root(lambda: find_checkpoint(run))
-        predict(request, checkpoint, memory_per_rank(mesh), mesh, weights)
+        predict(request, _mapper(network, request, given, mesh), memory_per_rank(mesh), mesh)
+
+
+def _mapper(network: Any, request: Request, given: Mapping[str, Any], mesh: Mesh) -> Mapper:
+    """What maps. Collective."""
+    from torch import nn
+
+    from tiledseg.comm.failure import mark_agreed
+    from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
+    from tiledseg.inference.trained import Trained, find_named
+    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.statistics import given_normalization
+
+    def bands() -> int:
+        with open_raster(request.image, given["bands"], None, request.references) as reader:
+            return reader.info.bands
+
+    if isinstance(network, nn.Module):
+        count = mesh.on_root(bands)
+        normalization = given_normalization(given["normalize"], count)
+        return module_mapper(network, count, given["bands"], given["classes"], normalization)
+    known = next((key for key, value in given.items() if value is not None), None)
+    if known is not None:
+        raise mark_agreed(ConfigError(f"{known} is given beside a trained network, which has it already; leave it out"))
+    if isinstance(network, Trained):
+        return checkpoint_mapper(network.checkpoint, network.network.state_dict())
+    return checkpoint_mapper(mesh.on_root(lambda: find_named(network)))
 
 
 def evaluate_map(

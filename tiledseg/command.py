@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -81,6 +82,22 @@ def own_launch() -> Launch:
         return detect(os.environ)
     except ConfigError:
         return SERIAL
+
+
+def json_list(text: str) -> list[float]:
+    """Numbers as [1,2,3]."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(type(value) in (int, float) for value in found):
+        raise ValueError(text)
+    return found
+
+
+def json_map(text: str) -> dict[str, Any]:
+    """Names and values as {"width": 16}."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
 
 
 def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = ("table", "json")) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from tiledseg.config_checks import MOST, check_values, number, one_of, shown
 from tiledseg.config_parallel import ParallelConfig
@@ -131,6 +132,9 @@ class ModelConfig:
         pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
         image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
         edge_band: whether the last band is edges, for gated_scnn, made before
+        build: a network of your own: package.module:function, which is imported, called with bands, classes and
+            `arguments`, and returns a torch.nn.Module (docs/own-network.md)
+        arguments: names and values that the function is called with besides
     """
 
     name: str = "unet"
@@ -146,9 +150,15 @@ class ModelConfig:
     pretrained: str | None = None
     image_mean: bool = True
     edge_band: bool = False
+    build: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         check_values("model", self)
+        if self.arguments and self.build is None:
+            raise ConfigError(
+                f"model.arguments is {shown(self.arguments)}, but model.build names no function; name one"
+            )
 
 
 @dataclass

@@ -12,9 +12,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES, PRESETS, build_network
-from tiledseg.command import Parser, add_format_option, run
+from tiledseg.command import Parser, add_format_option, json_map, run
 from tiledseg.config import ModelConfig
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
@@ -87,6 +88,8 @@ def _parser() -> Parser:
     model.add_argument("--norm", choices=NORMS, help=f"normalisation (default {default.norm})")
     model.add_argument("--upsampling", choices=UPSAMPLINGS, help=f"on the way up (default {default.upsampling})")
     model.add_argument("--encoder", choices=ENCODERS, help=f"of residual_unet, gated_scnn (default {default.encoder})")
+    model.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="code that builds a network, which is run")
+    model.add_argument("--arguments", type=json_map, metavar="MAP", help='what --build is called with, {"width": 16}')
     model.add_argument(
         "--stride", type=int, default=1, help="S of the paper's formula (default 1; others have no exact plan)"
     )
@@ -118,10 +121,19 @@ def _parser() -> Parser:
     return parser
 
 
+def _network(flags: Namespace) -> Network:
+    network = build_network(_model(flags), flags.bands, flags.classes)
+    if flags.build is None:
+        return network
+    from tiledseg.tracing.build import known  # torch, and the code of the network's author
+
+    return known(network)
+
+
 def _question(flags: Namespace) -> Question:
     return Question(
         size=_two("--size", flags.size),
-        network=build_network(_model(flags), flags.bands, flags.classes),
+        network=_network(flags),
         grid=_grid(flags.grid),
         stride=flags.stride,
         precision=flags.precision,
@@ -173,7 +185,9 @@ def _model(flags: Namespace) -> ModelConfig:
             raise ConfigError(
                 f"{flag} is {value}, but the preset {flags.model} has {fixed}; leave {flag} or --model out"
             )
-    return ModelConfig(name=flags.model, **given)
+    model = ModelConfig(name=flags.model, build=flags.build, arguments=flags.arguments or {}, **given)
+    model.check()
+    return model
 
 
 def _grid(words: Sequence[str]) -> tuple[int, int] | None:

@@ -14,26 +14,39 @@ from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.command import Parser, run
+from tiledseg.command import Parser, json_list, json_map, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
+from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.raster.statistics import Normalization
 
 
 def build_parser() -> Parser:
     """The command's options."""
     parser = Parser(prog="tiledseg predict", description="Map a raster with a trained network.")
-    parser.add_argument("--checkpoint", type=str, required=True, help="a run's folder, or one checkpoint of it")
+    parser.add_argument("--checkpoint", type=str, help="a run's folder, or one checkpoint of it")
     parser.add_argument("--image", type=str, required=True, help="raster to map: a path or URL")
     parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write")
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
+    own = parser.add_argument_group("a network of your own (docs/own-network.md)")
+    own.add_argument(
+        "--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network; it is imported and run"
+    )
+    own.add_argument("--weights", metavar="FILE", help="its state dict, .safetensors or .pth, in place of --checkpoint")
+    own.add_argument("--classes", type=int, metavar="K", help="with --weights: the classes that it tells apart")
+    own.add_argument("--arguments", type=json_map, metavar="MAP", help='with --weights: as {"width": 16}')
+    own.add_argument("--bands", type=json_list, metavar="[1,2,3]", help="with --weights: bands to read (default: all)")
+    own.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
+    own.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
     parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
     parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
@@ -87,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         grid = parse_grid(options.grid)
         Range(1, 256).check("--workers", options.workers)
         parallel = parse_parallel(options)
+        check_own(options)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
@@ -134,13 +148,48 @@ def _parse_balance(text: str) -> list[int] | str:
     return [int(count) for count in inner[1].split(",")] if inner else text
 
 
+def check_own(options: Namespace) -> None:
+    """Raise ConfigError unless the network is that of a checkpoint, or a function's with weights of a file."""
+    if (options.checkpoint is None) == (options.weights is None):
+        raise ConfigError("give --checkpoint RUN, or --build and --weights FILE: one of the two")
+    needed = {name: getattr(options, name) for name in ("build", "classes")}
+    more = {name: getattr(options, name) for name in ("classes", "arguments", "bands", "mean", "deviation")}
+    if options.weights is not None:
+        missing = next((name for name, value in needed.items() if value is None), None)
+        if missing is not None:
+            raise ConfigError(f"--weights is {options.weights}, but --{missing} is not given; give it")
+        if (options.mean is None) != (options.deviation is None):
+            raise ConfigError("--mean and --deviation go together; give both or neither")
+        return
+    given = next((name for name, value in more.items() if value is not None), None)
+    if given is not None:
+        raise ConfigError(f"--{given} is {more[given]}, which the checkpoint has; leave it out")
+
+
+def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
+    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.statistics import given_normalization
+
+    Range(2, 255).check("--classes", options.classes)
+    with open_raster(options.image, options.bands, None, options.references) as reader:
+        bands = reader.info.bands
+    pair = None if options.mean is None else (options.mean, options.deviation)
+    network = ForeignNetwork.of(options.build, options.arguments or {}, bands, options.classes)
+    return network, given_normalization(pair, bands)
+
+
 def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
-    from tiledseg.checkpoint.folder import find_checkpoint
     from tiledseg.execution.memory import memory_per_rank
+    from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
     from tiledseg.inference.predictor import Request, predict
+    from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.parallelism import parallelism
 
-    checkpoint = mesh.on_root(lambda: find_checkpoint(options.checkpoint))
+    if options.weights is None:
+        mapper = checkpoint_mapper(mesh.on_root(lambda: find_named(options.checkpoint, options.build)))
+    else:
+        network, normalization = mesh.on_root(lambda: _own(options))
+        mapper = weights_mapper(network, options.weights, options.bands, normalization)
     request = Request(
         image=options.image,
         output=options.output,
@@ -154,4 +203,4 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         prefetch=options.workers,
         verbosity=options.verbosity,
     )
-    predict(request, checkpoint, memory_per_rank(mesh), mesh)
+    predict(request, mapper, memory_per_rank(mesh), mesh)

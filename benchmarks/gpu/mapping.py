@@ -15,6 +15,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig
 from tiledseg.config_file import to_yaml
 from tiledseg.execution.memory import memory_per_rank
+from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.scene import main as scene
 from tiledseg.training.start import start
@@ -73,7 +74,7 @@ def mapped(work: Path, side: int, precision: str, grid: tuple[int, int] | None, 
     on_gpu = part.device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
         begun = time.perf_counter()
-        predict(request, checkpoint, memory_per_rank(mesh), mesh)
+        predict(request, checkpoint_mapper(checkpoint), memory_per_rank(mesh), mesh)
         if on_gpu:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun

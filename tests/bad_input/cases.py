@@ -152,7 +152,7 @@ MAPS = (
         predict("damaged-block", "--image ROOT/damaged.tif", "damaged.tif", "rows", "columns", "copy it again"),
         by_one_rank=True,
     ),
-    Case("nothing-given", "predict", "", ("--checkpoint", "--image", "--output")),
+    Case("nothing-given", "predict", "", ("--image", "--output")),
 )
 
 

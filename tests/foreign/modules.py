@@ -23,7 +23,7 @@ class Block(nn.Module):
 
 
 class Somebody(nn.Module):
-    """A residual network of two poolings and one skip."""
+    """A residual network of two poolings and one skip, with weights of its own, used and unused."""
 
     def __init__(self, bands: int = 2, classes: int = 3, width: int = 4, norm: bool = False) -> None:
         super().__init__()
@@ -31,13 +31,17 @@ class Somebody(nn.Module):
         self.down = Block(width, 2 * width, norm)
         self.bottom = Block(2 * width, 2 * width, norm)
         self.head = nn.Conv2d(3 * width, classes, 1)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, classes).view(classes, 1, 1))
+        self.register_buffer("shift", torch.linspace(-1, 1, classes).view(classes, 1, 1))
+        self.spare = nn.Linear(2, 2)  # which nobody calls
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         fine = self.stem(x)
         coarse = self.down(functional.max_pool2d(fine, 2))
         deep = self.bottom(functional.max_pool2d(coarse, 2))
         deep = functional.interpolate(deep, scale_factor=2, mode="nearest") + coarse
-        return self.head(torch.cat([fine, functional.interpolate(deep, scale_factor=2, mode="nearest")], dim=1))
+        fine = torch.cat([fine, functional.interpolate(deep, scale_factor=2, mode="nearest")], dim=1)
+        return self.head(fine) * self.scale + self.shift
 
 
 def build(bands: int, classes: int, width: int = 4, norm: bool = False) -> nn.Module:

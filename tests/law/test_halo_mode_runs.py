@@ -15,6 +15,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.config_file import to_yaml
+from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.training.start import start
@@ -80,7 +81,7 @@ def test_the_map_is_the_same_in_every_mode(shared: Path, reference: list[dict], 
         names = [str(shared / f"{mode}-{what}.tif") for what in ("classes", "probabilities")]
         asked = parallelism(parallel)
         request = Request(str(shared / "image.tif"), *names, grid=(3, 3), precision="fp64", parallel=asked, verbosity=0)
-        predict(request, checkpoint, 1 << 30, mesh)
+        predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(names[0]) as classes, rasterio.open(names[1]) as probabilities:
             maps[mode] = classes.read(), probabilities.read()

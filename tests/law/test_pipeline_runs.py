@@ -15,6 +15,7 @@ from tiledseg.architecture.presets import PRESETS
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
+from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
@@ -166,7 +167,7 @@ def test_the_map_is_the_same(kind: str, shared: Path, reference: list[dict], mes
     def mapped(name: str, spread: ParallelConfig, mesh: Mesh) -> bytes:
         output = str(shared / f"{name}.tif")
         request = Request(str(shared / "image.tif"), output, None, (4, 3), "fp64", parallelism(spread), verbosity=0)
-        predict(request, checkpoint, 1 << 30, mesh)
+        predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(output) as file:
             return file.read(1).tobytes()

@@ -26,6 +26,7 @@ from tiledseg.config import (
     TilingConfig,
     TrainConfig,
 )
+from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
@@ -110,7 +111,7 @@ def test_every_mode_makes_the_undivided_map(scene: Path, reference: list[dict], 
         output = scene / f"{name}.tif"
         asked = parallelism(parallel)
         request = Request(str(scene / "image.tif"), str(output), None, grid, "fp64", asked, verbosity=0)
-        predict(request, checkpoint, 1 << 30, mesh)
+        predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
         mesh.communicator.barrier()
         return output.read_bytes()
 

@@ -74,9 +74,9 @@ OTHERS: dict[str, Any] = {
     "run.verbosity": 2,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
-ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band")}
+ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band", "build", "arguments")}
 ELSEWHERE |= {f"train.{key}" for key in KEYS}
-"""Keys that cannot change alone: below, and in `test_resume_sources.py`."""
+"""Keys that cannot change alone: below, in `test_resume_sources.py`, and in `tests/foreign/test_build.py`."""
 
 
 @pytest.fixture(scope="module")

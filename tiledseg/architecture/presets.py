@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
@@ -43,6 +44,8 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
     Raises ConfigError for an unknown name, for a key that the network does not have and the configuration sets, or for
     one that a preset fixes and the configuration sets otherwise.
     """
+    if model.build is not None:
+        return _foreign(model, model.build, bands, classes)
     kind = network_kind(model.name)
     own = {field.name for field in fields(kind)}
     _check_keys(model, own)
@@ -52,6 +55,18 @@ def build_network(model: ModelConfig, bands: int, classes: int) -> Network:
         options |= {key: getattr(preset, key) for key in ("levels", "convs_per_level", "norm")}
     network: Network = kind(**options, bands=bands, classes=classes)
     return network
+
+
+def _foreign(model: ModelConfig, build: str, bands: int, classes: int) -> Network:
+    default = ModelConfig()
+    for field in fields(ModelConfig):
+        given = getattr(model, field.name)
+        if field.name not in ("build", "arguments") and given != getattr(default, field.name):
+            raise ConfigError(
+                f"model.{field.name} is {given}, but {build} builds the network; leave it out, or say it in "
+                "model.arguments"
+            )
+    return ForeignNetwork.of(build, model.arguments, bands, classes)
 
 
 def _check_keys(model: ModelConfig, own: set[str]) -> None:

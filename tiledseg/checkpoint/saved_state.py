@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tiledseg.architecture.kinds import FIRST, KINDS
+from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.config import Config
@@ -107,9 +107,9 @@ def _parse_network(value: Any, name: str) -> Network:
     """A network of any kind, every field of which must be there."""
     fields = dict(value) if isinstance(value, Mapping) else value
     kind = fields.pop("kind", FIRST) if isinstance(fields, dict) else FIRST
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise MalformedError(f"{name}.kind is {quoted(kind)}, not one of {', '.join(KINDS)}")
-    network: Network = parse(KINDS[kind], fields, name, tuple(KINDS[kind].__dataclass_fields__))
+    if not isinstance(kind, str) or kind not in SAVED:
+        raise MalformedError(f"{name}.kind is {quoted(kind)}, not one of {', '.join(SAVED)}")
+    network: Network = parse(SAVED[kind], fields, name, tuple(SAVED[kind].__dataclass_fields__))
     return network
 
 

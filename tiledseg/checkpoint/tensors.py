@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tiledseg.architecture.foreign import UntracedError
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.checkpoint.typed_json import MalformedError, quoted
@@ -23,7 +24,10 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
 
     `weights` by name, `optimizer` by `index.entry`, as `Contents` has them; `groups` are the optimizer's.
     """
-    network = _without_values(saved.network)
+    try:
+        network = _without_values(saved.network)
+    except UntracedError:
+        return _check_values(weights, optimizer)  # names and shapes: where the author's code has run, and it is filled
     own = network.state_dict()
     different = sorted(own.keys() ^ weights.keys())
     if different:
@@ -39,10 +43,17 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
     _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop())
 
 
+def _check_values(weights: Tensors, optimizer: Tensors) -> None:
+    for name, tensor in (*weights.items(), *optimizer.items()):
+        _check(f"'{name}'", tensor, tensor.shape, tensor.dtype)
+
+
 def _without_values(network: Network) -> GraphNetwork:
     try:
         with torch.device("meta"):
             return build_modules(network)
+    except UntracedError:
+        raise
     except (RuntimeError, OverflowError, TypeError, ValueError):
         raise MalformedError(f"state.network is {quoted(network)}, which cannot be built") from None
 

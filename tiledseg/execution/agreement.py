@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import TiledsegError
+from tiledseg.errors import ConfigError, TiledsegError
 
 
 def agree_on_buffers(network: nn.Module, communicator: Communicator, speaks: bool) -> None:
@@ -43,6 +44,19 @@ def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> No
         raise TiledsegError(
             f"the weights of rank {different[0]} differ from those of rank {digests[0][0]}: the transport "
             f"{mesh.transport} or the hardware gave the ranks different sums; try another parallel.transport"
+        )
+
+
+def check_drawn_alike(network: nn.Module, mesh: Mesh, build: str) -> None:
+    """Raise ConfigError on every rank unless a function of somebody's has given all the same weights. Collective."""
+    digests = mesh.communicator.gather_objects(_digest(network))
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise mark_agreed(
+            ConfigError(
+                f"{build} gives rank {other} other weights than rank 0, from one seed; let it draw them with torch, "
+                "and read nothing that differs between ranks"
+            )
         )
 
 

@@ -22,7 +22,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sources import as_list, expand_sources, pair_sources
-from tiledseg.raster.statistics import Normalization, check_alike
+from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
 
 IGNORED = 255
 Paths = str | Path | Sequence[str | Path]
@@ -99,7 +99,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         footprint = halo.footprint if isinstance(halo, Halo) else _plain(halo)
         label_map = None if labels is None else LabelMap.from_config(classes, ignore_index)
         tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in infos)
-        normalization = as_normalization(normalize, infos[0].bands)
+        normalization = given_normalization(normalize, infos[0].bands)
         self._sources = _Sources(
             image_paths, label_paths, tilings, label_map, normalization, numbers, nodata, references
         )
@@ -169,23 +169,6 @@ def place(info: RasterInfo, window: Box) -> dict[str, Any]:
         "crs": "" if info.crs is None else info.crs.to_string(),
         "transform": torch.tensor(tuple(transform)[:6], dtype=torch.float64),
     }
-
-
-def as_normalization(
-    given: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
-) -> Normalization:
-    """The normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
-    if given is None:
-        return Normalization.identity(bands)
-    if isinstance(given, Normalization):
-        return given
-    mean, std = (tuple(float(value) for value in values) for values in given)
-    if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):
-        raise ConfigError(
-            f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "
-            "deviations above 0"
-        )
-    return Normalization(mean, std)
 
 
 def _paths(images: Paths, labels: Paths | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:

@@ -6,7 +6,7 @@ The law: the map is that of the network on the whole raster, for every grid and 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
@@ -24,7 +23,7 @@ from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.inference.trained import load_trained
+from tiledseg.inference.mapper import Mapper
 from tiledseg.outputs import check_outputs
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
@@ -33,6 +32,7 @@ from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, publish, raster_output
 
 _GOLDEN = 0.61803398875  # hues a golden section apart stay distinct for any number of classes
@@ -72,24 +72,23 @@ class PlannedMap:
 
 def predict(
     request: Request,
-    checkpoint: Checkpoint,
+    mapper: Mapper,
     memory_bytes: int,
     mesh: Mesh,
-    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write the class map (uint8, the raster's grid; ignore_index where it has no data) and, where asked for, the
-    class probabilities (float32 bands, NaN without data). `weights`: in place of the checkpoint's. Collective.
+    class probabilities (float32 bands, NaN without data). Collective.
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
     made: list[RasterLayout] = []  # of this rank's knowledge, from the moment that a file is there
     with ExitStack() as held:
         try:
-            planned: PlannedMap = mesh.on_root(lambda: _lay_out(request, checkpoint, memory_bytes, mesh.size, made))
+            planned: PlannedMap = mesh.on_root(lambda: _lay_out(request, mapper, memory_bytes, mesh.size, made))
             made[:] = planned.layouts
             mesh.on_root(lambda: _claim(planned, held))
             _say_notes(request, planned, mesh)
-            _map_tiles(request, checkpoint, planned, mesh, weights)
+            _map_tiles(request, mapper, planned, mesh)
             mesh.communicator.barrier()  # every writer is closed: the map is whole
         except BaseException:
             for layout in made:  # on any rank: the map cannot be finished, others may be ended unheard
@@ -120,12 +119,10 @@ def _publish(planned: PlannedMap) -> None:
         raise
 
 
-def _lay_out(
-    request: Request, checkpoint: Checkpoint, memory_bytes: int, ranks: int, made: list[RasterLayout]
-) -> PlannedMap:
+def _lay_out(request: Request, mapper: Mapper, memory_bytes: int, ranks: int, made: list[RasterLayout]) -> PlannedMap:
     """Everything that can be refused, and then the files, which are in `made` as soon as they are there."""
-    data, network = checkpoint.saved.config.data, checkpoint.saved.network
-    with open_raster(request.image, data.bands, data.nodata, request.references) as reader:
+    network = mapper.describe()
+    with open_raster(request.image, mapper.bands, mapper.nodata, request.references) as reader:
         info = reader.info
     if info.bands != network.bands:
         raise RasterError(
@@ -146,15 +143,15 @@ def _lay_out(
         )
     )
     check_cut(info, plan.tilings[0])
-    _check_outputs(request, info, network.classes, checkpoint)
-    return _lay_out_files(request, info, plan, network.classes, data.ignore_index, made)
+    _check_outputs(request, info, network.classes, mapper)
+    return _lay_out_files(request, info, plan, network.classes, mapper.ignore_index, made)
 
 
-def _check_outputs(request: Request, info: RasterInfo, classes: int, checkpoint: Checkpoint) -> None:
+def _check_outputs(request: Request, info: RasterInfo, classes: int, mapper: Mapper) -> None:
     outputs = [raster_output("--output", request.output, info, 1, "uint8")]
     if request.probabilities is not None:
         outputs.append(raster_output("--probabilities", request.probabilities, info, classes, "float32"))
-    check_outputs(outputs, [info.path, *info.files, *checkpoint_files(checkpoint), *request.inputs])
+    check_outputs(outputs, [info.path, *info.files, *mapper.files, *request.inputs])
 
 
 def _lay_out_files(
@@ -179,19 +176,18 @@ def class_colours(classes: int) -> dict[int, tuple[int, int, int]]:
 
 def _map_tiles(
     request: Request,
-    checkpoint: Checkpoint,
+    mapper: Mapper,
     planned: PlannedMap,
     mesh: Mesh,
-    weights: Mapping[str, torch.Tensor] | None,
 ) -> None:
     plan, tiling = planned.plan, planned.plan.tilings[0]
     use_one_kernel(True)
-    network = load_trained(checkpoint, plan.network, weights)
+    network = mapper.build()
     parallel = ParallelRun.open(plan.spread, network, mesh, request.precision, plan.pipeline)
     passes = parallel.over([tiling])
     parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
     with ExitStack() as stack:
-        dataset = stack.enter_context(closing(_dataset(request, checkpoint, tiling)))
+        dataset = stack.enter_context(closing(_dataset(request, mapper, tiling)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in planned.layouts]
         # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
         mesh.communicator.barrier()
@@ -201,11 +197,10 @@ def _map_tiles(
         samples = read_ahead(passes, dataset, parts, request.threads, request.prefetch)
         if progress is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
             samples = _shown(samples, progress)
-        ignore_index = checkpoint.saved.config.data.ignore_index
         for done, (sample, piece) in enumerate(ticking(passes.outputs(samples, parts)), start=1):
             scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
-            classes_HW[~valid_HW] = ignore_index
+            classes_HW[~valid_HW] = mapper.ignore_index
             writers[0].write(piece.core, classes_HW[None])
             if len(writers) > 1:
                 writers[1].write(piece.core, _probabilities(scores_KHW, valid_HW))
@@ -229,10 +224,10 @@ def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDA
     return result_KHW
 
 
-def _dataset(request: Request, checkpoint: Checkpoint, tiling: Tiling) -> Dataset:
-    data = checkpoint.saved.config.data
-    reader = open_raster(request.image, data.bands, data.nodata, request.references)
-    return Dataset([reader], None, [tiling], None, checkpoint.saved.normalization, INPUT_DTYPES[request.precision])
+def _dataset(request: Request, mapper: Mapper, tiling: Tiling) -> Dataset:
+    reader = open_raster(request.image, mapper.bands, mapper.nodata, request.references)
+    normalization = mapper.normalization or Normalization.identity(reader.info.bands)
+    return Dataset([reader], None, [tiling], None, normalization, INPUT_DTYPES[request.precision])
 
 
 @contextmanager

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, load_network
+from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.dataset import Normalizer
 from tiledseg.raster.statistics import Normalization
+from tiledseg.tracing.build import network_modules
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,34 @@ class Trained:
         return torch.from_numpy(Normalizer(self.normalization, pixels_CHW.dtype, dtype)(pixels_CHW, valid_HW))[None]
 
 
-def load(run: str | Path) -> Trained:
+def load(run: str | Path, build: str | None = None) -> Trained:
     """The trained network of a run's folder, of its newest checkpoint, or of one checkpoint.
 
-    Raises CheckpointError where there is none, or where a file is not what was written.
+    `build`: as `check_named`. Raises CheckpointError where there is no checkpoint, or a file is not what was written.
     """
-    checkpoint = find_checkpoint(run)
+    checkpoint = find_named(run, build)
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
+
+
+def find_named(run: str | Path, build: str | None = None) -> Checkpoint:
+    """The checkpoint of a run, or the one named, whose network the user knows: see `check_named`."""
+    checkpoint = find_checkpoint(run)
+    check_named(checkpoint.saved.network, build)
+    return checkpoint
+
+
+def check_named(network: Network, build: str | None) -> None:
+    """Raise ConfigError unless `build` is the function that builds the network, where one does: what a file says gets
+    no code run that the user has not named."""
+    own = network.build if isinstance(network, ForeignNetwork) else None
+    if own is not None and build is None:
+        raise ConfigError(
+            f"the network was built by {own}, code that a checkpoint alone does not get run; name it: --build {own}, "
+            f"or build='{own}' in Python"
+        )
+    if build is not None and build != own:
+        there = f"was built by {own}" if own else "is one of this program's"
+        raise ConfigError(f"--build is {build}, but the network {there}; give the same, or leave it out")
 
 
 def load_trained(
@@ -69,7 +93,7 @@ def load_trained(
 
     `weights` and buffers by name, in place of the checkpoint's.
     """
-    modules = build_modules(network).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
+    modules = network_modules(network).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
     if weights is None:
         load_network(checkpoint, modules)
     else:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -51,6 +51,23 @@ class Normalization:
             return ()
         numbers = ", ".join(str(band + 1) for band in self.constant)
         return (f"band {numbers} of the selected bands is constant over all valid pixels: only its mean is subtracted",)
+
+
+def given_normalization(
+    given: Normalization | tuple[Sequence[float], Sequence[float]] | None, bands: int
+) -> Normalization:
+    """The normalisation of a raster of so many bands that a caller means; None: pixels as they are."""
+    if given is None:
+        return Normalization.identity(bands)
+    if isinstance(given, Normalization):
+        return given
+    mean, std = (tuple(float(value) for value in values) for values in given)
+    if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):
+        raise ConfigError(
+            f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "
+            "deviations above 0"
+        )
+    return Normalization(mean, std)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
+from tiledseg.tracing.build import known
 from tiledseg.training.edge_objective import KEYS, choose_objective
 from tiledseg.training.first_weights import check_imagenet
 from tiledseg.training.objective import Objective
@@ -78,7 +79,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     if config.data.val_images:
         held_out = _inspect(config.data, label_map, "val_images", "val_labels")
         check_alike([found.images[0], *held_out.images])
-    network = build_network(config.model, found.images[0].bands, label_map.count)
+    network = known(build_network(config.model, found.images[0].bands, label_map.count))
     train = config.train
     objective = choose_objective(network, {key: getattr(train, key) for key in KEYS}, label_map.ignore_index)
     question = RunQuestion(

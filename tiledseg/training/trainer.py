@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_finite
+from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.models.network import build_modules
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
+from tiledseg.tracing.build import network_modules
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
@@ -60,9 +61,11 @@ class Trainer:
         self.beginning = beginning
         self.lines = lines
         checkpoint = beginning.checkpoint
-        self.network = build_modules(plan.network, recipe.seed).to(PARAMETER_DTYPES[recipe.precision])
+        self.network = network_modules(plan.network, recipe.seed).to(PARAMETER_DTYPES[recipe.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
+        elif isinstance(plan.network, ForeignNetwork):
+            check_drawn_alike(self.network, mesh, plan.network.build)
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)

@@ -54,6 +54,8 @@ RULES: dict[str, Rule] = {
     "model.pretrained": Rule(REFUSED, "the weights began with it; it is not read again, and may be gone"),
     "model.image_mean": Rule(REFUSED, _SHAPE),
     "model.edge_band": Rule(REFUSED, _SHAPE),
+    "model.build": Rule(REFUSED, _SHAPE),
+    "model.arguments": Rule(REFUSED, _SHAPE),
     "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
     "parallel.halo": Rule(MAY, _LAW),
     "parallel.mesh": Rule(MAY, _LAW),

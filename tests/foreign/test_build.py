@@ -1,0 +1,196 @@
+"""A network that somebody's function builds: trained, gone on with, mapped by, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiledseg
+from tests.crash.runs import Material
+from tests.foreign.modules import Somebody, build
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.cli import main
+from tiledseg.errors import CheckpointError, ConfigError
+from tiledseg.execution.precision import use_one_kernel
+
+BUILD = "tests.foreign.modules:build"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("build"))
+
+
+def config(material: Material, folder: Path, **groups: dict[str, Any]) -> dict[str, Any]:
+    """Two epochs of three steps."""
+    whole = material.config()
+    whole |= {"model": {"build": BUILD, "arguments": {"width": 3}}, "run": {"output": str(folder), "verbosity": 0}}
+    whole["train"] |= {"epochs": 2}
+    return whole | {name: {**whole.get(name, {}), **keys} for name, keys in groups.items()}
+
+
+@pytest.fixture(scope="module")
+def run(material: Material, without_plots: None) -> Path:
+    return tiledseg.train_network(config(material, material.root / "run"))
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(find_checkpoint(run).path / "model.safetensors")
+
+
+def test_a_checkpoint_has_the_names_of_the_author(run: Path) -> None:
+    assert list(weights(run)) == sorted(build(3, 3, 3).state_dict())
+    manifest = json.loads((find_checkpoint(run).path / "manifest.json").read_text())
+    network = {"kind": "foreign", "build": BUILD, "arguments": '{"width": 3}', "bands": 3, "classes": 3}
+    assert manifest["state"]["network"] == network
+    assert losses(run)[-1] < losses(run)[0]
+
+
+def test_a_run_goes_on_as_if_it_had_not_stopped(material: Material, run: Path, tmp_path: Path) -> None:
+    half = tiledseg.train_network(
+        config(material, tmp_path / "half", train={"epochs": 1}, optimizer={"policy": "constant"})
+    )
+    shutil.copytree(half, tmp_path / "whole")
+    for folder in ("half", "whole"):
+        options = config(material, tmp_path / folder, optimizer={"policy": "constant"})
+        tiledseg.train_network(options)
+    straight = tiledseg.train_network(config(material, tmp_path / "straight", optimizer={"policy": "constant"}))
+    ours, theirs = weights(half), weights(straight)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    with pytest.raises(CheckpointError, match="arguments is"):
+        tiledseg.train_network(config(material, half, model={"arguments": {"width": 4}}))
+
+
+def test_maps_are_those_of_the_module_on_the_whole_image(
+    material: Material, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By Python, by the command, by a file of weights; a checkpoint's word alone imports nothing."""
+    image = material.root / "held-out.tif"
+    trained = tiledseg.load(run, BUILD)
+    module = build(3, 3, 3).double()
+    module.load_state_dict(weights(run))
+    use_one_kernel(True)
+    with tiledseg.open_raster(str(image)) as reader, torch.no_grad():
+        from tiledseg.geometry.box import Box
+
+        x_BCHW = trained.normalize(*reader.read(Box.of_shape(reader.info.shape)))
+        expected_HW = module.eval()(x_BCHW)[0].argmax(0).numpy()
+    maps = {name: tmp_path / f"{name}.tif" for name in ("python", "trained", "command", "weights")}
+    norm = trained.normalization
+    options = {"grid": 3, "precision": "fp64", "normalize": (norm.mean, norm.std)}
+    tiledseg.predict_raster(module.train(), image, maps["python"], **options, classes=3)
+    assert module.training
+    tiledseg.predict_raster(trained, image, maps["trained"], grid=2, precision="fp64")
+    words = ["predict", "--image", str(image), "--precision", "fp64", "--verbosity", "0"]
+    checkpoint = ["--checkpoint", str(run)]
+    assert main([*words, *checkpoint, "--build", BUILD, "--output", str(maps["command"])]) == 0
+    torch.save(module.state_dict(), tmp_path / "weights.pth")
+    own = [
+        "--build",
+        BUILD,
+        "--arguments",
+        '{"width": 3}',
+        "--weights",
+        str(tmp_path / "weights.pth"),
+        "--classes",
+        "3",
+    ]
+    own += ["--mean", json.dumps(norm.mean), "--deviation", json.dumps(norm.std), "--tiling.grid", "2"]
+    assert main([*words, *own, "--output", str(maps["weights"])]) == 0
+    for path in maps.values():
+        with rasterio.open(path) as file:
+            np.testing.assert_array_equal(file.read(1), expected_HW)
+    capsys.readouterr()
+    for more, said in (
+        (checkpoint, f"name it: --build {BUILD}"),
+        ([*checkpoint, "--build", "os:system"], "--build is os:system, but the network was built by"),
+        ([*checkpoint, "--build", BUILD, "--classes", "3"], "--classes is 3, which the checkpoint has"),
+        (["--build", BUILD, "--weights", "w.pth"], "--classes is not given"),
+        ([], "give --checkpoint RUN, or --build and --weights FILE"),
+        ([*own[:3], '{"width": 4}', *own[4:]], "other shapes have"),
+    ):
+        assert main([*words, *more, "--output", str(tmp_path / "never.tif")]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    save_file({"head.weight": torch.zeros(1), "tail": torch.zeros(1)}, tmp_path / "other.safetensors")
+    other = [str(tmp_path / "other.safetensors") if word.endswith(".pth") else word for word in own]
+    assert main([*words, *other, "--output", str(tmp_path / "never.tif")]) == 2
+    assert "it lacks bottom.first.bias, " in (error := capsys.readouterr().err)
+    assert "it has besides tail" in error
+    assert not (tmp_path / "never.tif").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"build": "somebody"}, "model.build is 'somebody'; give package.module:function"),
+        ({"build": "nobody.knows:this"}, "nobody.knows:this needs the module nobody, which is not found; install"),
+        ({"build": "tests.foreign.modules:nothing"}, "tests.foreign.modules has no nothing"),
+        ({"build": "tests.foreign.modules:__doc__"}, "is a str, no function"),
+        ({"build": "tests.foreign.wrong:text"}, "gives a str, no torch.nn.Module"),
+        ({"build": "tests.foreign.wrong:kind"}, "gives Somebody, no torch.nn.Module; return a module, built"),
+        ({"build": "tests.foreign.wrong:raising"}, "has failed: ValueError: no such luck"),
+        ({"build": "tests.foreign.wrong:pair"}, "gives 2 outputs; return the scores of the classes alone"),
+        ({"build": "tests.foreign.wrong:flat"}, "cannot be computed exactly on tiles"),
+        ({"build": BUILD, "arguments": {"depth": 3}}, "cannot be called with bands, classes, depth"),
+        ({"build": "tests.foreign.wrong:four"}, "gives 4 channels for 3 classes"),
+        ({"build": BUILD, "levels": 3}, "model.levels is 3, but tests.foreign.modules:build builds the network"),
+        ({"arguments": {"width": 3}}, "model.arguments is {'width': 3}, but model.build names no function"),
+    ],
+)
+def test_what_is_no_such_network_is_refused(material: Material, model: dict, words: str, tmp_path: Path) -> None:
+    options = config(material, tmp_path / "never") | {"model": model}
+    with pytest.raises(ConfigError) as caught:
+        tiledseg.train_network(options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_gives_no_classes_maps_nothing(material: Material, tmp_path: Path) -> None:
+    image = material.root / "held-out.tif"
+    for module, words, more in (
+        (Somebody(3, 1), "gives 1 channels, but a class map has 2 to 255", {}),
+        (Somebody(3, 3), "gives 3 channels for 4 classes", {"classes": 4}),
+        (Somebody(2, 3), "does not run on 3 bands", {}),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            tiledseg.predict_raster(module, image, tmp_path / "never.tif", **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--size", "640", "--grid", "4", "--bands", "3", "--classes", "5", "--format", "json"]
+    assert main([*words, "--build", BUILD, "--arguments", '{"width": 6}', "--stages", "2"]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    module = build(3, 5, 6)
+    used = sum(p.numel() for name, p in module.named_parameters() if not name.startswith("spare"))
+    assert ours["network"]["parameters"] == used + module.shift.numel()  # constants that it computes with, too
+    assert ours["exact"]["halo_minimum"] == tiledseg.halo(module).minimum
+    assert sum(ours["stages"]["balance"]) == ours["network"]["layers"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out).keys() == ours.keys() - {"stages"}
+    for more, said in (
+        (["--arguments", '{"width": 6}'], "model.build names no function"),
+        (["--build", BUILD, "--levels", "3"], "model.levels is 3"),
+        (["--build", BUILD, "--arguments", "width"], "argument --arguments: invalid json_map value"),
+        (["--build", "nobody:knows"], "needs the module nobody"),
+    ):
+        assert main([*words, *more]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1

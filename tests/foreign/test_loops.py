@@ -1,0 +1,117 @@
+"""Loops that are not ours, as docs/own-network.md has them: tiles of ours, torch's DDP, Lightning."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import tiledseg
+from tests.foreign.modules import Somebody
+from tests.law.cases import relative
+from tests.small_files import write_raster
+from tiledseg.comm.mesh import Mesh
+
+SHAPE, GRID, STEPS = (66, 80), (3, 4), 2
+PIXELS, TILES = SHAPE[0] * SHAPE[1], GRID[0] * GRID[1]
+
+
+def write(folder: Path) -> None:
+    draw = np.random.default_rng(2)
+    write_raster(folder / "image.tif", draw.integers(0, 200, (2, *SHAPE)).astype(np.uint8))
+    write_raster(folder / "labels.tif", draw.integers(0, 3, (1, *SHAPE)).astype(np.uint8))
+
+
+def tiles(folder: Path, module: torch.nn.Module, grid: Any = GRID) -> tiledseg.TileDataset:
+    halo = tiledseg.halo(module)
+    norm = [100.0, 100.0], [60.0, 60.0]
+    return tiledseg.TileDataset(folder / "image.tif", folder / "labels.tif", halo=halo, grid=grid, normalize=norm)
+
+
+def module() -> Somebody:
+    torch.manual_seed(5)
+    return Somebody().double()
+
+
+def summed(scores_BKHW: torch.Tensor, item: dict[str, Any]) -> torch.Tensor:
+    return functional.cross_entropy(scores_BKHW, item["mask"][None], ignore_index=255, reduction="sum")
+
+
+def whole(folder: Path) -> torch.nn.Module:
+    """Steps of the whole image at once, in one process."""
+    network = module()
+    (item,) = tiles(folder, network, 1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        (summed(network(item["image"][None].double()), item) / PIXELS).backward()
+        optimizer.step()
+    return network
+
+
+@pytest.mark.mpi
+def test_a_loop_over_tiles_takes_the_steps_of_the_whole_image(meshes: dict[str, Mesh], tmp_path: Path) -> None:
+    """Each rank its tiles, gradients by torch's DDP."""
+    mesh = meshes["gloo"]
+    folder = Path(mesh.communicator.broadcast_object(str(tmp_path)))
+    mesh.on_root(lambda: write(folder))
+    network = module()
+    data = tiles(folder, network)
+    sampler = tiledseg.TileSampler(data, seed=0)
+    assert (sampler.rank, sampler.size) == (mesh.rank, mesh.size)
+    runs = network if mesh.size == 1 else DistributedDataParallel(network, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(STEPS):
+        sampler.set_epoch(epoch)
+        optimizer.zero_grad()
+        for left, item in zip(
+            range(len(sampler))[::-1], DataLoader(data, batch_size=None, sampler=sampler), strict=True
+        ):
+            with runs.no_sync() if left and mesh.size > 1 else nullcontext():
+                (summed(runs(item["image"][None].double()), item) * mesh.size / PIXELS).backward()
+        optimizer.step()
+    expected = dict(whole(folder).named_parameters())
+    for name, parameter in network.named_parameters():
+        assert relative(parameter, expected[name]) < 1e-12, name
+
+
+def test_a_loop_of_lightning_takes_the_steps_of_the_whole_image(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="Lightning is not installed: pip install lightning")
+    write(tmp_path)
+
+    class Segmenter(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module()
+            self.tiles = tiles(tmp_path, self.module)
+
+        def training_step(self, item: dict[str, Any], index: int) -> torch.Tensor:
+            scale = TILES / PIXELS  # it divides by the batches that it accumulates
+            return summed(self.module(item["image"][None].double()), item) * scale
+
+        def on_train_epoch_start(self) -> None:
+            self.sampler.set_epoch(self.current_epoch)
+
+        def train_dataloader(self) -> DataLoader:
+            self.sampler = tiledseg.TileSampler(self.tiles, seed=0)
+            return DataLoader(self.tiles, batch_size=None, sampler=self.sampler)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
+
+    segmenter = Segmenter()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(
+        max_epochs=STEPS, accumulate_grad_batches=TILES, use_distributed_sampler=False, **options
+    )
+    trainer.fit(segmenter)
+    expected = dict(whole(tmp_path).named_parameters())
+    for name, parameter in segmenter.module.named_parameters():
+        assert relative(parameter, expected[name]) < 1e-12, name

@@ -1,0 +1,54 @@
+"""The law for a network that somebody's function builds: one configuration, one loss line, whatever the mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.foreign.modules import Somebody
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig
+
+EPOCHS = 5
+
+
+def built(folder: Path, mode: str, parallel: ParallelConfig, norm: bool = False) -> Config:
+    config = configuration(folder, folder / mode, "fp64", "adamw", None)
+    model = ModelConfig(build="tests.foreign.modules:build", arguments={"width": 3, "norm": norm})
+    train = replace(config.train, epochs=EPOCHS, validate_every=EPOCHS)
+    return replace(config, model=model, train=train, parallel=parallel, run=RunConfig(str(folder / mode), 0))
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("without_plots")
+def test_losses_and_weights_are_those_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["gloo"]
+    modes = {
+        "read": ParallelConfig(),
+        "exchange": ParallelConfig(halo="exchange"),
+        "layer": ParallelConfig(halo="layer"),
+    }
+    if mesh.size > 1:
+        modes["stages"] = ParallelConfig(stages=min(3, mesh.size))
+    expected = losses(mesh.on_root(lambda: run(built(shared, "alone", ParallelConfig()), alone())))
+    weights = load_file(find_checkpoint(shared / "alone").path / "model.safetensors")
+    assert sorted(weights) == sorted(Somebody().state_dict())
+    assert expected[-1] < expected[0]
+    for mode, parallel in modes.items():
+        assert losses(run(built(shared, mode, parallel), mesh)) == pytest.approx(expected, rel=1e-10), mode
+        found = load_file(find_checkpoint(shared / mode).path / "model.safetensors")
+        assert all((found[name] - weights[name]).abs().max() < 1e-9 for name in weights), mode
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("without_plots")
+def test_a_norm_over_the_image_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
+    layer = ParallelConfig(halo="layer")
+    expected = losses(meshes["gloo"].on_root(lambda: run(built(shared, "alone-norm", layer, norm=True), alone())))
+    found = losses(run(built(shared, "norm", layer, norm=True), meshes["gloo"]))
+    assert found == pytest.approx(expected, rel=1e-10)

@@ -1,0 +1,83 @@
+"""A network that somebody's function builds, as a value: its words. What it computes is known once it is traced."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
+
+_BUILD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+class UntracedError(ConfigError):
+    """The graph of a network is asked for whose function has not run."""
+
+
+@dataclass(frozen=True)
+class ForeignNetwork:
+    """What the function `build` ("package.module:function") gives for so many bands and classes, and for `arguments`:
+    JSON, its keys in order, so that equal networks have equal words.
+
+    Nothing is imported here: `tracing.build` does, where a user has named the function.
+    """
+
+    build: str
+    arguments: str = "{}"
+    bands: int = 3
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        check_build("model.build", self.build)
+        try:
+            known = isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            known = False
+        if not known:
+            raise ConfigError(f"the arguments of {self.build} are no map; give names and values")
+
+    @staticmethod
+    def of(build: str, arguments: Mapping[str, Any], bands: int, classes: int) -> ForeignNetwork:
+        """Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps of these."""
+        try:
+            text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"model.arguments cannot be written down ({error}); give numbers, text, lists") from None
+        return ForeignNetwork(build, text, bands, classes)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What the function is called with besides bands and classes."""
+        found: dict[str, Any] = json.loads(self.arguments)
+        return found
+
+    @property
+    def in_words(self) -> str:
+        given = ", ".join(f"{key}={value}" for key, value in self.keywords.items())
+        return f"{self.build}({given})"
+
+    def traced(self, graph: Graph) -> ForeignNetwork:
+        """The same network, whose graph is known."""
+        known = replace(self)
+        object.__setattr__(known, "_graph", graph)  # no field: words alone say which network it is
+        return known
+
+    def graph(self) -> Graph:
+        """Raises UntracedError where it is not known yet."""
+        found: Graph | None = self.__dict__.get("_graph")
+        if found is None:
+            raise UntracedError(
+                f"the network is code, {self.build}, which runs only where it is named; give --build {self.build} "
+                "(docs/own-network.md)"
+            )
+        return found
+
+
+def check_build(key: str, build: str) -> None:
+    """Raise ConfigError unless it names a function in a module."""
+    if not _BUILD.fullmatch(build):
+        raise ConfigError(f"{key} is '{build[:60]}'; give package.module:function")

@@ -1,0 +1,133 @@
+"""What maps a raster: a network, and what its inputs and outputs mean."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.network import Network
+from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
+from tiledseg.checkpoint.weights_file import read_state_dict
+from tiledseg.errors import CheckpointError, ConfigError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.inference.trained import load_trained
+from tiledseg.models.network import GraphNetwork
+from tiledseg.raster.statistics import Normalization
+from tiledseg.tracing.build import network_modules
+from tiledseg.tracing.trace import trace
+
+IGNORED = 255
+MOST_CLASSES = 255
+_SHOWN = 10  # names of a list that may be long
+
+
+@dataclass(frozen=True)
+class Mapper:
+    """A network that maps, as `predictor` takes it, on every rank the same.
+
+    `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each.
+    `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
+    what no output may take the place of.
+    """
+
+    describe: Callable[[], Network]
+    build: Callable[[], GraphNetwork]
+    bands: list[int] | None = None
+    nodata: float | None = None
+    ignore_index: int = IGNORED
+    normalization: Normalization | None = None
+    files: tuple[str, ...] = ()
+
+
+def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None) -> Mapper:
+    """The network of a checkpoint, which the user has named (`trained.check_named`); `weights` in place of its own."""
+    saved = checkpoint.saved
+    data, network = saved.config.data, saved.network
+
+    def build() -> GraphNetwork:
+        return load_trained(checkpoint, network, weights)
+
+    return Mapper(
+        lambda: network.traced(build().graph) if isinstance(network, ForeignNetwork) else network,
+        build,
+        data.bands,
+        data.nodata,
+        data.ignore_index,
+        saved.normalization,
+        tuple(map(str, checkpoint_files(checkpoint))),
+    )
+
+
+@dataclass(frozen=True)
+class TracedNetwork:
+    """The value of a module that is at hand."""
+
+    nodes: Graph
+    bands: int
+    classes: int
+    in_words: str
+
+    def graph(self) -> Graph:
+        return self.nodes
+
+
+def module_mapper(
+    module: nn.Module,
+    bands: int,
+    numbers: Sequence[int] | None = None,
+    classes: int | None = None,
+    normalization: Normalization | None = None,
+) -> Mapper:
+    """A module for images of `bands` bands (`numbers` of the raster, None: all), with the weights that it has now: a
+    copy of it maps, in evaluation mode.
+
+    Raises ConfigError that lists every place of it that tiles would change, or where its first output is no scores of
+    2 to 255 classes, of `classes` where that is given.
+    """
+    network = module if isinstance(module, GraphNetwork) else trace(copy.deepcopy(module), bands)
+    found = tensor_channels(network.graph, bands)[network.graph.results[0]]
+    name = type(module).__name__
+    if classes is not None and classes != found:
+        raise ConfigError(f"{name} gives {found} channels for {classes} classes; give the number that it has")
+    if not 2 <= found <= MOST_CLASSES:
+        raise ConfigError(
+            f"{name} gives {found} channels, but a class map has 2 to {MOST_CLASSES} classes; let each have a channel"
+        )
+    value = TracedNetwork(network.graph, bands, found, name)
+    taken = None if numbers is None else list(numbers)
+    return Mapper(lambda: value, lambda: copy.deepcopy(network).eval(), taken, normalization=normalization)
+
+
+def weights_mapper(
+    network: ForeignNetwork, path: str, numbers: Sequence[int] | None, normalization: Normalization | None
+) -> Mapper:
+    """A network that the user's function builds, with the weights of a file (torch's, read as weights only, or
+    safetensors). Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
+
+    def build() -> GraphNetwork:
+        modules = network_modules(network)
+        _fill(modules, path)
+        return modules.eval()
+
+    taken = None if numbers is None else list(numbers)
+    return Mapper(lambda: network.traced(build().graph), build, taken, normalization=normalization, files=(path,))
+
+
+def _fill(module: nn.Module, path: str) -> None:
+    found, own = read_state_dict(path), module.state_dict()
+    missing, unexpected = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
+    shapes = [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
+    faults = [
+        f"{what} {', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"
+        for what, names in (("it lacks", missing), ("it has besides", unexpected), ("other shapes have", shapes))
+        if names
+    ]
+    if faults:
+        raise CheckpointError(f"{path} is of another network: {'; '.join(faults)}; give the file of this one")
+    module.load_state_dict(found)

@@ -1,0 +1,107 @@
+"""From the name of somebody's function to the network that it builds: the one place that imports code by its name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tiledseg.architecture.foreign import ForeignNetwork
+from tiledseg.architecture.network import Network
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.tracing.trace import trace
+
+
+def known(network: Network) -> Network:
+    """The network with its graph: one that a function builds is built and traced for it.
+
+    Raises ConfigError, in one line, where the function cannot be had, does not take the arguments, or gives what is no
+    module, or none that tiles leave as it is.
+    """
+    return network.traced(network_modules(network).graph) if isinstance(network, ForeignNetwork) else network
+
+
+def network_modules(network: Network, seed: int | None = None) -> GraphNetwork:
+    """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`."""
+    if not isinstance(network, ForeignNetwork):
+        return build_modules(network, seed)
+    modules = trace(_built(network, 0 if seed is None else seed), network.bands)
+    graph = modules.graph
+    if len(graph.results) > 1:
+        raise ConfigError(f"{network.build} gives {len(graph.results)} outputs; return the scores of the classes alone")
+    channels = tensor_channels(graph, network.bands)[graph.results[0]]
+    if channels != network.classes:
+        raise ConfigError(
+            f"{network.build} gives {channels} channels for {network.classes} classes; give each class one, and no more"
+        )
+    return modules
+
+
+def _built(network: ForeignNetwork, seed: int) -> nn.Module:
+    function, keywords = _function(network.build), network.keywords
+    given = {"bands": network.bands, "classes": network.classes, **keywords}
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise ConfigError(
+            f"{network.build} cannot be called with {', '.join(given)}: {error}; see model.arguments"
+        ) from None
+    except ValueError:
+        pass  # of a builtin, which has no signature: the call itself will say
+    with _drawn_from(seed):
+        try:
+            module = function(**given)
+        except Exception as error:  # whatever its author raises
+            raise ConfigError(f"{network.in_words} has failed: {_line(error)}; change model.arguments") from error
+    if not isinstance(module, nn.Module):
+        kind = module.__name__ if isinstance(module, type) else f"a {type(module).__name__}"
+        raise ConfigError(f"{network.build} gives {kind}, no torch.nn.Module; return a module, built")
+    return module
+
+
+def _function(build: str) -> Callable[..., Any]:
+    name, _, path = build.partition(":")
+    try:
+        found: Any = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{build} needs the module {error.name}, which is not found; install its package, or put its folder on "
+            "PYTHONPATH"
+        ) from None
+    except Exception as error:
+        raise ConfigError(f"{name} of {build} cannot be imported: {_line(error)}; mend it") from error
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise ConfigError(f"{name} has no {path}, which {build} names; give one of its functions")
+        found = getattr(found, attribute)
+    if not callable(found):
+        raise ConfigError(f"{build} is a {type(found).__name__}, no function; give one that returns a module")
+    return found
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """All generators that a constructor draws from by custom begin with the seed, and are as before afterwards."""
+    plain, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(arrays)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
