@@ -20,7 +20,7 @@ from tiledseg.geometry.layer_windows import layer_windows
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import Pipeline, chunk_routes, program
+from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
 from tiledseg.pipeline.simulation import draw
 from tiledseg.raster.sampling import deal
 from tiledseg.schedules import chunk_ranks
@@ -148,5 +148,5 @@ def test_stages_and_their_clock_are_as_drawn() -> None:
     assert near
     assert far
     assert travel == {(0, 1, near[1]), (0, 1, near[2]), (1, 2, near[3]), (0, 2, far[1])}
-    pipeline = Pipeline(chunk_ranks("1f1b", 3), routes)
+    pipeline = ChunkMap(chunk_ranks("1f1b", 3), routes)
     assert f"```\n{draw(program('1f1b', pipeline, 4), pipeline)}\n```" in PAGE

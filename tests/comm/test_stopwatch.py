@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tiledseg.comm import stopwatch as module
-from tiledseg.comm.exchange import Exchange, HostBuffers
+from tiledseg.comm.exchange import ExchangeWork, HostBuffers
 from tiledseg.comm.point_to_point import MessageMeter
 from tiledseg.comm.stopwatch import Stopwatch
 
@@ -70,7 +70,7 @@ def test_a_wait_of_the_gpu_is_counted_where_the_host_does_not_wait() -> None:
     """As over NCCL: `finish` only gives the stream something to wait for."""
     device = LaggingDevice()
     meter = MessageMeter(waits=Stopwatch(GPU, lambda _: device))
-    exchange = Exchange(lambda: device.work(0.25), [], [], [], HostBuffers(), meter)
+    exchange = ExchangeWork(lambda: device.work(0.25), [], [], [], HostBuffers(), meter)
     exchange.wait()
     exchange.wait()
     assert device.waits == 0

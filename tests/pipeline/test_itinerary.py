@@ -14,8 +14,8 @@ from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.itinerary import AHEAD, Move, itinerary
 from tiledseg.pipeline.schedule import (
     Backward,
+    ChunkMap,
     Forward,
-    Pipeline,
     Program,
     Receive,
     ReceiveActivation,
@@ -29,7 +29,7 @@ from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> tuple[Program, Pipeline]:
+def pipelines(draw: st.DrawFn) -> tuple[Program, ChunkMap]:
     """Any schedule with any skips that it may have, forward only too."""
     schedule, stages = draw(st.sampled_from(SCHEDULES)), draw(st.integers(1, 5))
     ranks = chunk_ranks(schedule, stages)
@@ -59,7 +59,7 @@ def partner(receive: Receive, rank: int) -> tuple[int, Send]:
 
 @law
 @given(pipelines(), st.booleans())
-def test_every_action_is_there_once_and_in_order(drawn: tuple[Program, Pipeline], in_order: bool) -> None:
+def test_every_action_is_there_once_and_in_order(drawn: tuple[Program, ChunkMap], in_order: bool) -> None:
     actions, _ = drawn
     for rank, own in enumerate(actions):
         moves = itinerary(actions, rank, in_order)
@@ -77,7 +77,7 @@ def test_every_action_is_there_once_and_in_order(drawn: tuple[Program, Pipeline]
 @law
 @given(pipelines(), st.booleans())
 def test_messages_of_a_pair_are_posted_in_the_order_of_their_sends(
-    drawn: tuple[Program, Pipeline], in_order: bool
+    drawn: tuple[Program, ChunkMap], in_order: bool
 ) -> None:
     """What a transport that matches by order needs."""
     actions, _ = drawn
@@ -91,7 +91,7 @@ def test_messages_of_a_pair_are_posted_in_the_order_of_their_sends(
 
 @law
 @given(pipelines())
-def test_receives_are_posted_ahead_but_no_further_than_said(drawn: tuple[Program, Pipeline]) -> None:
+def test_receives_are_posted_ahead_but_no_further_than_said(drawn: tuple[Program, ChunkMap]) -> None:
     """Beyond what the next computations need, only what the peer sends before that."""
     actions, _ = drawn
     for rank in range(len(actions)):
@@ -109,7 +109,7 @@ def test_receives_are_posted_ahead_but_no_further_than_said(drawn: tuple[Program
 
 @law
 @given(pipelines(), st.booleans())
-def test_a_tensor_is_let_go_only_after_its_receiver_has_it(drawn: tuple[Program, Pipeline], in_order: bool) -> None:
+def test_a_tensor_is_let_go_only_after_its_receiver_has_it(drawn: tuple[Program, ChunkMap], in_order: bool) -> None:
     """When a send is released, the peer has waited for it before it sent what has just come."""
     actions, _ = drawn
     plans = [itinerary(actions, rank, in_order) for rank in range(len(actions))]
@@ -171,7 +171,7 @@ def _pass_messages(queues: list[deque], in_order: bool) -> set:
 
 @law
 @given(pipelines())
-def test_nothing_waits_for_ever(drawn: tuple[Program, Pipeline]) -> None:
+def test_nothing_waits_for_ever(drawn: tuple[Program, ChunkMap]) -> None:
     """Even where no message is buffered; with `in_order`, even where each rank's messages pass one by one."""
     actions, _ = drawn
     for in_order in (False, True):
@@ -187,7 +187,7 @@ def test_posting_ahead_would_block_a_transport_that_keeps_the_order() -> None:
 
 @law
 @given(pipelines())
-def test_every_chunk_goes_forward_in_the_order_of_micro_batches(drawn: tuple[Program, Pipeline]) -> None:
+def test_every_chunk_goes_forward_in_the_order_of_micro_batches(drawn: tuple[Program, ChunkMap]) -> None:
     """So that running statistics move as they do without a pipeline."""
     actions, pipeline = drawn
     for chunk, rank in enumerate(pipeline.ranks):

@@ -15,9 +15,9 @@ from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
     Backward,
+    ChunkMap,
     Forward,
     MessageEnd,
-    Pipeline,
     ReceiveActivation,
     Route,
     SendActivation,
@@ -168,8 +168,8 @@ def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
         Route(1, 2, 3, returns=False),
         Route(2, 3, 5),
     )
-    made = program("1f1b", Pipeline((0, 1, 2, 3), routes), 2)
-    assert faults(made, Pipeline((0, 1, 2, 3), routes), 2, (2, 2, 2, 1)) == []
+    made = program("1f1b", ChunkMap((0, 1, 2, 3), routes), 2)
+    assert faults(made, ChunkMap((0, 1, 2, 3), routes), 2, (2, 2, 2, 1)) == []
     returned = {action.route.tensor for actions in made for action in actions if isinstance(action, SendGradient)}
     assert returned == {2, 4, 5, 6}
 
@@ -180,6 +180,6 @@ def test_what_cannot_be_scheduled() -> None:
     with pytest.raises(ConfigError, match="0 stages"):
         chunk_ranks("gpipe", 0)
     with pytest.raises(ConfigError, match="0 micro-batches"):
-        program("gpipe", Pipeline((0,)), 0)
+        program("gpipe", ChunkMap((0,)), 0)
     with pytest.raises(ConfigError, match=r"folded puts chunks on ranks \[0, 1, 0\], but .* \[0, 1\]"):
-        program("folded", Pipeline((0, 1)), 2)
+        program("folded", ChunkMap((0, 1)), 2)

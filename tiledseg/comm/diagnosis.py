@@ -31,7 +31,7 @@ class RankReport:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class AllReduceTime:
     """All-reduces of one size. `seconds` is the median of one sum, on the slowest rank.
 
     `bytes_per_second` is bytes / seconds. `bus_bytes_per_second` is that times 2 (P-1) / P, what each rank must send
@@ -51,7 +51,7 @@ class Diagnosis:
     launcher: str
     transport: str
     ranks: list[RankReport]
-    transfers: list[Transfer]
+    transfers: list[AllReduceTime]
     warnings: list[str]
 
 
@@ -81,7 +81,7 @@ def library_versions() -> dict[str, str]:
     return versions | {"freed memory": _freed_memory()}
 
 
-def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> Transfer:
+def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> AllReduceTime:
     """Times the sum of `size` bytes of float32 and checks every value of it. Collective; two sums warm the path up.
 
     Raises CommunicationError where a sum is wrong.
@@ -101,7 +101,7 @@ def measure_all_reduce(mesh: Mesh, size: int, repeats: int) -> Transfer:
             raise CommunicationError(f"the sum of {count} values over {mesh.size} ranks is {x.max()}, not {expected}")
     slowest = max(mesh.communicator.gather_objects(statistics.median(seconds[2:])))
     rate = count * 4 / slowest
-    return Transfer(count * 4, slowest, rate, rate * 2 * (mesh.size - 1) / mesh.size)
+    return AllReduceTime(count * 4, slowest, rate, rate * 2 * (mesh.size - 1) / mesh.size)
 
 
 def find_trouble(ranks: Sequence[RankReport]) -> list[str]:

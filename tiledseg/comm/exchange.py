@@ -54,7 +54,7 @@ class _Peers:
 
 
 @dataclass
-class Exchange:
+class ExchangeWork:
     """Messages under way.
 
     `finish` waits for the transport, which reads and writes the `carried` tensors until then; None once it has. The
@@ -128,7 +128,7 @@ class BytePointToPoint(ABC):
             for message, carried in zip(receives, incoming, strict=True)
             if self._must_stage(message.tensor)
         ]
-        return Exchange(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.meter)
+        return ExchangeWork(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.meter)
 
     @abstractmethod
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:

@@ -22,7 +22,7 @@ from tiledseg.errors import ConfigError
 TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
 
 Memory = Callable[[int, int, int], int]  # first layer, stop (half-open), chunk -> bytes while in flight
-Traffic = Callable[[int, int], int]  # first layer, stop -> bytes that the chunk receives from others, a micro-batch
+ReceivedBytes = Callable[[int, int], int]  # first layer, stop -> what the chunk receives from others
 Middle = tuple[int, int]  # what no stage has taken yet: first layer, stop
 ChunkRun = tuple[int, int, int]  # first layer, stop, chunk
 Runs = Callable[[Middle, Middle, int], tuple[ChunkRun, ...]]  # what a stage takes between two of these
@@ -39,7 +39,7 @@ class Prices:
     times: Sequence[float]
     memory: Memory | None = None
     limit: int | None = None
-    traffic: Traffic | None = None
+    traffic: ReceivedBytes | None = None
     again: Sequence[float] = ()
     recomputing: frozenset[int] = frozenset()
 

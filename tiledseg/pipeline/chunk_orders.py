@@ -27,7 +27,7 @@ from typing import NamedTuple
 FORWARD_SLOTS, BACKWARD_SLOTS = 1, 2  # the backward pass computes two gradients where the forward has one output
 _PERIOD = 2 * (FORWARD_SLOTS + BACKWARD_SLOTS)  # what a rank does for each micro-batch where all chunks are equal
 
-Passes = list[list[tuple[int, int]]]  # of each rank, in order: the pass, the micro-batch
+PassOrders = list[list[tuple[int, int]]]  # of each rank, in order: the pass, the micro-batch
 
 # How often and how soon, as shares of the time of the slowest rank for a micro-batch. Finer steps gain 0.1 %.
 _RATES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
@@ -81,7 +81,7 @@ def course(ranks: Sequence[int], times: ChunkTimes) -> Course:
     )
 
 
-def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> Passes:
+def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None = None) -> PassOrders:
     """The order of the least makespan that is known for these times; without times, for ranks of equal work."""
     for_equal = periodic(ranks, micro_batches)
     if times is None:
@@ -101,7 +101,7 @@ def chunk_of(number: int, chunks: int) -> int:
     return min(number, 2 * chunks - 1 - number)
 
 
-def urgent_first(given: Course, micro_batches: int, rate: float, patience: float) -> Passes:
+def urgent_first(given: Course, micro_batches: int, rate: float, patience: float) -> PassOrders:
     """Each rank takes its most urgent pass, for a rate and a patience that are shares of the slowest rank's time."""
     passes, chunks = len(given.times), given.chunks
     own: list[list[int]] = [[] for _ in range(max(given.ranks) + 1)]
@@ -110,7 +110,7 @@ def urgent_first(given: Course, micro_batches: int, rate: float, patience: float
     every, soon = rate * given.slowest, patience * given.slowest
     left = _time_left(given)
     ends: list[list[float]] = [[] for _ in given.times]  # of the micro-batches that each pass has started
-    order: Passes = [[] for _ in own]
+    order: PassOrders = [[] for _ in own]
 
     def candidate(number: int, now: float) -> tuple[float, int, float] | None:
         """Of the pass's next micro-batch: urgency, pass, when it can start; None where that is not soon."""
@@ -145,7 +145,7 @@ def _time_left(given: Course) -> list[float]:
     return list(accumulate(reversed(steps)))[::-1]
 
 
-def makespan(order: Passes, given: Course) -> float:
+def makespan(order: PassOrders, given: Course) -> float:
     """When the last pass ends, each starting as soon as its rank is free and its micro-batch has come."""
     ends: list[list[float]] = [[] for _ in given.times]
     position, clock = [0] * len(order), [0.0] * len(order)
@@ -164,7 +164,7 @@ def makespan(order: Passes, given: Course) -> float:
     return max(clock)
 
 
-def periodic(ranks: Sequence[int], micro_batches: int) -> Passes:
+def periodic(ranks: Sequence[int], micro_batches: int) -> PassOrders:
     """The order for ranks of equal work: each by the starts of its passes, one period apart for each micro-batch."""
     chunks = len(ranks)
     starts: list[list[tuple[int, int, int]]] = [[] for _ in range(max(ranks) + 1)]

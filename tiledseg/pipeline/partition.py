@@ -21,7 +21,7 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.balance import cuts
-from tiledseg.pipeline.schedule import Pipeline, Settings, chunk_routes
+from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
 from tiledseg.schedules import chunk_ranks
 
 _PROBE = 8  # pixels a side of what is tried
@@ -31,7 +31,7 @@ _PROBE = 8  # pixels a side of what is tried
 class Cut:
     """A network's nodes over the chunks of a pipeline; `runs` are their nodes (first, stop), half-open."""
 
-    pipeline: Pipeline
+    pipeline: ChunkMap
     runs: tuple[tuple[int, int], ...]
 
     def layers_of(self, stage: int) -> set[int]:
@@ -42,7 +42,7 @@ class Cut:
 def cut_network(graph: Graph, balance: Sequence[int], schedule: str, stages: int) -> Cut:
     """The chunks of a balance that fits (see `balance.parse_balance`)."""
     runs = cuts(balance)
-    return Cut(Pipeline(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
+    return Cut(ChunkMap(chunk_ranks(schedule, stages), chunk_routes(graph, runs)), runs)
 
 
 @dataclass(frozen=True)

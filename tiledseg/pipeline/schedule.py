@@ -63,7 +63,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ChunkMap:
     """The rank of each chunk, and what travels between chunks: one route for each tensor and chunk that takes it."""
 
     ranks: tuple[int, ...]
@@ -187,7 +187,7 @@ def is_skip(route: Route, runs: Sequence[tuple[int, int]]) -> bool:
     return route.tensor != runs[route.target][0]
 
 
-def program(schedule: str, pipeline: Pipeline, micro_batches: int, times: ChunkTimes | None = None) -> Program:
+def program(schedule: str, pipeline: ChunkMap, micro_batches: int, times: ChunkTimes | None = None) -> Program:
     """The actions of every rank for one step; `times` as for `compute_orders`.
 
     Raises ConfigError for an unknown schedule, or no micro-batch.
@@ -203,13 +203,13 @@ def program(schedule: str, pipeline: Pipeline, micro_batches: int, times: ChunkT
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
-def forward_program(pipeline: Pipeline, micro_batches: int) -> Program:
+def forward_program(pipeline: ChunkMap, micro_batches: int) -> Program:
     """The actions of every rank where nothing is trained: no backward passes, no gradients."""
     orders = (_forward_only(pipeline, rank, micro_batches) for rank in range(pipeline.size))
     return tuple(tuple(with_messages(order, pipeline)) for order in orders)
 
 
-def _forward_only(pipeline: Pipeline, rank: int, micro_batches: int) -> Iterator[Forward]:
+def _forward_only(pipeline: ChunkMap, rank: int, micro_batches: int) -> Iterator[Forward]:
     """A rank with two chunks does the first of as many micro-batches as fit into their way to the second, then one of
     each in turn: no rank waits once the pipeline is full."""
     first, *others = (chunk for chunk, place in enumerate(pipeline.ranks) if place == rank)
@@ -261,7 +261,7 @@ def _in_turn(stage: int, ahead: int, micro_batches: int) -> Iterator[Compute]:
         yield Backward(m, stage)
 
 
-def with_messages(order: Iterable[Compute], pipeline: Pipeline) -> Iterator[Action]:
+def with_messages(order: Iterable[Compute], pipeline: ChunkMap) -> Iterator[Action]:
     """Each computation between its receives and its sends."""
     ranks = pipeline.ranks
     routes = [route for route in pipeline.routes if not pipeline.is_local(route)]

@@ -15,9 +15,9 @@ from tiledseg.pipeline.chunk_orders import BACKWARD_SLOTS, FORWARD_SLOTS
 from tiledseg.pipeline.schedule import (
     Action,
     Backward,
+    ChunkMap,
     Forward,
     MessageEnd,
-    Pipeline,
     Program,
     Receive,
     ReceiveActivation,
@@ -75,14 +75,14 @@ class Timeline:
         return 1 - self.busy_share
 
 
-def verify(program: Program, pipeline: Pipeline, micro_batches: int, most_in_flight: Sequence[int] = ()) -> None:
+def verify(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> None:
     """Raise ConfigError that lists every fault of the program."""
     found = faults(program, pipeline, micro_batches, most_in_flight)
     if found:
         raise ConfigError(f"the schedule does not fit its pipeline: {'; '.join(found)}")
 
 
-def faults(program: Program, pipeline: Pipeline, micro_batches: int, most_in_flight: Sequence[int] = ()) -> list[str]:
+def faults(program: Program, pipeline: ChunkMap, micro_batches: int, most_in_flight: Sequence[int] = ()) -> list[str]:
     """Every fault, one line each; empty where the program is sound.
 
     Sound: each chunk computes each micro-batch forward and then backward, once, on its rank; whatever it needs has
@@ -144,7 +144,7 @@ def simulate(
     return Timeline(tuple(map(tuple, spans)))
 
 
-def draw(program: Program, pipeline: Pipeline, width: int = 116) -> str:
+def draw(program: Program, pipeline: ChunkMap, width: int = 116) -> str:
     """The program as text: a row a rank, a column a time slot; a forward pass takes one slot, a backward pass two.
 
     `F3`, `B3`: forward and backward of micro-batch 3; `f3`, `b3`: of the rank's second chunk (folded); `.`: it waits.
@@ -200,7 +200,7 @@ def replay(program: Program) -> tuple[list[Placed], list[Placed]]:
     return order, stuck
 
 
-def _count_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> list[str]:
+def _count_faults(program: Program, pipeline: ChunkMap, micro_batches: int) -> list[str]:
     """Each chunk goes forward and backward with each micro-batch once, on its rank; each message has its two ends."""
     wanted: set[Placed] = set()
     for rank in range(pipeline.size):
@@ -214,7 +214,7 @@ def _count_faults(program: Program, pipeline: Pipeline, micro_batches: int) -> l
     return found + [f"rank {rank} has {done[rank, action]} times the {_words(action)}" for rank, action in repeated]
 
 
-def _order_faults(rank: int, actions: Sequence[Action], pipeline: Pipeline) -> list[str]:
+def _order_faults(rank: int, actions: Sequence[Action], pipeline: ChunkMap) -> list[str]:
     """Whatever an action needs stands before it."""
     found, before = [], set[Action]()
     for action in actions:
@@ -224,7 +224,7 @@ def _order_faults(rank: int, actions: Sequence[Action], pipeline: Pipeline) -> l
     return found
 
 
-def _needs(action: Action, pipeline: Pipeline) -> list[Action]:
+def _needs(action: Action, pipeline: ChunkMap) -> list[Action]:
     """What a rank must have done before an action."""
     m, ranks = action.micro_batch, pipeline.ranks
     needs: list[Action] = []

@@ -12,7 +12,7 @@ from functools import cached_property
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes
-from tiledseg.pipeline.schedule import Pipeline, Program, Route, chunk_routes, kept_of, most_in_flight, program
+from tiledseg.pipeline.schedule import ChunkMap, Program, Route, chunk_routes, kept_of, most_in_flight, program
 from tiledseg.pipeline.simulation import Timeline, simulate
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.schedules import chunk_ranks
@@ -82,7 +82,7 @@ class StagedPipeline:
 
     case: PipelineCase
     balance: tuple[int, ...]
-    pipeline: Pipeline
+    pipeline: ChunkMap
     times: ChunkTimes
 
     @cached_property
@@ -117,7 +117,7 @@ class StagedPipeline:
 
 def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
     """The pipeline of a balance that fits (see `balance.parse_balance`)."""
-    pipeline = Pipeline(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
+    pipeline = ChunkMap(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
     return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
 
 
