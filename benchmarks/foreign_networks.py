@@ -118,13 +118,13 @@ def _efficient(package: Any) -> nn.Module:
 
 
 NETWORKS: dict[str, Foreign] = {
-    "MONAI UNet": Foreign("monai", MONAI, _monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=1)),
+    "MONAI UNet": Foreign("monai", MONAI, _monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=1), large=True),
     "MONAI UNet, batch norm": Foreign(
         "monai", MONAI, _monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=2, norm="batch", dropout=0.1)
     ),
-    "MONAI BasicUNet": Foreign("monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX)),
+    "MONAI BasicUNet": Foreign("monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX), large=True),
     "MONAI BasicUNet, pixel shuffle": Foreign(
-        "monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle")
+        "monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle"), large=True
     ),
     "MONAI BasicUNet, interpolation": Foreign(
         "monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable"), refused="align_corners"
@@ -132,16 +132,19 @@ NETWORKS: dict[str, Foreign] = {
     "MONAI BasicUNetPlusPlus": Foreign(
         "monai", MONAI, _monai("BasicUNetPlusPlus", 2, 3, 2, SIX, norm="batch"), large=True
     ),
-    "MONAI AttentionUnet": Foreign("monai", MONAI, _monai("AttentionUnet", 2, 3, 2, (4, 8, 8), (2, 2))),
+    "MONAI AttentionUnet": Foreign("monai", MONAI, _monai("AttentionUnet", 2, 3, 2, (4, 8, 8), (2, 2)), large=True),
     "MONAI SegResNet": Foreign(
-        "monai", MONAI, _monai("SegResNet", 2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1))
+        "monai", MONAI, _monai("SegResNet", 2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1)), large=True
     ),
     "MONAI SegResNetDS": Foreign(
         "monai", MONAI, _monai("SegResNetDS", 2, 4, 3, 2, blocks_down=(1, 1, 1), norm="batch")
     ),
     "MONAI VNet": Foreign("monai", MONAI, _monai("VNet", 2, 4, 4), bands=4, refused="drops other things"),
     "MONAI DynUNet": Foreign(
-        "monai", MONAI, _monai("DynUNet", 2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True)
+        "monai",
+        MONAI,
+        _monai("DynUNet", 2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True),
+        large=True,
     ),
     "MONAI HighResNet": Foreign("monai", MONAI, _monai("HighResNet", 2, 3, 2), large=True),
     "MONAI RegUNet": Foreign("monai", MONAI, _monai("RegUNet", 2, 3, 4, 2, out_channels=2)),
@@ -177,9 +180,11 @@ NETWORKS: dict[str, Foreign] = {
     "nnU-Net ResidualUNet": Foreign(
         NNUNET.split(".")[0], NNUNET, lambda m: _Options(nn.BatchNorm2d)(m.ResidualUNet, n_blocks_per_stage=1)
     ),
-    "unet UNet2D": Foreign(UNET, UNET, _unet(padding=1, normalization="batch", upsampling_type="conv", dropout=0.1)),
+    "unet UNet2D": Foreign(
+        UNET, UNET, _unet(padding=1, normalization="batch", upsampling_type="conv", dropout=0.1), large=True
+    ),
     "unet UNet2D, residual": Foreign(UNET, UNET, _unet(padding=1, residual=True, upsampling_type="conv")),
-    "unet UNet2D, without padding": Foreign(UNET, UNET, _unet(upsampling_type="conv")),
+    "unet UNet2D, without padding": Foreign(UNET, UNET, _unet(upsampling_type="conv"), large=True),
     "EfficientNet features": Foreign("efficientnet_pytorch", "efficientnet_pytorch", _efficient),
     "kornia DexiNed": Foreign(
         "kornia",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.tracing.networks import Double, Inexact, Mixed, Outer, PaddingUNet, Pointed, Squeezed
+from tests.tracing.styles import STYLES, Inverted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.tracing.trace import trace
@@ -18,6 +20,8 @@ MODULES = {
     "pointed": lambda: Outer(Pointed(8)),
     "squeezed": lambda: Outer(Squeezed(8)),
     "mixed": lambda: Outer(Mixed(8)),
+    "inverted, halved": lambda: Outer(Inverted(8, stride=2)),
+    **{name: (lambda style=style: Outer(style(8))) for name, style in STYLES.items()},
 }
 
 
@@ -105,3 +109,48 @@ def test_instance_norm_takes_gradients_in_any_layout(affine: bool) -> None:
     found = torch.autograd.grad(network(x_BCHW), network.parameters(), gradient.to(memory_format=torch.channels_last))
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-12 * gradient.norm()
+
+
+class Dropping(nn.Module):
+    """Drops its whole branch at times, as stochastic depth does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.branch(x)
+        return x + (y * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.8) if self.training else y)
+
+
+def test_what_trains_otherwise_maps_only() -> None:
+    with pytest.raises(ConfigError, match=r"does not do in training what it does in evaluation.*test_trace.py"):
+        trace(Dropping(), 3)
+    network = trace(Dropping().eval(), 3)
+    with pytest.raises(ConfigError, match="map with it"):
+        network.train()
+    assert not network.training
+
+
+def test_a_checkpoint_of_the_module_is_one_of_the_network() -> None:
+    module, again = made("Weighted"), made("Weighted")
+    with torch.no_grad():
+        for tensor in (*again.parameters(), *again.buffers()):
+            tensor.mul_(1.5)
+    network = trace(module, 3)
+    network.load_state_dict(again.state_dict())
+    x_BCHW = torch.randn(1, 3, 16, 16, dtype=torch.float64)
+    assert torch.equal(network.eval()(x_BCHW), trace(again, 3).eval()(x_BCHW))
+
+
+class Returning(nn.Module):
+    """Two tensors, one of them half as large."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": torch.relu(x), "aux": functional.avg_pool2d(x, 2)}
+
+
+def test_outputs_of_several_sizes_are_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"64 x 96, 32 x 48 pixels; say which are wanted: outputs=\[0\]"):
+        trace(Returning(), 3)
+    assert len(trace(Returning(), 3, outputs=[1]).graph) == 1

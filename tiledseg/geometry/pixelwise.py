@@ -16,6 +16,25 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Formula:
+    """A tensor computed from weights alone, each time anew; `part` of what the function gives, if that is several."""
+
+    function: str
+    arguments: tuple[object, ...]
+    keywords: tuple[tuple[str, object], ...] = ()
+    part: int | None = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice, as a value."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+
+@dataclass(frozen=True)
 class Layout:
     """In which dims a function sees a tensor of (batch, channels, height, width): `B`, `C`, `H`, `W`, each once, in
     any order; neighbours in one word are one dim (`B HW C`: tokens). `channels`: the factors of C, where it has been

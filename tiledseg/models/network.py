@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from tiledseg.architecture.network import Network
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
@@ -32,14 +34,23 @@ class GraphNetwork(nn.Module):
 
     Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
     Where they are parts of somebody's module `whole`, its names stay: of weights, of buffers, of what it consists of.
+    `untrained`: why the graph is not what that module does in training; it then stays in evaluation.
     """
 
     layers: Mapping[str, nn.Module]
 
-    def __init__(self, graph: Graph, bands: int, modules: Sequence[nn.Module], whole: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        bands: int,
+        modules: Sequence[nn.Module],
+        whole: nn.Module | None = None,
+        untrained: str | None = None,
+    ) -> None:
         super().__init__()
         self.graph = graph
         self.bands = bands
+        self.untrained = untrained
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -52,9 +63,19 @@ class GraphNetwork(nn.Module):
         self._parameters, self._buffers = whole._parameters, whole._buffers
         self._non_persistent_buffers_set = whole._non_persistent_buffers_set
         self._modules.update(whole._modules)
-        drawn = [module for module in modules if module not in known and not module.state_dict()]
-        self._modules["(drawn)"] = nn.ModuleList(drawn).train(whole.training)
-        self.training = whole.training
+        nodes = _Unnamed(module for module in modules if module not in known)
+        for module in (self, nodes, *nodes):
+            module.training = whole.training
+        self._modules["(nodes)"] = nodes
+        self.register_load_state_dict_post_hook(_forget_unnamed)
+
+    def train(self, mode: bool = True) -> GraphNetwork:
+        """As of any module. Raises ConfigError for a network that only maps."""
+        if mode and self.untrained:
+            raise ConfigError(
+                f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
+            )
+        return super().train(mode)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The output, or outputs in the graph's order, each of shape (B, channels, height, width)."""
@@ -67,6 +88,17 @@ class GraphNetwork(nn.Module):
         """See `run_nodes`, each node by its module."""
         modules = list(self.layers.values())
         run_nodes(self.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
+
+
+class _Unnamed(nn.ModuleList):
+    """Modules whose weights have names elsewhere: no checkpoint holds them twice."""
+
+    def state_dict(self, *args: Any, destination: Any = None, **keywords: Any) -> Any:
+        return {} if destination is None else destination
+
+
+def _forget_unnamed(network: nn.Module, keys: Any) -> None:
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("(nodes).")]
 
 
 def build_network(graph: Graph, bands: int, seed: int | None = None) -> GraphNetwork:

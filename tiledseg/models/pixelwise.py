@@ -6,6 +6,7 @@ No pixel of their output looks at another pixel, so a block is computed as an im
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from tiledseg.geometry import pixelwise as geometry
 from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.pixelwise import Layout, Slot
+from tiledseg.geometry.pixelwise import Cut, Formula, Layout, Slot
 from tiledseg.models.block import BlockModule, Place
 from tiledseg.models.normalise import Ranks
 
@@ -23,23 +24,17 @@ NAMESPACES = (functional, torch, torch.Tensor)
 
 
 class PixelFunction(BlockModule):
-    """See `geometry.pixelwise.Pixelwise`. `weights` are shared with whoever made them."""
+    """See `geometry.pixelwise.Pixelwise`. Its weights are `given`, those of other modules, or its own."""
 
-    def __init__(self, layer: geometry.Pixelwise, weights: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, layer: geometry.Pixelwise, given: Weights | None = None) -> None:
         super().__init__()
         self.layer = layer
         self._function = resolve(layer.function)
-        self._names = [f"weight{index}" for index in range(len(layer.weights))]
-        given = weights or [nn.Parameter(torch.ones(shape)) for shape in layer.weights]
-        for name, weight in zip(self._names, given, strict=True):
-            if isinstance(weight, nn.Parameter):
-                self.register_parameter(name, weight)
-            else:
-                self.register_buffer(name, weight)
+        self.given = given or Weights([nn.Parameter(torch.ones(shape)) for shape in layer.weights])
 
     def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
         tensors = [to_layout(x, layout) for x, layout in zip(inputs_BCHW, self.layer.before, strict=True)]
-        weights = [getattr(self, name) for name in self._names]
+        weights = self.given.tensors()
         arguments = _filled(self.layer.arguments, tensors, weights)
         keywords = {name: _filled(value, tensors, weights) for name, value in self.layer.keywords}
         made = self._function(*arguments, **keywords)
@@ -52,6 +47,28 @@ class PixelFunction(BlockModule):
 
     def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         return self(x_BCHW, *others_BCHW)
+
+
+class Weights(nn.Module):
+    """Parameters that are shared with whoever made them, constants, and buffers of other modules (module and name),
+    which are looked up each time: they may be replaced there."""
+
+    def __init__(self, given: Sequence[torch.Tensor | tuple[nn.Module, str]]) -> None:
+        super().__init__()
+        self._places: list[tuple[Any, str]] = []  # not modules of this one: a list hides them
+        for index, value in enumerate(given):
+            if isinstance(value, tuple):
+                self._places.append(value)
+                continue
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(f"weight{index}", value)
+            else:
+                self.register_buffer(f"weight{index}", value, persistent=False)
+            self._places.append((self, f"weight{index}"))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In the order in which they were given."""
+        return [getattr(owner, name) for owner, name in self._places]
 
 
 class OnePixel(BlockModule):
@@ -77,9 +94,14 @@ class OnePixel(BlockModule):
 
 def resolve(name: str) -> Any:
     """The function of torch of this name. Raises AttributeError where there is none."""
+    if name.startswith("Tensor."):
+        return getattr(torch.Tensor, name.removeprefix("Tensor."))
     for space in NAMESPACES:
-        if hasattr(space, name):
-            return getattr(space, name)
+        found = getattr(space, name, None)
+        if callable(found):
+            return found
+        if found is not None:
+            return lambda tensor: getattr(tensor, name)  # a property
     raise AttributeError(f"torch has no function {name}")
 
 
@@ -126,9 +148,49 @@ def _product(values: Iterable[int]) -> int:
     return total
 
 
+def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a formula gives for these weights."""
+    arguments = _filled(formula.arguments, (), weights)
+    keywords = {name: _filled(value, (), weights) for name, value in formula.keywords}
+    made = resolve(formula.function)(*arguments, **keywords)
+    result: torch.Tensor = made if formula.part is None else made[formula.part]
+    return result
+
+
 def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, Slot):
         return (weights if value.is_weight else tensors)[value.index]
+    if isinstance(value, Formula):
+        return computed(value, weights)
+    if isinstance(value, Cut):
+        return slice(value.start, value.stop, value.step)
     if isinstance(value, tuple):
         return tuple(_filled(each, tensors, weights) for each in value)
     return value
+
+
+class ComputedConvolution(nn.Conv2d):
+    """A convolution whose weights are computed from others each time: standardized, scaled, masked."""
+
+    given: Weights
+
+    @staticmethod
+    def of(plain: nn.Conv2d, weight: Slot | Formula, bias: Slot | Formula | None, given: Weights) -> nn.Conv2d:
+        """As `plain`, with the weights that these formulas give."""
+        made = copy.copy(plain)
+        made.__class__ = ComputedConvolution
+        made._parameters, made._modules = {}, {}
+        made.given = given
+        made._formulas = {"weight": weight, "bias": bias}  # type: ignore[assignment]
+        return made
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        return self._computed("weight")
+
+    @property
+    def bias(self) -> torch.Tensor | None:  # type: ignore[override]
+        return self._computed("bias")
+
+    def _computed(self, name: str) -> Any:
+        return _filled(self._formulas[name], (), self.given.tensors())  # type: ignore[index]

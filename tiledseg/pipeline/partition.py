@@ -20,6 +20,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork
+from tiledseg.models.pixelwise import Weights
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
 from tiledseg.schedules import chunk_ranks
@@ -64,8 +65,12 @@ def split_network(
     dtype: torch.dtype,
     autocast: AbstractContextManager[object] | None = None,
 ) -> SplitNetwork:
-    """Leaves the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`."""
+    """Leaves the network, whole and on the CPU, the layers of `stage` alone (None: of no stage), in `dtype`.
+
+    Raises ConfigError, on all ranks, where layers of two stages share a weight: each would add its own gradient.
+    """
     cut = cut_network(network.graph, settings.balance, settings.schedule, len(settings.recompute))
+    _check_shared(network, cut)
     network.to(dtype)
     dtypes = tensor_dtypes(network, autocast, device)
     keep_layers(network, set() if stage is None else cut.layers_of(stage), device, dtype)
@@ -74,22 +79,13 @@ def split_network(
 
 def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtype: torch.dtype) -> None:
     """Put the layers of `own` on a device, channels last, and let go of the values of all others. Weights that no layer
-    takes stay where the first layer is.
-
-    Raises ConfigError where layers of two stages share a weight: each would add its part of the gradient alone.
-    """
+    takes stay where the first layer is."""
     modules = list(network.layers.values())
     kept = {id(tensor) for index in own for tensor in _tensors(modules[index])}
     if 0 in own:
         taken = {id(tensor) for module in modules for tensor in _tensors(module)}
         kept |= {id(tensor) for tensor in _tensors(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
-    for index in others:
-        if any(id(tensor) in kept for tensor in _tensors(modules[index])):
-            raise ConfigError(
-                f"layer '{network.graph.nodes[index].name}' shares weights with a layer of another stage; choose a "
-                "parallel.balance that leaves them on one, or give each its own"
-            )
     empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old one, whose id stays its own
     for module in network.modules():
         for values in (module._parameters, module._buffers):
@@ -103,8 +99,24 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
         modules[index].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+def _check_shared(network: GraphNetwork, cut: Cut) -> None:
+    holder: dict[int, int] = {}
+    modules = list(network.layers.values())
+    for stage in sorted(set(cut.pipeline.ranks)):
+        for index in sorted(cut.layers_of(stage)):
+            for tensor in _tensors(modules[index]):
+                if holder.setdefault(id(tensor), stage) != stage:
+                    raise ConfigError(
+                        f"layer '{network.graph.nodes[index].name}' of stage {stage} shares weights with a layer of "
+                        f"stage {holder[id(tensor)]}; choose a parallel.balance that leaves them on one, or give each "
+                        "its own"
+                    )
+
+
 def _tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
-    return *module.parameters(), *module.buffers()
+    """Its weights and buffers, and those of other modules that it looks up there."""
+    looked_up = (tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors())
+    return *module.parameters(), *module.buffers(), *looked_up
 
 
 def _without_values(

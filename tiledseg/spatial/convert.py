@@ -22,6 +22,7 @@ from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
+from tiledseg.models.pixelwise import ComputedConvolution
 from tiledseg.models.upsample import Upsample
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
@@ -89,7 +90,7 @@ class Own(SpatialLayer):
 # The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
 # anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.Conv2d, SteadyConvolution), SpatialConvolution),
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution, ComputedConvolution), SpatialConvolution),
     nn.ConvTranspose2d: SpatialTransposedConvolution,
     nn.MaxPool2d: SpatialMaxPool,
     nn.AvgPool2d: SpatialAveragePool,

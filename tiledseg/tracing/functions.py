@@ -114,7 +114,9 @@ RENAMED = {
     "data": "detach",
 }
 REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
-ALONG_CHANNELS = frozenset(["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize"])
+ALONG_CHANNELS = frozenset(
+    ["softmax", "log_softmax", "softmin", "cumsum", "sort", "argsort", "flip", "normalize", "glu"]
+)
 REDUCING = frozenset(
     ["sum", "prod", "amax", "amin", "max", "min", "logsumexp", "norm", "argmax", "argmin", "var", "std", "any", "all"]
 )
@@ -171,7 +173,7 @@ def _elementwise(step: Step) -> list[Value]:
         joined = _joined(step, name, arguments)
         if joined is not None:
             return joined
-    return pixelwise(step, name, _without_inplace(name, arguments), keywords)
+    return pixelwise(step, step.as_called(name), _without_inplace(name, arguments), keywords)
 
 
 # Activations that take `inplace` by its place, and where.
@@ -259,11 +261,16 @@ def _along_channels(step: Step) -> list[Value]:
     return _called(step, name)
 
 
+def _shuffled(step: Step) -> list[Value]:
+    step.full(0, "self")
+    return _called(step, "channel_shuffle")
+
+
 def _called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
     """The call as it was made, by a node of single pixels."""
     arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
     keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
-    return pixelwise(step, name, arguments, keywords, layout, broadcasts=False)
+    return pixelwise(step, step.as_called(name), arguments, keywords, layout, broadcasts=False)
 
 
 def _parts(step: Step) -> list[Value]:
@@ -337,6 +344,7 @@ HANDLERS: dict[str, Handler] = {
     **VIEWS,
     "cat": _cat,
     "stack": _stack,
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), _shuffled),
     "linear": _linear,
     "layer_norm": _layer_norm,
     **dict.fromkeys(PARTS, _parts),

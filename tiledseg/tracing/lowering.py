@@ -19,8 +19,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
-from tiledseg.models.pixelwise import OnePixel, PixelFunction
+from tiledseg.geometry.pixelwise import Cut, Formula, Layout, OfOnePixel, Pixelwise, Slot
+from tiledseg.models.pixelwise import OnePixel, PixelFunction, Weights
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.tracing.layouts import Dims, is_channels
 from tiledseg.tracing.record import Call, Given, Made, Record, values_in
@@ -62,6 +62,10 @@ class Step:
     def _of(self, call: Call, index: int, name: str, default: Any) -> Any:
         given = call.arguments[index] if index < len(call.arguments) else call.keywords.get(name, default)
         return self.lowering.resolved(given)
+
+    def as_called(self, name: str) -> str:
+        """The function by its name, or the tensor's method of that name where the author called one."""
+        return f"Tensor.{name}" if self.call.is_method and hasattr(torch.Tensor, name) else name
 
     def value(self, index: int = 0, name: str = "input") -> Value:
         found = self.argument(index, name)
@@ -166,7 +170,7 @@ class Lowering:
         if any(layer.output_size(1) != 1 or layer.statistics for layer in (rows, cols)):
             raise RefusalError("works on pixels around one that is all there is; leave it away")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
-        name = self.add(step, what, layer, OnePixel(module, layer), (value,))
+        name = self.add(step, what, layer, OnePixel(_writing(module, False), layer), (value,))
         return name
 
 
@@ -190,11 +194,12 @@ def pixelwise(
     """A node for a call of single pixels; `layout`: of what it gives, that of the inputs unless given. `broadcasts`:
     whether its weights stand beside the tensor's dims."""
     inputs: list[Value] = []
-    weights: list[torch.Tensor] = []
+    weights: list[Given] = []
     given = _slots((tuple(arguments), tuple(sorted(keywords.items()))), inputs, weights)
+    beside = [value.tensor for value in values_in((tuple(arguments), keywords)) if isinstance(value, Given)]
     common = _common_layout(inputs)
     after = layout or common
-    for weight in weights if broadcasts else ():
+    for weight in beside if broadcasts else ():
         _check_weight(weight, common)
     made = []
     for part, shape in enumerate(step.call.shapes):
@@ -205,15 +210,17 @@ def pixelwise(
             given[1],
             tuple(value.layout for value in inputs),
             after,
-            tuple(tuple(weight.shape) for weight in weights),
+            tuple(tuple(weight.tensor.shape) for weight in weights),
             part if len(step.call.shapes) > 1 else None,
         )
-        node = step.lowering.add(step, function, layer, PixelFunction(layer, weights), inputs)
+        node = step.lowering.add(
+            step, function.removeprefix("Tensor."), layer, PixelFunction(layer, shared(weights)), inputs
+        )
         made.append(step.made(node, after, part))
     return made
 
 
-def _slots(value: Any, inputs: list[Value], weights: list[torch.Tensor]) -> Any:
+def _slots(value: Any, inputs: list[Value], weights: list[Given]) -> Any:
     if isinstance(value, Value):
         if value not in inputs:
             inputs.append(value)
@@ -225,15 +232,39 @@ def _slots(value: Any, inputs: list[Value], weights: list[torch.Tensor]) -> Any:
     return value
 
 
-def _given_slot(value: Given, weights: list[torch.Tensor]) -> Any:
+def _given_slot(value: Given, weights: list[Given]) -> Any:
     if value.name is None and value.weights:
-        raise RefusalError("takes a weight that is computed from others; keep it as a parameter of its own")
+        return formula(value, weights)
     if value.name is None and value.tensor.numel() == 1:
         return value.tensor.item()
-    place = next((at for at, weight in enumerate(weights) if weight is value.tensor), len(weights))
+    place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
     if place == len(weights):
-        weights.append(value.tensor)
+        weights.append(value)
     return Slot(place, True)
+
+
+def shared(weights: Sequence[Given]) -> Weights:
+    return Weights([weight.owner or weight.tensor for weight in weights])
+
+
+def formula(value: Given, weights: list[Given]) -> Any:
+    """How a weight is computed from others, which are added to `weights`."""
+    if value.name is not None or value.recipe is None or not value.weights:
+        return _given_slot(value, weights)
+    function, arguments, keywords, part = value.recipe
+    if function.endswith("_") and not function.endswith("__"):
+        raise RefusalError(f"takes a weight that {function} has written over; compute it without")
+    given = _formula_arguments(arguments, weights)
+    named = tuple((key, _formula_arguments(each, weights)) for key, each in sorted(keywords.items()))
+    return Formula(function, given, named, part)
+
+
+def _formula_arguments(value: Any, weights: list[Given]) -> Any:
+    if isinstance(value, Given):
+        return formula(value, weights)
+    if isinstance(value, tuple):
+        return tuple(_formula_arguments(each, weights) for each in value)
+    return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
 def _common_layout(inputs: Sequence[Value]) -> Layout:
@@ -306,9 +337,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_plain(each) for each in value)
     if isinstance(value, Given):
-        return (
-            (value.name, tuple(value.tensor.shape)) if value.name or value.tensor.numel() > 1 else value.tensor.item()
-        )
+        if value.name or value.weights:
+            return value.name, tuple(value.tensor.shape)
+        return tuple(value.tensor.shape), tuple(value.tensor.flatten().tolist())
     return value
 
 
@@ -321,6 +352,21 @@ def differing(one: Record, other: Record) -> str | None:
     if len(one.calls) != len(other.calls):
         longer = max(one, other, key=lambda each: len(each.calls))
         return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes at {longer.size} pixels only"
+    return None
+
+
+def differing_in_training(one: Record, trained: Record) -> str | None:
+    """What a module does otherwise in training than in evaluation, dropout apart; None where nothing."""
+    different = differing(one, trained)
+    if different:
+        return different.replace(f" at {one.size} pixels, and", " in evaluation, and", 1).replace(
+            f" at {trained.size}", " in training"
+        )
+    for call, again in zip(one.calls, trained.calls, strict=True):
+        if "dropout" not in call.function and _constants(call) != _constants(again):
+            return f"{where(call)} is given other numbers"
+    if one.given != trained.given:
+        return "it computes other things from its weights"
     return None
 
 

@@ -40,6 +40,8 @@ class Given:
     tensor: torch.Tensor
     name: str | None = None
     weights: tuple[torch.Tensor, ...] = ()  # those that it was computed from
+    owner: tuple[nn.Module, str] | None = None  # of a buffer: the module that has it, and its name there
+    recipe: tuple[Any, ...] | None = None  # and how: function, arguments, keywords, and which part of what that gives
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Call:
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
+    is_method: bool = False  # of a tensor
 
 
 @dataclass
@@ -63,6 +66,7 @@ class Record:
     size: tuple[int, int]
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    given: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # calls that see weights alone
     returned: Any = None
 
     def shape(self, made: Made) -> tuple[int, ...]:
@@ -79,10 +83,14 @@ class Recorder(TorchFunctionMode):
         self._paths = {id(module): name for name, module in root.named_modules()}
         self._owners: list[str] = [""]
         self._inside = 0  # units
+        self._is_method = False
         self._known: dict[int, Made | Given] = {}
         self._alive: list[torch.Tensor] = []  # an id belongs to one tensor as long as it lives
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
-            self.know(tensor, Given(tensor, name, (tensor,)))
+        for path, module in root.named_modules():
+            for name, parameter in module.named_parameters(prefix=path, recurse=False):
+                self.know(parameter, Given(parameter, name, (parameter,)))
+            for name, buffer in module.named_buffers(prefix=path, recurse=False):
+                self.know(buffer, Given(buffer, name, (buffer,), (module, name.rpartition(".")[2])))
 
     def know(self, tensor: torch.Tensor, value: Made | Given) -> None:
         self._known[id(tensor)] = value
@@ -117,6 +125,7 @@ class Recorder(TorchFunctionMode):
                 f"{self._owners[-1] or 'the module'} at {calling_line()}: {name} reads the values of a tensor, and "
                 "what is computed next may depend on them; compute with tensors alone"
             )
+        self._is_method = getattr(func, "__objclass__", None) is not None
         self._note(name, None, placed, named, result, depends, known)
         return result
 
@@ -148,16 +157,19 @@ class Recorder(TorchFunctionMode):
         parts = list(tensors_in(result))
         if not depends:
             weights = tuple(dict.fromkeys(w for value in known for w in value.weights))
-            for part in parts:
-                if id(part) not in self._known or part.requires_grad:
-                    self.know(part, self._known.get(id(part)) or Given(part, None, weights))
+            for number, part in enumerate(parts):
+                self.record.given.append((name, tuple(part.shape)))
+                if id(part) not in self._known:
+                    recipe = (name, placed, named, number if isinstance(result, tuple | list) else None)
+                    self.know(part, Given(part, None, weights, recipe=recipe))
             return
         if not parts:
             return
         shapes = tuple(tuple(part.shape) for part in parts)
         for number, part in enumerate(parts):
             self.know(part, Made(len(self.record.calls), number))
-        self.record.calls.append(Call(name, module, self._owners[-1], calling_line(), placed, named, shapes))
+        at, method = calling_line(), self._is_method and module is None
+        self.record.calls.append(Call(name, module, self._owners[-1], at, placed, named, shapes, method))
 
 
 def record(root: nn.Module, x_BCHW: torch.Tensor, is_unit: Callable[[nn.Module], bool]) -> Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,20 @@ from tiledseg.geometry.resampling import MaxIndices, MaxUnpool
 from tiledseg.models import pooling
 from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import InstanceNorm
+from tiledseg.models.pixelwise import ComputedConvolution
 from tiledseg.models.upsample import Upsample
 from tiledseg.tracing.layouts import PIXELS
-from tiledseg.tracing.lowering import ONE_PIXEL, RefusalError, Step, Value, channel_dims, pixelwise, without
+from tiledseg.tracing.lowering import (
+    ONE_PIXEL,
+    RefusalError,
+    Step,
+    Value,
+    channel_dims,
+    formula,
+    pixelwise,
+    shared,
+    without,
+)
 from tiledseg.tracing.record import Given
 from tiledseg.tracing.views import add_border
 
@@ -127,7 +138,7 @@ def _reduce(step: Step) -> list[Value]:
     step.check_same()
     arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
     keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
-    return pixelwise(step, name, arguments, keywords, without(value.layout, numbers, keep))
+    return pixelwise(step, step.as_called(name), arguments, keywords, without(value.layout, numbers, keep))
 
 
 def _numbers(value: Value, dims: Any) -> tuple[int, ...]:
@@ -165,11 +176,22 @@ def _max_pool(step: Step) -> list[Value]:
     }
     options["stride"] = options["stride"] or options["kernel_size"]
     value = step.full()
-    module = nn.MaxPool2d(**options)
+    module = nn.MaxPool2d(**_without_ceil(options))
     pooled = step.made(step.lowering.add_module(step, module, value, "pool"))
     if len(step.call.shapes) == 1:
         return [pooled]
     return [pooled, step.made(_indices(step, value, module), part=1)]
+
+
+def _without_ceil(options: dict[str, Any]) -> dict[str, Any]:
+    """Windows that touch end where the image does, at sizes that are multiples of them: there is nothing to ceil."""
+    touches = _pair(options["kernel_size"]) == _pair(options["stride"]) and not any(_pair(options["padding"]))
+    return {**options, "ceil_mode": options["ceil_mode"] and not touches}
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    pair = (value,) * 2 if isinstance(value, int) else tuple(value) * (2 // len(value))
+    return pair[0], pair[1]
 
 
 def _indices(step: Step, value: Value, module: nn.MaxPool2d) -> str:
@@ -204,7 +226,7 @@ def _average_pool(step: Step) -> list[Value]:
         for at, (name, default) in enumerate(zip(names, defaults, strict=True))
     }
     options["stride"] = options["stride"] or options["kernel_size"]
-    return [step.made(step.lowering.add_module(step, nn.AvgPool2d(**options), step.full(), "pool"))]
+    return [step.made(step.lowering.add_module(step, nn.AvgPool2d(**_without_ceil(options)), step.full(), "pool"))]
 
 
 def _convolution(step: Step) -> list[Value]:
@@ -220,9 +242,9 @@ def _transposed(step: Step) -> list[Value]:
 def _weighted(step: Step, kind: Any, names: tuple[str, ...], defaults: tuple[Any, ...]) -> list[Value]:
     value = step.full()
     weight, bias = step.argument(1, "weight"), step.argument(2, "bias")
-    for given in (weight, bias):
-        if isinstance(given, Value) or (given is not None and given.name is None):
-            raise RefusalError("takes weights that are computed; keep them as parameters of the module")
+    if isinstance(weight, Value) or isinstance(bias, Value):
+        raise RefusalError("takes weights that depend on the input, which differ from tile to tile; learn them")
+    computed = [given for given in (weight, bias) if given is not None and given.name is None]
     options = {
         name: step.argument(at + 3, name, default)
         for at, (name, default) in enumerate(zip(names, defaults, strict=True))
@@ -231,10 +253,23 @@ def _weighted(step: Step, kind: Any, names: tuple[str, ...], defaults: tuple[Any
     out, inner = weight.tensor.shape[:2]
     channels = (inner * groups, out) if kind is nn.Conv2d else (out, inner * groups)
     module = kind(*channels, tuple(weight.tensor.shape[2:]), bias=bias is not None, device="meta", **options)
+    if computed:
+        return [
+            step.made(step.lowering.add_module(step, _computing(module, weight, bias), value, "conv"), value.layout)
+        ]
     _share(module, "weight", weight)
     if bias is not None:
         _share(module, "bias", bias)
     return [step.made(step.lowering.add_module(step, module, value, "conv"), value.layout)]
+
+
+def _computing(module: nn.Module, weight: Given, bias: Given | None) -> nn.Module:
+    """The convolution by weights that are computed."""
+    if not isinstance(module, nn.Conv2d):
+        raise RefusalError("takes weights that are computed; keep them as parameters of the module")
+    weights: list[Given] = []
+    formulas = formula(weight, weights), None if bias is None else formula(bias, weights)
+    return ComputedConvolution.of(module, *formulas, shared(weights))
 
 
 def _share(module: nn.Module, name: str, given: Given) -> None:

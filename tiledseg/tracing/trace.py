@@ -15,7 +15,16 @@ from tiledseg.models.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
 from tiledseg.tracing.functions import handler_of, unit
-from tiledseg.tracing.lowering import WHOLE, Lowering, RefusalError, Step, Value, assembled, differing
+from tiledseg.tracing.lowering import (
+    WHOLE,
+    Lowering,
+    RefusalError,
+    Step,
+    Value,
+    assembled,
+    differing,
+    differing_in_training,
+)
 from tiledseg.tracing.record import Made, Record, record, values_in
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level.
@@ -26,7 +35,7 @@ RESIZING = (
     nn.Upsample,
     nn.UpsamplingNearest2d,
     nn.UpsamplingBilinear2d,
-)  # to a size, or by a factor: asked at the call
+)  # to a size, or by a factor: known at the call
 TOLERANCE = {torch.float64: 1e-11}
 
 
@@ -38,6 +47,9 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -
 
     It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
     Dropout is drawn by channels and by position (`models.dropout`), whatever the module draws.
+
+    A module that does something else in training, such as dropping whole paths, is refused where it is in training
+    mode; in evaluation mode it gives a network that maps and cannot be set to train.
 
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
     reason, what to do; or that says where the module cannot be run, or does not do the same at every size.
@@ -61,7 +73,7 @@ class OtherSizeError(ConfigError):
 def _traced(
     module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None
 ) -> GraphNetwork:
-    with _evaluating(module):
+    with _in_mode(module, False):
         one, other = (_record(module, bands, size) for size in sizes)
     different = differing(one, other)
     if different and one.faults:
@@ -76,7 +88,13 @@ def _traced(
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
-    network = GraphNetwork(graph, bands, modules, module)
+    untrained = _why_untrained(module, bands, one)
+    if untrained and module.training:
+        raise ConfigError(
+            f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
+            "module.eval() to map with it"
+        )
+    network = GraphNetwork(graph, bands, modules, module, untrained)
     for size in sizes:
         output_size(graph, size[0])
         output_size(graph.along_columns, size[1])
@@ -90,15 +108,25 @@ def _refused(faults: list[str]) -> ConfigError:
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
+def _why_untrained(module: nn.Module, bands: int, one: Record) -> str | None:
+    """Why the graph of what a module does in evaluation is not that of what it does in training; None where it is."""
+    with _in_mode(module, True):
+        try:
+            trained = record(module, _probe(module, bands, one.size), _is_unit)
+        except Exception as error:  # whatever the module raises
+            return f"it does not run: {type(error).__name__}: {error}"
+    return differing_in_training(one, trained)
+
+
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     modes = [(each, each.training) for each in module.modules()]
-    module.eval()
+    module.train(training)
     try:
         yield
     finally:
-        for each, training in modes:
-            each.training = training
+        for each, before in modes:
+            each.training = before
 
 
 def _probe(module: nn.Module, bands: int, size: tuple[int, int]) -> torch.Tensor:
@@ -120,7 +148,8 @@ def _record(module: nn.Module, bands: int, size: tuple[int, int]) -> Record:
 def _is_unit(module: nn.Module) -> bool:
     kind = type(module)
     own = isinstance(module, BlockModule) and module.speaks_for_blocks()
-    return own or (kind in TWINS and kind not in RESIZING) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
+    asked = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
+    return own or (kind in TWINS and not asked) or kind in WHOLE_IMAGE_TWINS or kind in POINTWISE
 
 
 def _lowered(step: Step) -> list[Value]:
@@ -161,7 +190,7 @@ def _check(
 ) -> None:
     """Raise ConfigError where the graph does not give what the module gives: something was not seen."""
     x_BCHW = _probe(module, bands, size)
-    with torch.no_grad(), _evaluating(network), _evaluating(module):
+    with torch.no_grad(), _in_mode(network, False), _in_mode(module, False):
         found, expected = network(x_BCHW), module(x_BCHW)
     pairs = zip(_tensors(found), _wanted(_tensors(expected), wanted), strict=True)
     worst = max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in pairs)

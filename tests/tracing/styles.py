@@ -1,0 +1,158 @@
+"""Parts of networks in the styles in which people publish them, in words of our own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class ChannelNorm(nn.Module):
+    """Layer norm over channels, written out, as ConvNeXt's and SAM's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(channels) + 0.5), nn.Parameter(torch.rand(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(1, keepdim=True)
+        spread = (x - mean).pow(2).mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(spread + 1e-6)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class Inverted(nn.Module):
+    """Expansion, depthwise convolution padded by hand, squeeze and excitation by convolutions, projection."""
+
+    def __init__(self, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.stride, wide = stride, 3 * channels
+        self.expand = nn.Sequential(
+            nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.SiLU(inplace=True)
+        )
+        self.depthwise = nn.Conv2d(wide, wide, 3, stride, groups=wide, bias=False)
+        self.reduce, self.restore = nn.Conv2d(wide, 4, 1), nn.Conv2d(4, wide, 1)
+        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.expand(x)
+        y = functional.silu(self.depthwise(functional.pad(y, (0, 1, 0, 1) if self.stride == 2 else (1, 1, 1, 1))))
+        gate = self.restore(functional.silu(self.reduce(y.mean((2, 3), keepdim=True))))
+        y = self.project(y * gate.sigmoid())
+        return x + y if self.stride == 1 else y
+
+
+class Pyramid(nn.Module):
+    """Dilated convolutions beside the image's mean, brought back to the size of the features."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Conv2d(channels, 4, 3, padding=rate, dilation=rate) for rate in (1, 2, 3))
+        self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 4, 1, bias=False), nn.ReLU())
+        self.join = nn.Sequential(nn.Conv2d(16, channels, 1), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [branch(x) for branch in self.branches]
+        pooled = functional.interpolate(self.mean(x), size=x.shape[-2:], mode="bilinear", align_corners=False)
+        return self.join(torch.cat([*found, pooled], dim=1))
+
+
+class Exchanging(nn.Module):
+    """Two resolutions that give each other what they have."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(channels, channels, 3, 2, 1)
+        self.up = nn.Conv2d(channels, channels, 1)
+        self.fuse = nn.ModuleList([nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine, coarse = x, self.down(x)
+        high = functional.relu(fine + functional.interpolate(self.up(coarse), scale_factor=2.0, mode="nearest"))
+        low = functional.relu(coarse + functional.avg_pool2d(fine, 2))
+        high, low = self.fuse[0](high), self.fuse[1](low)
+        return high + functional.interpolate(low, size=(high.shape[2], high.shape[3]), mode="bilinear")
+
+
+class Unpooling(nn.Module):
+    """A bottleneck that pools by maxima, pads its channels, and puts values back where they were."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+        self.asymmetric = nn.Sequential(
+            nn.Conv2d(channels, channels, (5, 1), padding=(2, 0), bias=False),
+            nn.Conv2d(channels, channels, (1, 5), padding=(0, 2)),
+            nn.PReLU(channels),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, indices = self.pool(x)
+        return self.unpool(self.asymmetric(y), indices)
+
+
+class Gate(nn.Module):
+    """Attention of a skip by what comes from below, and by the mean and maximum of its channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.theta, self.phi = nn.Conv2d(channels, 4, 2, 2, bias=False), nn.Conv2d(channels, 4, 1)
+        self.psi, self.map = nn.Conv2d(4, 1, 1), nn.Conv2d(2, 1, 7, padding=3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        below = functional.max_pool2d(x, 2, ceil_mode=True)
+        seen = torch.sigmoid(self.psi(functional.relu(self.theta(x) + self.phi(below))))
+        x = functional.interpolate(seen, size=x.size()[2:], mode="bilinear").expand_as(x) * x
+        both = torch.cat([x.mean(dim=1, keepdim=True), x.max(dim=1, keepdim=True)[0]], dim=1)
+        return x * torch.sigmoid(self.map(both))
+
+
+class Standardized(nn.Conv2d):
+    """A convolution whose weights have no mean and a deviation of one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        weight = (self.weight - mean) / (self.weight.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
+        return functional.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Weighted(nn.Module):
+    """Sums by learned weights that are positive and add up to one, inputs scaled by buffers, checkpointed parts."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.rand(1, channels, 1, 1))
+        self.register_buffer("deviation", torch.rand(channels, 1, 1) + 0.5)
+        self.shares = nn.Parameter(torch.rand(2))
+        self.one, self.other = Standardized(channels, channels, 3, padding=1), nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x - self.mean) / self.deviation
+        shares = functional.relu(self.shares)
+        shares = shares / (shares.sum() + 1e-4)
+        y = shares[0] * checkpoint(self.one, x, use_reentrant=False) + shares[1] * self.other(x)
+        return functional.normalize(y, dim=1) + y.clamp(min=0).sqrt().detach()
+
+
+class Shuffled(nn.Module):
+    """Groups of channels that change places, and pixels made of channels by views."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(channels, 4 * channels, 1, groups=2)
+        self.unit = nn.ModuleList([nn.ChannelShuffle(4), nn.PixelShuffle(2), nn.Softmax2d(), nn.GLU(dim=1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.unit[0](self.wide(x))
+        batch, channels, height, width = y.shape
+        z = y.view(batch, channels // 4, 2, 2, height, width).permute(0, 1, 4, 2, 5, 3)
+        z = z.reshape(batch, channels // 4, 2 * height, 2 * width)
+        z = self.unit[2](z) + self.unit[1](y)
+        one, other = torch.split(self.unit[3](torch.cat([z, z.flip(1)], dim=1)), [2, z.shape[1] - 2], dim=1)
+        return functional.avg_pool2d(torch.cat([other, one], dim=1), 3, 2, 1, count_include_pad=False)
+
+
+STYLES = {
+    style.__name__: style for style in (ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled)
+}
