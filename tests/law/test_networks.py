@@ -66,6 +66,7 @@ SETTINGS = {
     "residual50-group": setting(residual("group", "resnet50", "bilinear"), halo="layer", fusion=2, overlap=True),
     "gated-exchange": setting(gated("pixel", False), halo="exchange"),
     "gated-batch": setting(gated("batch", True), halo="layer"),
+    "gated-pixel": setting(gated("pixel", True), halo="layer", fusion=2),
 }
 
 

@@ -76,3 +76,17 @@ def test_torch_compile_sees_one_graph(dtype: torch.dtype) -> None:
     x_BCHW = image(3, dtype=dtype)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x_BCHW), network(x_BCHW), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 8, 16])
+def test_single_pixels_by_steps(channels: int) -> None:
+    """Of 8 channels torch's own gradient of the weight ends the process."""
+    ours = SteadyConvolution(channels, 2 * channels, 1, 2, bias=False).to(memory_format=torch.channels_last)
+    x_BCHW = image(channels, 64).requires_grad_()
+    y_BCHW = ours(x_BCHW)
+    y_BCHW.square().sum().backward()
+    weight, wide_BCHW = ours.weight.detach().double().requires_grad_(), x_BCHW.detach().double().requires_grad_()
+    expected_BCHW = functional.conv2d(wide_BCHW, weight, stride=2)
+    expected_BCHW.square().sum().backward()
+    for found, expected in ((y_BCHW, expected_BCHW), (x_BCHW.grad, wide_BCHW.grad), (ours.weight.grad, weight.grad)):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)

@@ -1,7 +1,7 @@
 """The wide ResNet-38 of Wu et al. (2019) as a run of nodes, in the form that G-SCNN's published code takes.
 
 Blocks activate first: norm and activation stand before each convolution, and the sum ends the block. The shortcut is
-projected, from the activated tensor, where channels change. Modules are named as in that code, `modM.blockB`: one
+projected, from the activated tensor, where channels change. Modules are named as in that code, so its files fit: one
 convolution; two poolings, each before a module; one module that halves the size; then dilations of 2 and 4, so the
 deepest tensor has an eighth of the size. The last two modules are bottlenecks, and drop channels.
 """
@@ -81,15 +81,16 @@ class WideResNet:
         yield Node(f"{name}.input", Mark())
         yield from self.normed(f"{name}.bn1", before * self.base_channels)
         kernels = (1, 3, 1) if len(module.widths) == 3 else (3, 3)
+        last = f"{name}.convs.conv{len(kernels)}"
         for i, (kernel, width) in enumerate(zip(kernels, module.widths, strict=True), start=1):
             dilation = module.dilation if kernel == 3 else 1
             if i == len(kernels) and module.dropout is not None:
-                yield Node(f"{name}.dropout", Dropout(module.dropout))
-            yield Node(f"{name}.conv{i}", self._convolution(width, kernel, stride if i == 1 else 1, dilation))
+                yield Node(f"{name}.convs.dropout", Dropout(module.dropout))
+            yield Node(f"{name}.convs.conv{i}", self._convolution(width, kernel, stride if i == 1 else 1, dilation))
             if i < len(kernels):
-                yield from self.normed(f"{name}.bn{i + 1}", width * self.base_channels)
-        body, shortcut = f"{name}.conv{len(kernels)}", f"{name}.input"
+                yield from self.normed(f"{name}.convs.bn{i + 1}", width * self.base_channels)
+        shortcut = f"{name}.input"
         if projected:
             shortcut = f"{name}.proj_conv"
             yield Node(shortcut, self._convolution(module.widths[-1], 1, stride), (f"{name}.bn1.1",))
-        yield Node(f"{name}.add", Add(), (body, shortcut))
+        yield Node(f"{name}.add", Add(), (last, shortcut))

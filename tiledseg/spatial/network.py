@@ -86,6 +86,8 @@ class SpatialNetwork:
             return program[k].run(self._converted.layers[k], inputs, self._exchangers[k], self.overlap)
 
         run_nodes(self._converted.rows, compute, tensors, first, stop)
+        for result in self._converted.rows.results if stop == len(program) else ():
+            tensors[result] = program[result - 1].own(tensors[result])
 
     def norm_together(
         self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator
@@ -167,11 +169,18 @@ class _Bring:
 
 @dataclass(frozen=True)
 class _Action:
-    """What one rank does at one node for an image of one size; `given`: the output."""
+    """What one rank does at one node for an image of one size; `given`: the output, of which `owned` is the rank's
+    own block: with fusion a tensor may be larger, for nodes after it."""
 
     place: Place
     inputs: tuple[_Bring, ...]
     given: Box
+    owned: Box
+
+    def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
+        """The rank's own block of the output."""
+        crop = _crop(self.given, self.owned)
+        return y_BCHW if crop is None else y_BCHW[(slice(None), slice(None), *crop.slices)]
 
     def run(
         self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
@@ -199,7 +208,8 @@ def _compile(rows: Plan, cols: Plan, sources: Sequence[tuple[int, ...]], at: tup
 def _action(row: NodeWindows, col: NodeWindows, at: tuple[int, int], extents: Sequence[Box]) -> _Action:
     inputs = tuple(_bring((row, col), index, at, (extent.row, extent.col)) for index, extent in enumerate(extents))
     place = Place(_dim_place(row, at[0]), _dim_place(col, at[1]))
-    return _Action(place, inputs, Box(place.row.given, place.col.given))
+    owned = Box(*(node.output.owned(rank) for node, rank in zip((row, col), at, strict=True)))
+    return _Action(place, inputs, Box(place.row.given, place.col.given), owned)
 
 
 def _bring(
