@@ -168,8 +168,11 @@ class OptimizerConfig:
     Args:
         name: adamw or sgd
         lr: learning rate
+        scale_lr: none, or linear: the rate is lr times the tiles, or else the images, of a step (docs/transfer.md)
+        lr_factors: a map of name pattern to factor of the rate, as {"encoder*": 0.1, "*.bias": 2}; the first that fits
         momentum: of sgd
         weight_decay: decoupled for adamw, L2 for sgd
+        decay_norms: whether weights of norms, and biases, decay too
         policy: constant, step, polynomial or cosine
         warmup_steps: steps over which the rate rises linearly from 0
         step_size: epochs between drops of the step policy
@@ -180,8 +183,11 @@ class OptimizerConfig:
 
     name: str = "adamw"
     lr: float = number(1e-3, 0.0, 1e6, above=True)
+    scale_lr: str = "none"
+    lr_factors: dict[str, float] = number({}, 0.0, 1e6, above=True)
     momentum: float = number(0.9, 0.0, 1.0, below=True)
     weight_decay: float = number(0.0, 0.0, 1e6)
+    decay_norms: bool = True
     policy: str = "constant"
     warmup_steps: int = number(0, 0, MOST)
     step_size: int = number(20, 1, MOST)
@@ -192,6 +198,7 @@ class OptimizerConfig:
     def check(self) -> None:
         check_values("optimizer", self)
         one_of("optimizer.name", self.name, ("adamw", "sgd"))
+        one_of("optimizer.scale_lr", self.scale_lr, ("none", "linear"))
         one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
 
 

@@ -82,7 +82,10 @@ def number(
     remedy: str = "",
 ) -> Any:
     """A field of a dataclass with the range of its numbers: its own, those in its list, or None where it may be."""
-    return field(default=default, metadata={"range": Range(least, most, above, below, nan, remedy)})
+    metadata = {"range": Range(least, most, above, below, nan, remedy)}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def range_of(described: Field[Any]) -> Range | None:

@@ -89,6 +89,7 @@ def one_line(error: Exception) -> str:
 
 _WORDS = (  # the longer first
     ("dict[str | int, int | None]", "a map of raw value or colour to class"),
+    ("dict[str, float]", "a map of name pattern to number"),
     ("list[int]", "a list of whole numbers [a,b]"),
     ("list[str]", "a list [a,b]"),
     ("int", "a whole number"),

@@ -55,15 +55,25 @@ class Contents:
 
 def contents_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Contents:
     """What this rank holds of a checkpoint; what is on the meta device is another stage's."""
-    whole = optimizer.state_dict()
+    whole, numbers = optimizer.state_dict(), _numbers(optimizer)
     entries = {
-        f"{index}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
+        f"{numbers[index]}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
         for index, entries in whole["state"].items()
         for name, value in entries.items()
         if value is not None
     }
+    options = {key: value for key, value in whole["param_groups"][0].items() if key not in ("indices", "factor")}
+    groups = [{**options, "params": list(range(len(numbers)))}]
     weights = {k: v.detach().contiguous().cpu() for k, v in network.state_dict().items() if not v.is_meta}
-    return Contents(weights, entries, whole["param_groups"])
+    return Contents(weights, entries, groups)
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Of each parameter as the optimizer counts them, group by group, its number in the network, as its group says."""
+    found: list[int] = []
+    for group in optimizer.param_groups:
+        found += group.get("indices", range(len(found), len(found) + len(group["params"])))
+    return found
 
 
 def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int) -> Path:
@@ -209,11 +219,13 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
             "optimizer.name"
         )
     state: dict[int, dict[str, torch.Tensor]] = {}
+    places = {number: place for place, number in enumerate(_numbers(optimizer))}
     for key, tensor in tensors.items():
-        index, _, name = key.partition(".")
+        number, _, name = key.partition(".")
+        index = places[int(number)]
         unused = name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]
-        if not parameters[int(index)].is_meta and not unused:
-            state.setdefault(int(index), {})[name] = tensor
+        if not parameters[index].is_meta and not unused:
+            state.setdefault(index, {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

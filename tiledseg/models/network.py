@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,15 @@ class GraphNetwork(nn.Module):
                 f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
             )
         return super().train(mode)
+
+    def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of somebody's
+        module by its names."""
+        nodes = {f"layers.{node.name.replace('.', '-')}": node.name for node in self.graph.nodes}
+        for name, parameter in self.named_parameters():
+            parts = name.split(".", 2)
+            node = nodes.get(".".join(parts[:2]))
+            yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """The output, or outputs in the graph's order, each of shape (B, channels, height, width)."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
 
+from tiledseg.errors import ConfigError
 from tiledseg.training.course import Course
 from tiledseg.training.recipe import Rate, Update
 
@@ -35,7 +38,35 @@ class SGD(_Eager, torch.optim.SGD):
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], update: Update) -> torch.optim.Optimizer:
+Groups = list[dict[str, Any]]
+
+
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) -> Groups:
+    """A network's parameters by their factor of the rate and their decay, each with its number in the network.
+
+    The first of `update.lr_factors` whose pattern fits a name decides. A norm's weights and all biases have one dim.
+    Raises ConfigError for a pattern that fits no name.
+    """
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    unused = set(update.lr_factors)
+    for index, (name, parameter) in enumerate(named):
+        fitting = [pattern for pattern in update.lr_factors if fnmatchcase(name, pattern)]
+        unused -= set(fitting)
+        factor = update.lr_factors[fitting[0]] if fitting else 1.0
+        decay = update.weight_decay if update.decay_norms or parameter.ndim > 1 else 0.0
+        new = {"params": [], "indices": [], "factor": factor, "weight_decay": decay}
+        group = groups.setdefault((factor, decay), new)
+        group["params"].append(parameter)
+        group["indices"].append(index)
+    if unused:
+        raise ConfigError(
+            f"optimizer.lr_factors has '{min(unused)}', which fits no name of a weight; give patterns of names such as "
+            f"{name}"
+        )
+    return list(groups.values())
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Update) -> torch.optim.Optimizer:
     """The optimizer that does as `update` says, which decides about all but the gradient's length."""
     if update.name == "sgd":
         return SGD(parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True)
@@ -65,6 +96,6 @@ def learning_rate(rate: Rate, step: int, course: Course) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every parameter group this rate."""
+    """Give every parameter group this rate, times its own factor where it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("factor", 1.0)

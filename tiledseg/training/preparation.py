@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tiledseg.architecture.presets import build_network
@@ -174,7 +174,7 @@ def recipe_of(config: Config) -> Recipe:
         data.prefetch,
         Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints),
         update_of(config.optimizer),
-        rate_of(config.optimizer),
+        rate_of(config.optimizer, train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
     )
 
@@ -183,8 +183,10 @@ def update_of(optimizer: OptimizerConfig) -> Update:
     return Update(**{key: getattr(optimizer, key) for key in Update.__dataclass_fields__})
 
 
-def rate_of(optimizer: OptimizerConfig) -> Rate:
-    return Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
+def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
+    """`batch`: tiles or images of a step, on all ranks together, by which a linear rate grows."""
+    rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
+    return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
 
 
 def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:

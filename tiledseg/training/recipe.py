@@ -13,14 +13,16 @@ class Update:
 
     name: str
     lr: float
+    lr_factors: dict[str, float]
     momentum: float
     weight_decay: float
+    decay_norms: bool
     clip_norm: float
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The learning rate's policy: the keys of the group `optimizer` of these names."""
+    """The learning rate's policy: keys of the group `optimizer`; `lr` is scaled to the step's size where asked."""
 
     lr: float
     policy: str

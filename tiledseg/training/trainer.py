@@ -30,7 +30,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
-from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
+from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.run_folder.journal import Journal, step_line
@@ -69,7 +69,9 @@ class Trainer:
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
-        self.optimizer = build_optimizer(self.network.parameters(), recipe.update)
+        self.optimizer = build_optimizer(
+            parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
+        )
         self.sampler = preparation.sampler
         self.folder = recipe.folder
         self.step = 0
@@ -149,7 +151,7 @@ class Trainer:
 
     def _log_step(self, position: Position, step: Step, result: StepResult) -> None:
         if self.journal is not None:
-            rate = self.optimizer.param_groups[0]["lr"]
+            rate = learning_rate(self.recipe.rate, self.step - 1, self.course)
             self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
 
     def _validate(self, held_out: Dataset, epoch: int) -> None:

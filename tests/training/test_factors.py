@@ -1,0 +1,108 @@
+"""Factors of the learning rate by name, decay without norms and biases, a rate that grows with the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.crash.runs import Material, lines, train
+from tiledseg.architecture.unet import UNet
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.config import OptimizerConfig
+from tiledseg.errors import ConfigError
+from tiledseg.models.network import build_modules
+from tiledseg.training.optimizer import build_optimizer, parameter_groups, set_learning_rate
+from tiledseg.training.preparation import rate_of, update_of
+
+NETWORK = UNet(2, 1, base_channels=2, norm="pixel")
+
+
+def groups(**keys: Any) -> list[dict[str, Any]]:
+    return parameter_groups(build_modules(NETWORK, 0).parameters_by_node(), update_of(OptimizerConfig(**keys)))
+
+
+def test_names_are_those_of_nodes_in_the_networks_order() -> None:
+    network = build_modules(NETWORK, 0)
+    named = dict(network.parameters_by_node())
+    assert list(map(id, named.values())) == list(map(id, network.parameters()))
+    assert {"encoder0.conv0.weight", "encoder0.norm0.bias", "decoder0.up.weight", "head.bias"} <= named.keys()
+
+
+def test_all_is_one_group_unless_told_otherwise() -> None:
+    (group,) = groups(weight_decay=0.5)
+    assert (group["factor"], group["weight_decay"]) == (1.0, 0.5)
+    assert group["indices"] == list(range(len(group["params"])))
+
+
+def test_the_first_pattern_that_fits_decides() -> None:
+    names = [name for name, _ in build_modules(NETWORK, 0).parameters_by_node()]
+    found = {
+        names[index]: group["factor"]
+        for group in groups(lr_factors={"encoder*.weight": 0.1, "encoder*": 0.5, "head.*": 20.0})
+        for index in group["indices"]
+    }
+    assert found.keys() == set(names)
+    assert found["encoder0.conv0.weight"] == found["encoder0.norm0.weight"] == 0.1
+    assert (found["encoder0.norm0.bias"], found["head.bias"], found["bottom.conv0.weight"]) == (0.5, 20.0, 1.0)
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.lr_factors has 'encodr\*', which fits no name"):
+        groups(lr_factors={"head*": 2.0, "encodr*": 0.1})
+
+
+def test_norms_and_biases_need_not_decay() -> None:
+    names = [name for name, _ in build_modules(NETWORK, 0).parameters_by_node()]
+    decaying = {
+        names[index]
+        for group in groups(weight_decay=0.5, decay_norms=False)
+        for index in group["indices"]
+        if group["weight_decay"]
+    }
+    assert decaying == {name for name in names if name.endswith(".weight") and ".norm" not in name}
+
+
+def test_each_group_steps_at_its_own_rate() -> None:
+    """A step of plain SGD moves a weight by rate times factor."""
+    network = build_modules(NETWORK, 0).double()
+    before = {name: p.detach().clone() for name, p in network.parameters_by_node()}
+    update = update_of(OptimizerConfig(name="sgd", momentum=0.0, lr_factors={"encoder*": 0.25}))
+    optimizer = build_optimizer(parameter_groups(network.parameters_by_node(), update), update)
+    set_learning_rate(optimizer, 0.5)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for name, parameter in network.parameters_by_node():
+        moved = before[name] - parameter.detach()
+        assert torch.allclose(moved, torch.full_like(moved, 0.125 if name.startswith("encoder") else 0.5))
+
+
+@pytest.mark.parametrize(("scale", "batch", "rate"), [("none", 24, 0.25), ("linear", 1, 0.25), ("linear", 24, 6.0)])
+def test_a_linear_rate_grows_with_the_step(scale: str, batch: int, rate: float) -> None:
+    assert rate_of(OptimizerConfig(lr=0.25, scale_lr=scale), batch).lr == rate
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_with_factors_goes_on_exactly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The optimizer's state stays with its weights, however groups order them; other factors may be given then."""
+    material = Material.make(tmp_path)
+    factors = ("--optimizer.lr_factors", '{"head*": 5.0, "encoder*": 0.1}', "--optimizer.decay_norms", "false")
+    options = ("--optimizer.name", "adamw", "--optimizer.weight_decay", "0.1", "--optimizer.policy", "constant")
+    whole, halves, other = (tmp_path / name for name in ("whole", "halves", "other"))
+    assert train(material, whole, *options, *factors, "--train.epochs", "2") == 0
+    assert train(material, halves, *options, *factors, "--train.epochs", "1") == 0
+    assert train(material, halves, *options, *factors, "--train.epochs", "2") == 0
+    assert lines(halves) == lines(whole)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        found, expected = (load_file(find_checkpoint(run).path / name) for run in (halves, whole))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in found)
+    assert train(material, halves, *options, "--train.epochs", "3") == 0
+    assert "optimizer.lr_factors" in find_checkpoint(halves).saved.resumed[-1].changed
+    assert train(material, other, "--optimizer.lr_factors", '{"nothing*": 2}') == 2
+    assert "optimizer.lr_factors has 'nothing*'" in capfd.readouterr().err
+    assert not other.exists()
