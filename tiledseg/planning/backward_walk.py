@@ -60,11 +60,12 @@ class _Walk:
     def begin(self, kept: int) -> None:
         """The loss is differentiated, or gradients have come from the stages after."""
         if self.stop == len(self.graph):
-            result = self.costs[self.graph.results[0] - 1]
-            labels = INDEX_BYTES * result.shape[1] * result.shape[2]  # the caller's: they stay
-            self.at_first = kept + loss_bytes(result, self.bytes_per_value)
-            self.live, self.peak = kept + labels, self.at_first + 2 * result.output_bytes
-            self.waiting = {self.graph.results[0]: result.output_bytes}
+            results = [self.costs[tensor - 1] for tensor in self.graph.results]
+            labels = INDEX_BYTES * results[0].shape[1] * results[0].shape[2]  # the caller's: they stay
+            self.at_first = kept + loss_bytes(results, self.bytes_per_value)
+            self.live = kept + labels
+            self.peak = self.at_first + results[0].output_bytes + sum(result.output_bytes for result in results)
+            self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]
         received = {tensor: self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving}

@@ -26,6 +26,7 @@ from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.widths import SINGLE_BYTES, wide_bytes
 
+FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.edge_objective`
 INDEX_BYTES = 8  # labels of a loss
 
 
@@ -110,8 +111,10 @@ def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
     return tensor.values * width
 
 
-def loss_bytes(result: LayerCost, bytes_per_value: int) -> int:
-    """What the cross-entropy of a network's output keeps: log-probabilities, sum of weights, and labels."""
-    channels, height, width = result.shape
+def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
+    """What the loss of a network's outputs keeps: of the first one's cross-entropy log-probabilities, sum of weights,
+    and labels; of further ones so many times their size, measured."""
+    channels, height, width = results[0].shape
     logits = channels * height * width
-    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES
+    further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
+    return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further

@@ -77,7 +77,7 @@ class StagePrices:
     def _loss(self, stop: int) -> int:
         if stop < len(self.graph):
             return 0
-        return loss_bytes(self.costs[self.graph.results[0] - 1], self.bytes_per_value)
+        return loss_bytes([self.costs[tensor - 1] for tensor in self.graph.results], self.bytes_per_value)
 
     def _find_backward(self, first: int, stop: int) -> int:
         up_to = self._kept_from(first)[: stop - first + 1]

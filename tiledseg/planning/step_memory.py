@@ -63,7 +63,8 @@ def walked_memory(
     """The same, of nodes whose costs are known; `Moved` stands for what is done between them."""
     weight_bytes = wide_bytes(bytes_per_value)
     parameters = sum(c.parameters for c in costs)
-    kept = sum(c.kept_bytes for c in costs) + loss_bytes(costs[graph.results[0] - 1], bytes_per_value)
+    kept = sum(c.kept_bytes for c in costs)
+    kept += loss_bytes([costs[tensor - 1] for tensor in graph.results], bytes_per_value)
     return StepMemory(
         weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
         gradients=parameters * DOUBLE_BYTES,
