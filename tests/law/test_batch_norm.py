@@ -6,9 +6,14 @@ step has one image, as the last of an epoch may: then ranks have none, and take 
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import rasterio
 import torch
 from torch import nn
 from torch.nn import functional
@@ -18,9 +23,10 @@ from tests.comm.in_order_queues import Order
 from tests.law.cases import IGNORED, KEY, Case
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
+from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config import Config, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.parallelism import parallelism
@@ -95,3 +101,37 @@ def test_statistics_are_of_the_whole_step(rows_cols: list[int], order: Order | N
         found, own = ours(CASE, mesh, rows_cols, overlap=order is None)
     assert found == pytest.approx(expected, rel=1e-12)
     assert difference(own, state) < 1e-12
+
+
+def turned(path: Path, turns: int) -> None:
+    """Another image beside one: its rows from another one on."""
+    other = shutil.copy(path, path.with_stem(path.stem + "-turned" * turns))
+    with rasterio.open(other, "r+") as file:
+        file.write(np.roll(file.read(), 11 * turns, axis=1))
+
+
+@pytest.mark.mpi
+def test_a_run_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Three images, two a step: the second step of an epoch has one. Stopped after two epochs, it goes on."""
+    mesh = meshes["gloo"]
+    names = {"image": "images", "labels": "labels"}
+    files = [(shared / f"{name}.tif", turns) for name in names for turns in range(1, IMAGES)]
+    mesh.on_root(lambda: [turned(*file) for file in files] and None)
+
+    def several(output: str, epochs: int) -> Config:
+        config = configuration(shared, shared / output, "fp64", "sgd", None)
+        stems = {key: [name + "-turned" * turns for turns in range(IMAGES)] for name, key in names.items()}
+        paths = {key: [str(shared / f"{stem}.tif") for stem in own] for key, own in stems.items()}
+        return replace(
+            config,
+            data=replace(config.data, **paths),
+            model=replace(config.model, norm="batch"),
+            parallel=ParallelConfig(halo="layer", mesh=[1, 1]),
+            train=replace(config.train, epochs=epochs, images_per_step=2),
+        )
+
+    expected = mesh.on_root(lambda: run(several("steps-alone", 3), alone()))
+    run(several("steps", 2), mesh)
+    found = run(several("steps", 3), mesh)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
+    assert len(losses(found)) == 6

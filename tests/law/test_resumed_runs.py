@@ -85,3 +85,21 @@ def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh])
             next(network.parameters()).view(-1)[0] = float("inf")
     with pytest.raises(TiledsegError, match="is not finite after step 5; its checkpoint is not written"):
         check_finite(network, optimizer, mesh, 5)
+
+
+@pytest.mark.mpi
+def test_factors_of_the_rate_go_by_names_in_every_split(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Three epochs on all ranks, three in stages, each of which holds a part of each group: the losses of one rank."""
+    mesh = meshes["gloo"]
+
+    def factored(output: str) -> Config:
+        config = six_epochs(shared, output)
+        factors = {"encoder*": 0.1, "*.bias": 2.0}
+        asked = replace(config.optimizer, lr_factors=factors, decay_norms=False, weight_decay=0.1)
+        return replace(config, optimizer=asked)
+
+    expected = mesh.on_root(lambda: run(factored("factors-alone"), alone()))
+    split = factored("factors")
+    run(replace(split, train=replace(split.train, epochs=3)), mesh)
+    staged = replace(split, parallel=ParallelConfig(stages=2 if mesh.size % 2 == 0 else 1))
+    assert losses(run(staged, mesh)) == pytest.approx(losses(expected), rel=1e-10)
