@@ -85,7 +85,8 @@ class _Options:
         return made
 
 
-def _monai(name: str, *arguments: Any, **keywords: Any) -> Callable[[Any], nn.Module]:
+def monai(name: str, *arguments: Any, **keywords: Any) -> Callable[[Any], nn.Module]:
+    """How to make that network of MONAI's."""
     return lambda package: getattr(package, name)(*arguments, **keywords)
 
 
@@ -118,45 +119,43 @@ def _efficient(package: Any) -> nn.Module:
 
 
 NETWORKS: dict[str, Foreign] = {
-    "MONAI UNet": Foreign("monai", MONAI, _monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=1), large=True),
+    "MONAI UNet": Foreign("monai", MONAI, monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=1), large=True),
     "MONAI UNet, batch norm": Foreign(
-        "monai", MONAI, _monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=2, norm="batch", dropout=0.1)
+        "monai", MONAI, monai("UNet", 2, 3, 2, (4, 8, 8), (2, 2), num_res_units=2, norm="batch", dropout=0.1)
     ),
-    "MONAI BasicUNet": Foreign("monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX), large=True),
+    "MONAI BasicUNet": Foreign("monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX), large=True),
     "MONAI BasicUNet, pixel shuffle": Foreign(
-        "monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle"), large=True
+        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle"), large=True
     ),
     "MONAI BasicUNet, interpolation": Foreign(
-        "monai", MONAI, _monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable"), refused="align_corners"
+        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable"), refused="align_corners"
     ),
     "MONAI BasicUNetPlusPlus": Foreign(
-        "monai", MONAI, _monai("BasicUNetPlusPlus", 2, 3, 2, SIX, norm="batch"), large=True
+        "monai", MONAI, monai("BasicUNetPlusPlus", 2, 3, 2, SIX, norm="batch"), large=True
     ),
-    "MONAI AttentionUnet": Foreign("monai", MONAI, _monai("AttentionUnet", 2, 3, 2, (4, 8, 8), (2, 2)), large=True),
+    "MONAI AttentionUnet": Foreign("monai", MONAI, monai("AttentionUnet", 2, 3, 2, (4, 8, 8), (2, 2)), large=True),
     "MONAI SegResNet": Foreign(
-        "monai", MONAI, _monai("SegResNet", 2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1)), large=True
+        "monai", MONAI, monai("SegResNet", 2, 8, 3, 2, blocks_down=(1, 1, 1), blocks_up=(1, 1)), large=True
     ),
-    "MONAI SegResNetDS": Foreign(
-        "monai", MONAI, _monai("SegResNetDS", 2, 4, 3, 2, blocks_down=(1, 1, 1), norm="batch")
-    ),
-    "MONAI VNet": Foreign("monai", MONAI, _monai("VNet", 2, 4, 4), bands=4, refused="drops other things"),
+    "MONAI SegResNetDS": Foreign("monai", MONAI, monai("SegResNetDS", 2, 4, 3, 2, blocks_down=(1, 1, 1), norm="batch")),
+    "MONAI VNet": Foreign("monai", MONAI, monai("VNet", 2, 4, 4), bands=4, refused="drops other things"),
     "MONAI DynUNet": Foreign(
         "monai",
         MONAI,
-        _monai("DynUNet", 2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True),
+        monai("DynUNet", 2, 3, 2, (3, (1, 3), 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), res_block=True),
         large=True,
     ),
-    "MONAI HighResNet": Foreign("monai", MONAI, _monai("HighResNet", 2, 3, 2), large=True),
-    "MONAI RegUNet": Foreign("monai", MONAI, _monai("RegUNet", 2, 3, 4, 2, out_channels=2)),
+    "MONAI HighResNet": Foreign("monai", MONAI, monai("HighResNet", 2, 3, 2), large=True),
+    "MONAI RegUNet": Foreign("monai", MONAI, monai("RegUNet", 2, 3, 4, 2, out_channels=2)),
     "MONAI FlexibleUNet, ResNet-18": Foreign(
         "monai",
         MONAI,
-        _monai("FlexibleUNet", 3, 2, "resnet18", spatial_dims=2, decoder_channels=(16, 8, 8, 4, 4)),
+        monai("FlexibleUNet", 3, 2, "resnet18", spatial_dims=2, decoder_channels=(16, 8, 8, 4, 4)),
         large=True,
     ),
-    "MONAI DenseNet": Foreign("monai", MONAI, _monai("DenseNet121", 2, 3, 2), refused="returns"),
+    "MONAI DenseNet": Foreign("monai", MONAI, monai("DenseNet121", 2, 3, 2), refused="returns"),
     "MONAI SwinUNETR": Foreign(
-        "monai", MONAI, _monai("SwinUNETR", 3, 2, feature_size=12, spatial_dims=2), refused="at every size"
+        "monai", MONAI, monai("SwinUNETR", 3, 2, feature_size=12, spatial_dims=2), refused="at every size"
     ),
     "nnU-Net PlainConvUNet": Foreign(
         NNUNET.split(".")[0], NNUNET, lambda m: _Options()(m.PlainConvUNet, n_conv_per_stage=2)
