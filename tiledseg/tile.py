@@ -131,15 +131,17 @@ def plan_store(config: Config) -> StorePlan:
     check_alike(images)
     for image, label in zip(images, labels, strict=False):
         check_grids_match(image, label)
-    grid, footprint = config.tiling.grid_shape(), _footprint(config)
+    grid, footprint = config.tiling.grid_shape(), _footprint(config, images[0].bands)
     assert grid is not None, "the command asks for a grid before it plans"
     tilings = tuple(make_tiling(info.shape, grid, footprint) for info in images)
     return StorePlan(tuple(images), tuple(labels) if labels else None, tilings)
 
 
-def _footprint(config: Config) -> Footprint:
-    """Bands and classes do not change what a network asks of a tile."""
-    network = build_network(config.model, bands=1, classes=2)
+def _footprint(config: Config, bands: int) -> Footprint:
+    """Classes do not change what a network asks of a tile."""
+    from tiledseg.tracing.build import known
+
+    network = known(build_network(config.model, bands, classes=2))
     return network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
 
 

@@ -118,6 +118,11 @@ def test_no_module_reads_pickles() -> None:
     sources = sorted(Path(next(iter(tiledseg.__path__))).rglob("*.py"))
     assert len(sources) > 50
     for path in sources:
-        found = re.findall(r"torch\.load\b|\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|allow_pickle", path.read_text())
-        found = [word for word in found if word != "eval("] + re.findall(r"(?<![.\w])eval\(", path.read_text())
+        text = path.read_text()
+        if path.name == "weights_file.py":  # torch's files as weights only, and what the reader raises for others
+            for known in ("import pickle\n", "pickle.UnpicklingError", 'torch.load(path, "cpu", weights_only=True)'):
+                assert text.count(known) == 1
+                text = text.replace(known, "")
+        found = re.findall(r"torch\.load\b|\bpickle\b|\bmarshal\b|\beval\(|\bexec\(|allow_pickle", text)
+        found = [word for word in found if word != "eval("] + re.findall(r"(?<![.\w])eval\(", text)
         assert not found, f"{path}: {found}"

@@ -194,3 +194,21 @@ def test_a_plan_is_of_the_same_kind_as_others(capsys: pytest.CaptureFixture[str]
         error = capsys.readouterr().err
         assert said in error
         assert error.count("\n") == 1
+
+
+def test_what_is_converted_or_loaded_is_what_the_graph_computes_with() -> None:
+    """Weights and buffers that functions take, too."""
+    module = build(2, 3)
+    network, x_BCHW = tiledseg.trace(module, 2), torch.randn(1, 2, 16, 24, dtype=torch.float64)
+    assert network.double() is network
+    state = {name: value + 0.25 for name, value in module.state_dict().items()}
+    network.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
+        module.shift.fill_(7)
+        torch.testing.assert_close(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
+    spread = tiledseg.parallelize(build(2, 3), (1, 1)).double()
+    spread.load_state_dict(state)
+    module.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(spread(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)

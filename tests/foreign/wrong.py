@@ -43,3 +43,10 @@ class Pair(nn.Module):
 
 def pair(bands: int, classes: int) -> nn.Module:
     return Pair(bands, classes)
+
+
+def by_rank(bands: int, classes: int) -> nn.Module:
+    module = Somebody(bands, classes)
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+        nn.init.zeros_(module.head.bias)
+    return module

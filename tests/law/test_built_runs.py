@@ -13,6 +13,7 @@ from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig
+from tiledseg.errors import ConfigError
 
 EPOCHS = 5
 
@@ -52,3 +53,15 @@ def test_a_norm_over_the_image_is_that_of_one_rank(shared: Path, meshes: dict[st
     expected = losses(meshes["gloo"].on_root(lambda: run(built(shared, "alone-norm", layer, norm=True), alone())))
     found = losses(run(built(shared, "norm", layer, norm=True), meshes["gloo"]))
     assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.mpi
+def test_weights_that_differ_between_ranks_are_refused_on_all(shared: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["gloo"]
+    if mesh.size == 1:
+        pytest.skip("one rank is like itself")
+    config = built(shared, "differing", ParallelConfig())
+    with pytest.raises(ConfigError, match="by_rank gives rank 1 other weights than rank 0"):
+        run(replace(config, model=ModelConfig(build="tests.foreign.wrong:by_rank")), mesh)
+    mesh.communicator.barrier()
+    assert not (shared / "differing" / "checkpoints").exists()

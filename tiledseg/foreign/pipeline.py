@@ -17,7 +17,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import Cut, cut_network, split_network
+from tiledseg.pipeline.partition import Cut, cut_network, layer_tensors, split_network
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import MicroBatchSize, PipelinePlan, plan_pipeline
 
@@ -164,16 +164,9 @@ def _plan(network: GraphNetwork, parallel: ParallelConfig) -> PipelinePlan:
 
 
 def _stages(network: GraphNetwork, cut: Cut) -> dict[str, int]:
-    """The stage that holds each weight and buffer. Raises ConfigError for one that layers of two stages share."""
+    """The stage that holds each weight and buffer that a layer takes."""
     modules = list(network.layers.values())
-    holder: dict[int, int] = {}
-    names = {id(tensor): name for name, tensor in network.state_dict(keep_vars=True).items()}
-    for (first, stop), stage in zip(cut.runs, cut.pipeline.ranks, strict=True):
-        for module in modules[first:stop]:
-            for tensor in (*module.parameters(), *module.buffers()):
-                if holder.setdefault(id(tensor), stage) != stage:
-                    raise ConfigError(
-                        f"{names.get(id(tensor), 'a weight')} is used in the stages {holder[id(tensor)]} and {stage}; "
-                        "give a balance that leaves it in one"
-                    )
-    return {name: holder[key] for key, name in names.items() if key in holder}
+    stages = [(stage, index) for stage in set(cut.pipeline.ranks) for index in cut.layers_of(stage)]
+    holder = {id(tensor): stage for stage, index in stages for tensor in layer_tensors(modules[index])}
+    names = network.state_dict(keep_vars=True).items()
+    return {name: holder[id(tensor)] for name, tensor in names if id(tensor) in holder}

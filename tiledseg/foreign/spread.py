@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import Self
 
 import torch
 from torch import nn
@@ -37,8 +38,24 @@ class SpreadModule(nn.Module):
             self._held = opened.pop_all()
         self._parts = network, mesh, axes  # a tuple: none of them is a submodule
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self.network._apply(fn, recurse)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """As of the module. Raises ConfigError for one that only maps."""
+        self.network.train(mode)
+        self.training = mode
+        return self
+
     def _take(self, network: GraphNetwork) -> None:
-        for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for kind in (
+            "_parameters",
+            "_buffers",
+            "_modules",
+            "_non_persistent_buffers_set",
+            "_load_state_dict_post_hooks",
+        ):
             self.__dict__[kind] = network.__dict__[kind]
         self.training = network.training
 

@@ -81,10 +81,10 @@ def keep_layers(network: GraphNetwork, own: set[int], device: torch.device, dtyp
     """Put the layers of `own` on a device, channels last, and let go of the values of all others. Weights that no layer
     takes stay where the first layer is."""
     modules = list(network.layers.values())
-    kept = {id(tensor) for index in own for tensor in _tensors(modules[index])}
+    kept = {id(tensor) for index in own for tensor in layer_tensors(modules[index])}
     if 0 in own:
-        taken = {id(tensor) for module in modules for tensor in _tensors(module)}
-        kept |= {id(tensor) for tensor in _tensors(network)} - taken
+        taken = {id(tensor) for module in modules for tensor in layer_tensors(module)}
+        kept |= {id(tensor) for tensor in layer_tensors(network)} - taken
     others = [index for index in range(len(modules)) if index not in own]
     empty: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old one, whose id stays its own
     for module in network.modules():
@@ -104,7 +104,7 @@ def _check_shared(network: GraphNetwork, cut: Cut) -> None:
     modules = list(network.layers.values())
     for stage in sorted(set(cut.pipeline.ranks)):
         for index in sorted(cut.layers_of(stage)):
-            for tensor in _tensors(modules[index]):
+            for tensor in layer_tensors(modules[index]):
                 if holder.setdefault(id(tensor), stage) != stage:
                     raise ConfigError(
                         f"layer '{network.graph.nodes[index].name}' of stage {stage} shares weights with a layer of "
@@ -113,7 +113,7 @@ def _check_shared(network: GraphNetwork, cut: Cut) -> None:
                     )
 
 
-def _tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
+def layer_tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
     """Its weights and buffers, and those of other modules that it looks up there."""
     looked_up = (tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors())
     return *module.parameters(), *module.buffers(), *looked_up
