@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,13 +109,16 @@ def predict_raster(
     module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
     which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
-    this with it. `probabilities`: a second raster, a band a class.
+    this with it. `probabilities`: a second raster, a band a class. Where a norm takes statistics over the image, the
+    ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.joining import joined_mesh
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
+    from tiledseg.planning.run.norms import exact_modes
+    from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.widths import ACTIVATION_BYTES
 
     if precision not in ACTIVATION_BYTES:
@@ -132,7 +136,10 @@ def predict_raster(
     )
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        predict(request, _mapper(network, request, given, mesh), memory_per_rank(mesh), mesh)
+        mapper = _mapper(network, request, given, mesh)
+        mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
+        request = replace(request, parallel=Parallelism(halo=mode))
+        predict(request, mapper, memory_per_rank(mesh), mesh)
 
 
 def _mapper(network: Any, request: Request, given: Mapping[str, Any], mesh: Mesh) -> Mapper:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rasterio
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -80,6 +81,21 @@ def test_a_loop_over_tiles_takes_the_steps_of_the_whole_image(meshes: dict[str, 
     expected = dict(whole(folder).named_parameters())
     for name, parameter in network.named_parameters():
         assert relative(parameter, expected[name]) < 1e-12, name
+
+
+@pytest.mark.mpi
+def test_a_map_with_a_norm_over_the_image_is_the_modules(meshes: dict[str, Mesh], tmp_path: Path) -> None:
+    """The ranks compute it together, whatever the grid."""
+    mesh = meshes["gloo"]
+    folder = Path(mesh.communicator.broadcast_object(str(tmp_path)))
+    mesh.on_root(lambda: write(folder))
+    torch.manual_seed(1)
+    layers = torch.nn.Conv2d(2, 6, 3, padding=1), torch.nn.GroupNorm(3, 6), torch.nn.ReLU(), torch.nn.Conv2d(6, 3, 1)
+    network = torch.nn.Sequential(*layers).double()
+    tiledseg.predict_raster(network, folder / "image.tif", folder / "map.tif", grid=GRID, precision="fp64")
+    with rasterio.open(folder / "image.tif") as image, rasterio.open(folder / "map.tif") as found, torch.no_grad():
+        expected_HW = network(torch.from_numpy(image.read())[None].double())[0].argmax(0)
+        np.testing.assert_array_equal(found.read(1), expected_HW.numpy())
 
 
 def test_a_loop_of_lightning_takes_the_steps_of_the_whole_image(tmp_path: Path) -> None:
