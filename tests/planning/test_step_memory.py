@@ -19,9 +19,11 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import build_modules
+from tiledseg.planning.run.memory import run_memory
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
@@ -104,6 +106,31 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float)
             stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
     memory = training_memory(unet.graph(), unet.bands, (side, side), ACTIVATION_BYTES[precision])
     assert memory.total == pytest.approx(meter.peak, rel=most)
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_images_that_go_together_need_what_the_plan_says(images: int) -> None:
+    """A batch norm over whole steps: every image's activations are held until the one backward pass.
+
+    Measured 0.98, 1.09 and 1.13 of the peak: their backward passes do not all need most at once.
+    """
+    unet, side = UNet(3, base_channels=8, norm="batch"), 96
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
+    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    labels_HW, valid_HW = np.zeros((side, side), np.uint8), np.ones((side, side), bool)
+    samples = [Sample(i, tile, np.ones((unet.bands, side, side), "float32"), labels_HW, valid_HW) for i in range(3)]
+    spread = Spread("layer", MeshShape(1, 1, 1), together=images > 1)
+    with AllocationMeter([]) as meter:
+        network = build_modules(unet, seed=0).train()
+        run = ParallelRun.open(spread, network, mesh, "fp32")
+        optimizer = torch.optim.AdamW(network.parameters())
+        stepper = Stepper(optimizer, mesh, run.over([tiling] * 3), run.axes, StepRules(255, 0))
+        for step in range(2):
+            meter.peak = 0
+            parts = [Part(sample.image, tile) for sample in samples[:images]]
+            stepper.run(step, iter(samples), parts, stop=False)
+    planned = run_memory(spread, unet.graph(), [tiling], unet.bands, 4, images)
+    assert 0.97 <= planned / meter.peak <= 1.15
 
 
 def test_totals_and_states() -> None:
