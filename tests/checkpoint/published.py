@@ -46,6 +46,27 @@ def resnet(blocks: tuple[int, ...], bottleneck: bool, width: int = 64) -> Tensor
     return _drawn({**shapes, "fc": (8, before)}, biased=False)
 
 
+def wide_resnet(thinner: int) -> Tensors:
+    """The wide ResNet-38 as G-SCNN's published code names it, so many times thinner."""
+    shapes: dict[str, tuple[int, ...]] = {"mod1.conv1": (64 // thinner, 3, 3, 3)}
+    before = 64 // thinner
+    counts, widths = (3, 3, 6, 3, 1, 1), ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048))
+    for number, (count, own) in enumerate(zip(counts, (*widths, (1024, 2048, 4096)), strict=True), start=2):
+        channels = [width // thinner for width in own]
+        for block in range(1, count + 1):
+            name, given = f"mod{number}.block{block}", before
+            shapes[f"{name}.bn1.0"] = (before,)
+            for i, (width, kernel) in enumerate(zip(channels, (3, 3) if len(own) == 2 else (1, 3, 1), strict=True), 1):
+                shapes[f"{name}.convs.conv{i}"] = (width, given, kernel, kernel)
+                if i < len(channels):
+                    shapes[f"{name}.convs.bn{i + 1}.0"] = (width,)
+                given = width
+            if before != channels[-1]:
+                shapes[f"{name}.proj_conv"] = (channels[-1], before, 1, 1)
+            before = channels[-1]
+    return _drawn({**shapes, "bn_out.0": (before,), "classifier.fc": (8, before)}, biased=False)
+
+
 def _drawn(shapes: dict[str, tuple[int, ...]], biased: bool) -> Tensors:
     generator = torch.Generator().manual_seed(8)
 

@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from tests.architecture.test_residual_unet import reference_resnet
-from tests.checkpoint.published import VGG, Tensors, resnet, vgg
+from tests.checkpoint.published import VGG, Tensors, resnet, vgg, wide_resnet
 from tests.law.cases import relative
+from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Pretrainable
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.resnet import BLOCKS
@@ -70,6 +71,16 @@ def test_resnets_fit_the_residual_unet(encoder: str, tmp_path: Path) -> None:
     assert relative(found_BCHW, reference_resnet(state, encoder, 32, x_BCHW)) < 1e-5
     assert "lacks" not in first.note
     assert "left out" in first.note, "encoder.fc is no name of the published network"
+
+
+def test_the_wide_resnet_fits_g_scnn(tmp_path: Path) -> None:
+    torch.save(wide_resnet(8), tmp_path / "wide.pth")
+    network = GatedSCNN(base_channels=8, image_mean=False)
+    module, first = loaded(tmp_path / "wide.pth", network)
+    encoder = [name for name in module.state_dict() if name.startswith("layers.mod")]
+    counters = [name for name in encoder if name.endswith("num_batches_tracked")]
+    assert len(first.tensors) == len(encoder) - len(counters)
+    assert first.note.endswith("wide.pth; left out: 'bn_out.0.weight' and 3 more")
 
 
 def test_what_a_file_lacks_and_has_beside_is_said_in_a_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import tiledseg
 from tests.crash.runs import Material
+from tiledseg.errors import ConfigError
 from tiledseg.plan import main as plan
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -50,6 +51,21 @@ def test_a_network_learns_goes_on_and_maps(material: Material, tmp_path: Path, n
     tiledseg.predict_raster(whole, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
     scores = tiledseg.evaluate_map(tmp_path / "map.tif", material.root / "held-out-labels.tif", classes=3)
     assert scores.accuracy > 0.8, "a guess has a third"
+
+
+def test_a_band_of_edges_is_told_apart(material: Material, tmp_path: Path) -> None:
+    config = config_of(material, "gated_scnn", tmp_path / "run", 1)
+    config["model"] |= {"edge_band": True}
+    config["train"] |= {"edge_radius": 3, "dual_weight": 2.0}
+    run = tiledseg.train_network(config)
+    network = tiledseg.load(run).network
+    assert network.layers["conv1"].weight.shape[1] == 2, "of three bands the encoder sees two"
+    tiledseg.predict_raster(run, material.root / "held-out.tif", tmp_path / "map.tif", grid=1)
+    config["model"] = {"name": "unet"}
+    config["run"]["output"] = str(tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"train.edge_radius is 3, but only gated_scnn gives edges; leave it out"):
+        tiledseg.train_network(config)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("name", NETWORKS)
