@@ -22,7 +22,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.sampling import TileReference
-from tiledseg.training.step import Stepper
+from tiledseg.training.step import Stepper, StepRules
 
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]
 # Over ranks the larger ones run where they are asked for: they take a minute.
@@ -129,7 +129,7 @@ def gradients_in_stages(
     run = ParallelRun.open(spread, network, mesh, "fp64", pipeline)
     passes = run.over(dataset.tilings)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-    stepper = Stepper(network, optimizer, mesh, passes, run.axes, IGNORED, KEY.seed, 0.0)
+    stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     samples = (dataset.load(part.image, part.tile) for part in parts if passes.loads)
     loss = stepper.run(KEY.step, samples, parts, stop=False).loss
