@@ -136,6 +136,13 @@ def test_presets(capsys: pytest.CaptureFixture[str], model: str, layers: int) ->
     assert answer(capsys, f"--size 4096 --grid 2 --model {model}")["network"]["layers"] == layers
 
 
+def test_a_step_that_train_would_refuse_has_no_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    part = answer(capsys, "--size 16 --grid 1 --norm batch")["modes"]
+    assert [row["possible"] for row in part["costs"]] == [False] * 3
+    assert all("leaves 1 pixel at bottom.norm0" in row["reason"] for row in part["costs"])
+    assert part["choice"]["mode"] is None
+
+
 def test_grids_and_sizes_of_two_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     exact = answer(capsys, "--size 1000 3000 --grid 2 5")["exact"]
     assert exact["grid"] == [2, 5]

@@ -14,7 +14,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import ModeCost, Task, exchange_cost, layer_cost, read_cost
+from tiledseg.planning.mode_cost import Task, mode_cost
 
 BANDS, CLASSES = 4, 5
 VALUE_BYTES = 4  # all of it is float32
@@ -97,17 +97,8 @@ def planned(job: StepJob, case: StepCase) -> tuple[float, int, int]:
     """(E, halo bytes, halo messages) that the planner gives for a step: multiply-adds over those of the undivided
     network, and what all ranks send. Messages and bytes of mode read are 0."""
     task = Task(job.network.graph(), BANDS, decompose(job.tiling, job.mesh), VALUE_BYTES)
-    cost = _cost(task, case)
+    cost = mode_cost(task, Machine(), case.halo, case.fusion)
     return cost.work / task.undivided_work, cost.traffic.step.bytes, cost.traffic.step.messages
-
-
-def _cost(task: Task, case: StepCase) -> ModeCost:
-    match case.halo:
-        case "read":
-            return read_cost(task, Machine())
-        case "exchange":
-            return exchange_cost(task, Machine())
-    return layer_cost(task, Machine(), case.fusion)
 
 
 def check_losses(losses: Sequence[Sequence[float]], names: Sequence[str], bound: float = 1e-5) -> float:

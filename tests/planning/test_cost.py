@@ -52,7 +52,7 @@ def test_kept_bytes_are_those_of_autograd(padding: str, norm: str, upsampling: s
     unet = UNet(4, base_channels=4, padding=padding, norm=norm, upsampling=upsampling, dropout=dropout, classes=3)
     for dtype, width in ((torch.float32, 4), (torch.float64, 8)):
         costs = layer_costs(unet.graph(), unet.bands, CONTEXTS[padding], width)
-        counted = sum(c.kept_bytes for c in costs), loss_bytes(costs[-1], width)
+        counted = sum(c.kept_bytes for c in costs), loss_bytes([costs[-1]], width)
         assert counted == kept_by_autograd(unet, CONTEXTS[padding], dtype, autocast=False)
 
 

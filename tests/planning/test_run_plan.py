@@ -12,7 +12,13 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.planning.run.parallelism import parallelism
+from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.report import plan
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_choice import fusion_word
+from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
 
@@ -88,3 +94,48 @@ def test_it_is_made_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "(2, 1)\n"
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 2)])
+@pytest.mark.parametrize("machine", [Machine(latency=1e-3), Machine(latency=0, bandwidth=1e15)])
+def test_plan_prints_what_the_run_would_be_planned_with(mesh: tuple[int, int], machine: Machine) -> None:
+    """Time, memory and fusion of each mode: of the same function, asked as `train` asks it."""
+    asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine)
+    sizes = Question((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
+    rows = plan(sizes)[0]["modes"]["costs"]
+    assert {row["mode"] for row in rows} == {"read", "exchange", "layer"}
+    assert (len(rows) == 4) == (machine.latency > 0)
+    for row in rows:
+        fusion = WHOLE if row["fusion"] == "whole" else row["fusion"] or 1
+        run = plan_run(replace(asked, parallel=Parallelism(halo=row["mode"], mesh=mesh, fusion=fusion)))
+        assert run.seconds is not None
+        assert row["milliseconds"] == round(1000 * run.seconds, 4)
+        assert row["memory_rank"] == run.memory
+    best = plan_run(replace(asked, parallel=Parallelism(halo="layer", mesh=mesh, fusion=None)))
+    assert fusion_word(best.spread.fusion) == rows[-1]["fusion"]
+
+
+def test_the_time_of_a_step_is_of_all_its_images() -> None:
+    """On one rank one after the other; replicas take them at the same time, and sum gradients besides."""
+    machine = Machine()
+    alone = question(grid=(1, 1), machine=machine, ranks=1, memory=1 << 40)
+    one, three = (plan_run(replace(alone, images_per_step=images)).seconds for images in (1, 3))
+    assert one is not None
+    assert three == 3 * one
+    sums = machine.all_reduce_seconds(1, 8 * count_parameters(alone.network.graph(), alone.network.bands), 3)
+    assert plan_run(replace(alone, images_per_step=3, ranks=3)).seconds == one + sums
+    held = replace(alone, held_out=(Extent((400, 500)),))
+    assert plan_run(held).seconds == one
+    assert plan_run(held).memory > plan_run(alone).memory
+
+
+@pytest.mark.parametrize(
+    "given", [{"machine": None}, {"stages": 2}, {"tiles_per_step": 2}, {"trains": False}], ids=lambda given: str(given)
+)
+def test_no_time_is_said_where_none_is_known(given: dict[str, Any]) -> None:
+    assert plan_run(question(**({"machine": Machine(), "memory": 1 << 30, "grid": (2, 2)} | given))).seconds is None
+
+
+def test_a_run_in_mode_exchange_counts_the_window_that_its_contexts_are_cut_from() -> None:
+    read, exchange = (plan_run(question(grid=(2, 4), halo=halo, ranks=2)) for halo in ("read", "exchange"))
+    assert exchange.memory > read.memory

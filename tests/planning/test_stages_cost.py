@@ -48,7 +48,7 @@ def test_kept_bytes_of_any_run_are_those_of_autograd(balance: tuple[int, ...], n
     assert sum(balance) == len(layers)
     prices = StagePrices(layers, layer_costs(layers, unet.bands, CONTEXT), 4)
     counted = [prices.memory(*run).activations for run in cuts(balance)]
-    counted[-1] -= loss_bytes(prices.costs[-1], 4)
+    counted[-1] -= loss_bytes([prices.costs[-1]], 4)
     assert counted == stage_bytes(unet, balance)
 
 

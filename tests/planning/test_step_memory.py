@@ -23,7 +23,8 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.memory import run_memory
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.cost import step_cost
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
@@ -129,7 +130,7 @@ def test_images_that_go_together_need_what_the_plan_says(images: int) -> None:
             meter.peak = 0
             parts = [Part(sample.image, tile) for sample in samples[:images]]
             stepper.run(step, iter(samples), parts, stop=False)
-    planned = run_memory(spread, unet.graph(), [tiling], unet.bands, 4, images)
+    planned = step_cost(spread, spread.mesh, unet.graph(), [tiling], unet.bands, 4, images, Machine()).memory
     assert 0.97 <= planned / meter.peak <= 1.15
 
 

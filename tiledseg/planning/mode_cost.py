@@ -40,12 +40,15 @@ GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0
 
 @dataclass(frozen=True)
 class Task:
-    """One image of one network over the ranks of `decomposition`; `value_bytes` of a value that travels and is kept."""
+    """A step of one network: `images` like that of `decomposition`, one after the other, over its ranks, and as many in
+    each other of `replicas`; `value_bytes` of a value that travels and is kept."""
 
     graph: Graph
     bands: int
     decomposition: Decomposition
     value_bytes: int = 4
+    images: int = 1
+    replicas: int = 1
 
     @property
     def ranks(self) -> int:
@@ -67,12 +70,12 @@ class Task:
 
 @dataclass(frozen=True)
 class ModeCost:
-    """One mode. `fusion` is 0 but for layer mode.
+    """One mode, on one image. `fusion` is 0 but for layer mode.
 
     `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
     `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
     bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
-    for one step, the all-reduce of gradients included.
+    for one step, of all its images, the all-reduce of gradients included.
     """
 
     mode: str
@@ -86,11 +89,18 @@ class ModeCost:
     seconds: float
 
 
+def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
+    """A step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
+    if mode == "layer":
+        return layer_cost(task, machine, fusion)
+    return exchange_cost(task, machine) if mode == "exchange" else read_cost(task, machine)
+
+
 def read_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `read`: nothing is sent."""
     work = _tile_work(task)
     busiest, memory = max(work.values()), max(_tile_memory(task).values())
-    seconds = machine.compute_seconds(busiest) + _gradient_seconds(task, machine)
+    seconds = _step_seconds(task, machine, machine.compute_seconds(busiest))
     return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds)
 
 
@@ -109,7 +119,7 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
         busiest=Traffic(busiest),
         norms=Traffic(),
         memory=max(memory[at] + held[at] for at in memory),
-        seconds=seconds + _gradient_seconds(task, machine),
+        seconds=_step_seconds(task, machine, seconds),
     )
 
 
@@ -129,7 +139,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
         busiest=max((rank.traffic for rank in ranks), key=lambda t: (t.step.bytes, t.step.messages)),
         norms=norms,
         memory=max(_layer_memory(task, rank) for rank in ranks),
-        seconds=max(rank.seconds(machine) for rank in ranks) + sums + _gradient_seconds(task, machine),
+        seconds=_step_seconds(task, machine, max(rank.seconds(machine) for rank in ranks) + sums),
     )
 
 
@@ -143,8 +153,9 @@ def gradient_bytes(task: Task) -> int:
     return GRADIENT_BYTES * task.parameters
 
 
-def _gradient_seconds(task: Task, machine: Machine) -> float:
-    return machine.all_reduce_seconds(1, gradient_bytes(task), task.ranks)
+def _step_seconds(task: Task, machine: Machine, image: float) -> float:
+    """Of a step, from the seconds of an image."""
+    return task.images * image + machine.all_reduce_seconds(1, gradient_bytes(task), task.replicas * task.ranks)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.blocks import layer_blocks
+from tiledseg.config_parallel import HALO_MODES
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.question import Question
-from tiledseg.planning.mode_choice import choose_fusion, choose_mode, fusion_word
-from tiledseg.planning.mode_cost import (
-    ModeCost,
-    Task,
-    exchange_cost,
-    gradient_bytes,
-    layer_cost,
-    read_cost,
-)
+from tiledseg.planning.answer.question import Question, run_question
+from tiledseg.planning.mode_choice import choose_mode, fusion_word
+from tiledseg.planning.mode_cost import ModeCost, Task, gradient_bytes
 from tiledseg.planning.run.norms import exact_modes
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.plan import plan_run
 
 
 def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
@@ -34,18 +29,17 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         )
     network, machine = question.network, question.machine
     task = Task(network.graph(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
-    costs = [read_cost(task, machine), exchange_cost(task, machine)]
-    impossible = None
-    try:
-        costs += _layer_costs(question, task)
-    except GeometryError as error:
-        impossible = str(error)
+    costs: list[ModeCost] = []
+    impossible = []
+    for mode in HALO_MODES:
+        try:
+            costs += _costs(question, tiling, mesh, mode)
+        except ConfigError as error:
+            impossible.append({"mode": mode, "possible": False, "reason": str(error.__cause__ or error)})
     exact = exact_modes(task.graph, len(tiling))
     chosen, reason = choose_mode(costs, question.gpu_memory, exact)
     undivided = task.undivided_work
     rows = [_row(cost, undivided, cost.mode in exact, question.gpu_memory) for cost in costs]
-    if impossible is not None:
-        rows.append({"mode": "layer", "possible": False, "reason": impossible})
     all_reduce = gradient_bytes(task)
     return {
         "mesh": list(mesh),
@@ -56,7 +50,7 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
             "bytes": all_reduce,
             "milliseconds": _milliseconds(machine.all_reduce_seconds(1, all_reduce, task.ranks)),
         },
-        "costs": rows,
+        "costs": rows + impossible,
         "choice": {
             "mode": None if chosen is None else chosen.mode,
             "fusion": None if chosen is None else fusion_word(chosen.fusion),
@@ -65,11 +59,13 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     }
 
 
-def _layer_costs(question: Question, task: Task) -> list[ModeCost]:
-    """Layer mode with a thin halo at each layer, and with the best fusion where that is another."""
-    blocks = layer_blocks(task.decomposition.tiling, task.graph, task.decomposition.shape)
-    best = choose_fusion(task.graph, blocks.rows, blocks.cols, task.bands, task.value_bytes, question.machine)
-    return [layer_cost(task, question.machine, fusion) for fusion in sorted({1, best})]
+def _costs(question: Question, tiling: Tiling, mesh: tuple[int, int], mode: str) -> list[ModeCost]:
+    """What plans of a run in that mode say: in layer mode with a thin halo at each layer, and with the best fusion if
+    that is another. Raises ConfigError where no run can be."""
+    fusions = (1, None) if mode == "layer" else (1,)
+    asked = [Parallelism(exact=False, halo=mode, mesh=mesh, fusion=fusion) for fusion in fusions]
+    costs = [plan_run(run_question(question, each, mesh[0] * mesh[1], tiling.grid)).cost for each in asked]
+    return list({cost.fusion: cost for cost in costs}.values())
 
 
 def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.config_checks import MOST, Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.plan import Extent, RunQuestion
 from tiledseg.widths import ACTIVATION_BYTES
 
 MOST_BYTES = 2**63 - 1
@@ -71,6 +73,17 @@ class Question:
     @property
     def bytes_per_value(self) -> int:
         return ACTIVATION_BYTES[self.precision]
+
+
+def run_question(
+    question: Question, parallel: Parallelism, ranks: int, grid: tuple[int, int] | None = None
+) -> RunQuestion:
+    """The training run, a step an image, that is asked about; memory that is not given is no limit."""
+    memory = MOST_BYTES if question.gpu_memory is None else question.gpu_memory
+    network, precision, machine = question.network, question.precision, question.machine
+    return RunQuestion(
+        network, (Extent(question.size),), ranks, memory, parallel, precision, grid=grid, machine=machine
+    )
 
 
 def parse_bytes(text: str) -> int:

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
-from tiledseg.geometry.halo import minimum_halo, network_footprint, paper_halo, paper_shrink
+from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, paper_halo, paper_shrink
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
-from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion, run_grid
+from tiledseg.planning.run.plan import Extent, run_grid
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.stages import stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory
@@ -74,7 +74,7 @@ def plan_tiling(question: Question) -> Tiling:
     """The tiling of the given grid, or of the one that fits the memory."""
     layers = question.network.graph()
     footprint = network_footprint(layers)
-    grid = question.grid or run_grid(run_question(question), footprint, Extent(question.size))
+    grid = question.grid or _auto_grid(question, footprint)
     finest = finest_grid(question.size, footprint)
     if math.prod(grid) > MOST_TILES and grid[0] <= finest[0] and grid[1] <= finest[1]:
         raise ConfigError(
@@ -86,18 +86,11 @@ def plan_tiling(question: Question) -> Tiling:
     return tiling
 
 
-def run_question(question: Question) -> RunQuestion:
-    """The run that is planned with grid auto: in the first of the halo modes that can be exact on several tiles."""
-    assert question.gpu_memory is not None, "the command asks for --gpu-memory with grid auto"
+def _auto_grid(question: Question, footprint: Footprint) -> tuple[int, int]:
+    """Of a run in the first of the halo modes that can be exact on several tiles."""
     mode = exact_modes(question.network.graph(), tiles=2)[0]
-    return RunQuestion(
-        question.network,
-        (Extent(question.size),),
-        ranks_per_image(question.gpus or 1, question.images),
-        question.gpu_memory,
-        Parallelism(halo=mode),
-        question.precision,
-    )
+    ranks = ranks_per_image(question.gpus or 1, question.images)
+    return run_grid(run_question(question, Parallelism(halo=mode), ranks), footprint, Extent(question.size))
 
 
 def paper_part(question: Question, grid: tuple[int, int]) -> Answer | None:

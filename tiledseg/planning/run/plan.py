@@ -15,8 +15,11 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_cost import ModeCost
+from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.run.memory import memory_note, run_memory
+from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
@@ -37,7 +40,7 @@ class RunQuestion:
 
     `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
     `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
-    `images_per_step` images; a map is one step on one image.
+    `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
     """
 
     network: Network
@@ -52,6 +55,7 @@ class RunQuestion:
     trains: bool = True
     tiles_per_step: int | None = None
     images_per_step: int = 1
+    machine: Machine | None = None
 
     @property
     def value_bytes(self) -> int:
@@ -62,14 +66,21 @@ class RunQuestion:
         """Whether the balance is to follow from times that are measured: see `balanced`."""
         return self.trains and self.parallel.stages > 1 and self.parallel.timed
 
+    @property
+    def has_seconds(self) -> bool:
+        """Whether the time of a step can be said: on a known machine, of whole images, without stages."""
+        whole = self.trains and self.tiles_per_step is None
+        return whole and self.parallel.stages == 1 and self.machine is not None
+
 
 @dataclass(frozen=True)
 class RunPlan:
     """What a run does, the same on all ranks: a value that one of them computes.
 
-    `tilings` of the question's rasters, `held_out` of those validated on. `memory`: predicted bytes of a training step
-    without stages, on the rank that needs most. `pipeline`: None without stages, and until the times are known that it
-    waits for.
+    `tilings` of the question's rasters, `held_out` of those validated on. `cost`: predicted of a training step without
+    stages, its `memory` that of the rank that needs most. `seconds`: of a step on the largest rasters, None where
+    `has_seconds` is not so, or where images go through the network together. `pipeline`: None without stages, and until
+    the times are known that it waits for.
     """
 
     network: Network
@@ -78,14 +89,20 @@ class RunPlan:
     held_out: tuple[Tiling, ...]
     spread: Spread
     micro_batch: MicroBatchSize
-    memory: int
+    cost: ModeCost
+    seconds: float | None
     pipeline: PipelinePlan | None
     warnings: tuple[str, ...]
+
+    @property
+    def memory(self) -> int:
+        return self.cost.memory
 
 
 def plan_run(question: RunQuestion) -> RunPlan:
     """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
     network, parallel, value = question.network, question.parallel, question.value_bytes
+    images, speed = question.images_per_step, question.machine or Machine()
     graph = network.graph()
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = (
@@ -93,18 +110,24 @@ def plan_run(question: RunQuestion) -> RunPlan:
         for extents in (question.rasters, question.held_out)
     )
     tilings = (*cut, *held_out)
-    spread = choose_spread(parallel, graph, tilings, question.ranks, question.images_per_step, network.bands, value)
+    spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains)
-    memory = run_memory(spread, graph, tilings, network.bands, value, question.images_per_step)
+    mesh = spread.mesh
+    if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
+        mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
+    parts = cut, held_out
+    costs = [step_cost(spread, mesh, graph, part, network.bands, value, images, speed) for part in parts if part]
+    cost = replace(costs[0], memory=max(cost.memory for cost in costs))
     notes = (
-        memory_note(spread, memory, question.memory) if question.trains and parallel.stages == 1 else None,
-        idle_note(spread, question.ranks, question.images_per_step),
+        memory_note(spread, cost.memory, question.memory) if question.trains and parallel.stages == 1 else None,
+        idle_note(spread, question.ranks, images),
         _inexact(question, graph, tilings, spread),
     )
-    in_step = question.tiles_per_step or max(map(len, cut)) * question.images_per_step
-    largest = micro_batch_size(spread, graph, tilings, in_step, question.images_per_step, value)
+    in_step = question.tiles_per_step or max(map(len, cut)) * images
+    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     warnings = tuple(filter(None, notes))
-    plan = RunPlan(network, footprint, cut, held_out, spread, largest, memory, None, warnings)
+    seconds = cost.seconds if question.has_seconds and not spread.together else None
+    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings)
     return plan if question.waits_for_times else balanced(question, plan)
 
 

@@ -57,8 +57,9 @@ def choose_spread(
     images_per_step: int,
     bands: int,
     value_bytes: int,
+    machine: Machine | None = None,
 ) -> Spread:
-    """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`.
+    """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`; fusion auto looks at `machine`.
 
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
     that would own nothing of some layer's output.
@@ -84,7 +85,7 @@ def choose_spread(
         first = layer_blocks(tilings[0], graph, shape)
         fusion = parallel.fusion
         if fusion is None:
-            fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, Machine())
+            fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, machine or Machine())
         for tiling in tilings:
             blocks = layer_blocks(tiling, graph, shape, fusion)
             check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)

@@ -1,0 +1,53 @@
+"""What a run's training step costs, predicted: memory and time, and what to do where a rank has too little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiledseg.geometry.decomposition import decompose
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_cost import ModeCost, Task, mode_cost
+from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.step_memory import training_memory, weights_memory
+
+
+def step_cost(
+    spread: Spread,
+    mesh: MeshShape,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    bands: int,
+    value_bytes: int,
+    images_per_step: int,
+    machine: Machine,
+) -> ModeCost:
+    """Of a training step without stages on `images_per_step` images like the largest of `tilings`, over `mesh`.
+
+    `memory` is of the tiling that needs most, and of as many images as go through the network together.
+    """
+    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    images = -(-images_per_step // mesh.replicas)
+    task = Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
+    cost = mode_cost(task, machine, spread.mode, spread.fusion)
+    if spread.together:
+        return replace(cost, memory=images * cost.memory - (images - 1) * weights_memory(task.parameters, value_bytes))
+    others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
+    needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
+    return replace(cost, memory=max([cost.memory, *needed]))
+
+
+def memory_note(spread: Spread, needed: int, memory: int) -> str | None:
+    """What the user should know where a step needs more than a rank has, both in bytes."""
+    if needed <= memory:
+        return None
+    sizes = f"needs about {needed / 2**30:.1f} GiB, but {memory / 2**30:.1f} GiB are to be had"
+    if spread.shares_layers:
+        return (
+            f"parallel.halo layer computes the whole block of a rank at once, which {sizes}; use more ranks an image, "
+            "or mode exchange or read with a finer tiling.grid"
+        )
+    return f"a training step on the largest tile {sizes}; use a finer tiling.grid"
