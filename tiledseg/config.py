@@ -169,7 +169,7 @@ class OptimizerConfig:
         name: adamw or sgd
         lr: learning rate
         scale_lr: none, or linear: the rate is lr times the tiles, or else the images, of a step (docs/transfer.md)
-        lr_factors: a map of name pattern to factor of the rate, as {"encoder*": 0.1, "*.bias": 2}; the first that fits
+        lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
         momentum: of sgd
         weight_decay: decoupled for adamw, L2 for sgd
         decay_norms: whether weights of norms, and biases, decay too
@@ -184,7 +184,7 @@ class OptimizerConfig:
     name: str = "adamw"
     lr: float = number(1e-3, 0.0, 1e6, above=True)
     scale_lr: str = "none"
-    lr_factors: dict[str, float] = number({}, 0.0, 1e6, above=True)
+    lr_factors: dict[str, float] = number({}, 0.0, 1e6)
     momentum: float = number(0.9, 0.0, 1.0, below=True)
     weight_decay: float = number(0.0, 0.0, 1e6)
     decay_norms: bool = True

@@ -14,8 +14,9 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ModelConfig
 from tiledseg.errors import GeometryError
+from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import layer_costs, loss_bytes
+from tiledseg.planning.cost import backward_passes, layer_costs, loss_bytes
 
 CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
 
@@ -95,6 +96,18 @@ def test_multiply_adds_are_half_of_torchs_flops(padding: str, upsampling: str) -
         network(torch.zeros(1, 4, 52, 60))
     costs = layer_costs(unet.graph(), 4, (52, 60))
     assert 2 * sum(c.multiply_adds for c in costs) == counter.get_total_flops()
+
+
+def test_a_frozen_part_has_no_backward_pass() -> None:
+    """Against torch's count, which makes no gradient of the network's input."""
+    unet = UNet(3, 2, 3, 4, norm="group")
+    for factors in ({"encoder*": 0}, {"encoder*": 0, "decoder*": 0}):
+        network = freeze(build_modules(unet, seed=0), factors)
+        with flop_counter() as counter:
+            network(torch.zeros(1, 4, 64, 64)).sum().backward()
+        costs = layer_costs(network.graph, 4, (64, 64))
+        work = sum(c.multiply_adds * (1 + backward_passes(network.graph, k)) for k, c in enumerate(costs))
+        assert 2 * work == counter.get_total_flops()
 
 
 def test_an_illegal_context_is_refused() -> None:

@@ -106,3 +106,15 @@ def test_one_rank_needs_what_a_context_does(padding: str, norm: str, value_bytes
     memory = block_memory(layers, unet.bands, steps, steps, 1, value_bytes)
     assert memory == training_memory(layers, unet.bands, (size, size), value_bytes)
     assert strip_bytes(layers, unet.bands, steps, steps, value_bytes) == 0
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_frozen_one_rank_needs_what_a_context_does(norm: str) -> None:
+    layers = UNet(3, base_channels=4, norm=norm).graph()
+    frozen = layers.with_frozen([name for name in layers.names if name.startswith(("encoder", "bottom"))])
+    (steps,) = rank_steps(frozen, Partition((0, 64)))
+    memory = block_memory(frozen, 4, steps, steps, 1, 4)
+    assert memory == training_memory(frozen, 4, (64, 64), 4)
+    assert memory.total < block_memory(layers, 4, steps, steps, 1, 4).total
+    shared, all_trained = (block_memory(graph, 4, steps, steps, 2, 4) for graph in (frozen, layers))
+    assert shared.activations < all_trained.activations

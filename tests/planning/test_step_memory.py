@@ -22,7 +22,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.network import build_modules
+from tiledseg.models.frozen import freeze
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.cost import step_cost
 from tiledseg.planning.run.spread import Spread
@@ -32,13 +33,13 @@ from tiledseg.training.step import Stepper, StepRules
 from tiledseg.widths import ACTIVATION_BYTES
 
 
-def measured_peak(unet: UNet, context: tuple[int, int]) -> int:
+def measured_peak(network: GraphNetwork, context: tuple[int, int]) -> int:
     """Most bytes of one forward and backward pass, without weights and their gradients, which are there before."""
-    network = build_modules(unet, seed=0).train()
-    for parameter in network.parameters():
+    trained = [parameter for parameter in network.train().parameters() if parameter.requires_grad]
+    for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    known = [t for p in network.parameters() for t in (p, p.grad)]
-    source = torch.randn(1, unet.bands, *context)
+    known = [t for p in trained for t in (p, p.grad)] + list(network.parameters())
+    source = torch.randn(1, network.bands, *context)
     meter = AllocationMeter(known)
     with meter:
         logits = network(source.clone())
@@ -59,8 +60,21 @@ def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, d
     context = {"same": (64, 96), "valid": (140, 156)}[padding]
     assert all(is_legal_size(unet.graph(), side) for side in context)
     memory = training_memory(unet.graph(), unet.bands, context)
-    ratio = (memory.activations + memory.backward) / measured_peak(unet, context)
+    ratio = (memory.activations + memory.backward) / measured_peak(build_modules(unet, seed=0), context)
     assert 0.999 <= ratio <= 1.001
+
+
+@pytest.mark.parametrize("factors", [{"encoder*": 0, "bottom*": 0}, {"encoder0*": 0}, {"encoder*": 0, "decoder*": 0}])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_frozen_part_keeps_nothing(norm: str, factors: dict[str, float]) -> None:
+    """Within 1 %."""
+    unet, context = UNet(4, base_channels=4, norm=norm), (64, 96)
+    network = freeze(build_modules(unet, seed=0), factors)
+    memory, all_trained = (training_memory(graph, unet.bands, context) for graph in (network.graph, unet.graph()))
+    assert memory.activations + memory.backward == pytest.approx(measured_peak(network, context), rel=0.01)
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    assert (memory.weights, memory.gradients, memory.optimizer) == (all_trained.weights, 8 * trained, 8 * trained)
+    assert memory.total < all_trained.total
 
 
 @settings(derandomize=True, max_examples=40, deadline=None)
@@ -86,7 +100,9 @@ def test_peak_of_any_network_on_any_context(unet: UNet, more_rows: int, more_col
     legal = [n for n in range(16, 300) if is_legal_size(layers, n)]
     context = legal[more_rows], legal[more_cols]
     memory = training_memory(layers, unet.bands, context)
-    assert memory.activations + memory.backward == pytest.approx(measured_peak(unet, context), rel=0.01, abs=2048)
+    assert memory.activations + memory.backward == pytest.approx(
+        measured_peak(build_modules(unet, seed=0), context), rel=0.01, abs=2048
+    )
 
 
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 0.001), ("fp64", 0.005), ("bf16", 0.02)])

@@ -106,3 +106,56 @@ def test_a_run_with_factors_goes_on_exactly(tmp_path: Path, capfd: pytest.Captur
     assert train(material, other, "--optimizer.lr_factors", '{"nothing*": 2}') == 2
     assert "optimizer.lr_factors has 'nothing*'" in capfd.readouterr().err
     assert not other.exists()
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_frozen_run_goes_on_exactly_and_may_be_unfrozen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Frozen weights stay as they were drawn, are in every checkpoint, and have nothing in the optimizer; unfrozen ones
+    start anew there."""
+    material = Material.make(tmp_path)
+    frozen = ("--optimizer.policy", "constant", "--optimizer.lr_factors", '{"encoder*": 0, "*.bias": 0}')
+    trained = ("--optimizer.policy", "constant")
+    whole, halves, stages, later, none = (tmp_path / name for name in ("whole", "halves", "stages", "later", "none"))
+    assert train(material, whole, *frozen, "--train.epochs", "2") == 0
+    assert train(material, halves, *frozen, "--train.epochs", "1") == 0
+    assert train(material, halves, *frozen, "--train.epochs", "2") == 0
+    assert lines(halves) == lines(whole)
+    found, expected = (weights(run) for run in (halves, whole))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    names = [name for name, _ in build_modules(MATERIAL, 0).parameters_by_node()]
+    first = dict(zip(names, build_modules(MATERIAL, 3).double().parameters(), strict=True))
+    still = {name for name, tensor in zip(names, named(found, names), strict=True) if torch.equal(tensor, first[name])}
+    assert still == {name for name in names if name.startswith("encoder") or name.endswith(".bias")}
+    assert gathered(halves) == {index for index, name in enumerate(names) if name not in still}
+    assert train(material, halves, *trained, "--train.epochs", "3") == 0
+    assert gathered(halves) == set(range(len(names)))
+    assert train(material, halves, *frozen, "--train.epochs", "4") == 0
+    assert gathered(halves) == {index for index, name in enumerate(names) if name not in still}
+    assert train(material, none, "--optimizer.lr_factors", '{"*": 0}') == 2
+    assert "optimizer.lr_factors has 0 for all" in capfd.readouterr().err
+    assert not none.exists()
+    # Unfrozen after the last step: its checkpoint, of the run in another folder, lacks what was never gathered.
+    newest = str(find_checkpoint(whole).path)
+    assert train(material, stages, *trained, "--train.resume", newest, "--train.epochs", "2") == 0
+    newest = str(find_checkpoint(stages).path)
+    assert train(material, later, *trained, "--train.resume", newest, "--train.epochs", "3") == 0
+    assert gathered(later) == set(range(len(names)))
+
+
+MATERIAL = UNet(2, 1, base_channels=3, dropout=0.2, bands=3, classes=3)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(find_checkpoint(run).path / "model.safetensors")
+
+
+def named(found: dict[str, torch.Tensor], names: list[str]) -> list[torch.Tensor]:
+    """In the network's order."""
+    keys = [name for name, _ in build_modules(MATERIAL, 0).named_parameters()]
+    assert len(keys) == len(names)
+    return [found[key] for key in keys]
+
+
+def gathered(run: Path) -> set[int]:
+    """The numbers of the weights for which the optimizer has gathered something."""
+    return {int(key.partition(".")[0]) for key in load_file(find_checkpoint(run).path / "optimizer.safetensors")}

@@ -34,6 +34,7 @@ from tiledseg.checkpoint.check import (
     sha256,
     verified,
 )
+from tiledseg.checkpoint.tensors import factors_of
 from tiledseg.errors import CheckpointError
 from tiledseg.outputs import files_below
 from tiledseg.writing import flush, writing
@@ -206,13 +207,16 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
     """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer.
 
     Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint. The state of
-    parameters on the meta device, which another stage holds, is left out; so is a momentum that this run has none of.
+    parameters on the meta device, which another stage holds, is left out; so is that of frozen ones, and a momentum
+    that this run has none of. Parameters that were frozen have none there, and start anew.
     """
     tensors = load_file(checkpoint.path / OPTIMIZER)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     counts = len({key.partition(".")[0] for key in tensors}), len(parameters)
     names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
-    if names[0] != names[1] or (tensors and counts[0] != counts[1]):
+    may_lack = any(0 in factors.values() for factors in factors_of(checkpoint.saved))
+    may_lack = may_lack or any(not (p.requires_grad or p.is_meta) for p in parameters)
+    if names[0] != names[1] or counts[0] > counts[1] or (tensors and counts[0] < counts[1] and not may_lack):
         there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
         raise CheckpointError(
             f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
@@ -224,7 +228,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> 
         number, _, name = key.partition(".")
         index = places[int(number)]
         unused = name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]
-        if not parameters[index].is_meta and not unused:
+        if parameters[index].requires_grad and not unused:
             state.setdefault(index, {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for parameter, entries in optimizer.state.items():

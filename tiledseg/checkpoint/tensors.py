@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from tiledseg.architecture.foreign import UntracedError
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.saved_state import SavedState
 from tiledseg.checkpoint.typed_json import MalformedError, quoted
+from tiledseg.models.frozen import factor_of
 from tiledseg.models.network import GraphNetwork, build_modules
 
 Tensors = Mapping[str, torch.Tensor]
@@ -40,7 +42,16 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
         _check(f"'{name}'", tensor, own[name].shape, dtype)
     shapes = [parameter.shape for parameter in network.parameters()]
     _check_groups(groups, len(shapes))
-    _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop())
+    names = [name for name, _ in network.parameters_by_node()]
+    frozen = {i for i, name in enumerate(names) for factors in factors_of(saved) if factor_of(name, factors) == 0}
+    _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop(), frozen)
+
+
+def factors_of(saved: SavedState) -> list[Mapping[str, float]]:
+    """The factors of the learning rate of the run as it was begun, and since."""
+    changes = (resumed.changed.get("optimizer.lr_factors") for resumed in saved.resumed)
+    before = (change.get("from") for change in changes if isinstance(change, dict))
+    return [saved.config.optimizer.lr_factors, *(factors for factors in before if isinstance(factors, dict))]
 
 
 def _check_values(weights: Tensors, optimizer: Tensors) -> None:
@@ -75,11 +86,15 @@ def _check_groups(groups: Sequence[Mapping[str, Any]], count: int) -> None:
         raise MalformedError(f"optimizer_groups has the parameters {quoted(held)}, the network {count}")
 
 
-def _check_optimizer(name: str, found: Tensors, shapes: Sequence[torch.Size], dtype: torch.dtype) -> None:
-    """All parameters have their entries, or none has (no step had a valid pixel)."""
+def _check_optimizer(
+    name: str, found: Tensors, shapes: Sequence[torch.Size], dtype: torch.dtype, frozen: AbstractSet[int]
+) -> None:
+    """All parameters have their entries, or none has (no step had a valid pixel); one that is or was frozen may have
+    none."""
     if name not in _ENTRIES:
         raise MalformedError(f"state.config.optimizer.name is {quoted(name)}, not one of {', '.join(sorted(_ENTRIES))}")
-    expected = {f"{index}.{entry}" for index in range(len(shapes)) for entry in _ENTRIES[name]}
+    lacking = frozen - {int(key.partition(".")[0]) for key in found if key.partition(".")[0].isdecimal()}
+    expected = {f"{index}.{entry}" for index in range(len(shapes)) if index not in lacking for entry in _ENTRIES[name]}
     different = sorted(found.keys() ^ expected)
     if found and different:
         fault = "is missing" if different[0] in expected else f"is no entry of {name} for {len(shapes)} parameters"

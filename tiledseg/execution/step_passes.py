@@ -75,8 +75,10 @@ class StepPasses(SerialPasses):
         if losses:
             torch.stack(list(losses)).sum().backward()
             return
+        graph = self.mode.network.graph
         for k in reversed(self._norms):
-            self.mode.no_gradients(k)
+            if graph.wants_gradient[graph.sources[k][0]]:  # else autograd sums nothing on the other ranks
+                self.mode.no_gradients(k)
 
 
 def step_norms(graph: Graph) -> tuple[int, ...]:

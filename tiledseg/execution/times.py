@@ -19,15 +19,14 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
     link = slowest_link(mesh.communicator, plan.spread.mesh, mesh.device)
 
     def decide() -> RunPlan:
-        times = _layer_times(plan, question.precision, mesh.device)
+        times = _layer_times(question, plan, mesh.device)
         measured = Measured([time.forward for time in times], [time.backward for time in times], link.seconds)
         return balanced(question, plan, measured)
 
     return mesh.on_root(decide)
 
 
-def _layer_times(plan: RunPlan, precision: str, device: torch.device) -> tuple[LayerTime, ...]:
-    network = plan.network
-    cast = torch.bfloat16 if precision == "bf16" else None
-    pixels = plan.micro_batch.pixels
-    return measure_layer_times(network.graph(), network.bands, pixels, device, PARAMETER_DTYPES[precision], cast)
+def _layer_times(question: RunQuestion, plan: RunPlan, device: torch.device) -> tuple[LayerTime, ...]:
+    cast = torch.bfloat16 if question.precision == "bf16" else None
+    pixels, dtype = plan.micro_batch.pixels, PARAMETER_DTYPES[question.precision]
+    return measure_layer_times(question.graph, plan.network.bands, pixels, device, dtype, cast)

@@ -13,7 +13,7 @@ Tensors are also counted: 0 is the network's input, k + 1 what node k makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -28,12 +28,14 @@ Value = TypeVar("Value")
 @dataclass(frozen=True)
 class Node:
     """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it.
-    `cols`: the layer along columns, where its geometry differs there (a kernel that is no square)."""
+    `cols`: the layer along columns, where its geometry differs there (a kernel that is no square). `frozen`: its
+    weights, all of them, are not trained."""
 
     name: str
     layer: Layer
     inputs: tuple[str, ...] = ()
     cols: Layer | None = None
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,16 @@ class Graph:
 
     @cached_property
     def wants_gradient(self) -> tuple[bool, ...]:
-        """Of each tensor, whether the loss is differentiated by it: weights stand before it, and it is no integer."""
+        """Of each tensor, whether the loss is differentiated by it: trained weights stand before it, and it is no
+        integer."""
 
         def step(k: int, given: list[bool]) -> bool:
-            return self.layers[k].gradient != "none" and (any(given) or self.layers[k].parameters(1) > 0)
+            return self.layers[k].gradient != "none" and (any(given) or self.has_trained_weights(k))
 
         return tuple(self.fold(False, step))
+
+    def has_trained_weights(self, k: int) -> bool:
+        return not self.nodes[k].frozen and self.layers[k].parameters(1) > 0
 
     @cached_property
     def origins(self) -> tuple[int, ...]:
@@ -170,6 +176,10 @@ class Graph:
         """The same nodes with other layers: those along the other dim."""
         nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
         return Graph(tuple(nodes), self.outputs)
+
+    def with_frozen(self, names: Collection[str]) -> Graph:
+        """The same, with these nodes frozen and no others."""
+        return Graph(tuple(replace(node, frozen=node.name in names) for node in self.nodes), self.outputs)
 
 
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:

@@ -35,3 +35,10 @@ def count_parameters(graph: Graph, bands: int) -> int:
     channels = tensor_channels(graph, bands)
     nodes = zip(graph.layers, graph.sources, strict=True)
     return sum(layer.parameters(channels[sources[0]]) for layer, sources in nodes)
+
+
+def count_trained(graph: Graph, bands: int) -> int:
+    """Weights of the layers that are not frozen."""
+    channels = tensor_channels(graph, bands)
+    nodes = zip(graph.nodes, graph.sources, strict=True)
+    return sum(node.layer.parameters(channels[sources[0]]) for node, sources in nodes if not node.frozen)

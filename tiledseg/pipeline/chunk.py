@@ -16,6 +16,10 @@ once it has been sent, and the backward pass starts from the scalar, whatever gr
 With recomputation a chunk keeps its inputs only and goes forward once more right before it goes backward. The second
 pass is the same: dropout draws by counter, and running statistics stand still.
 
+A chunk whose weights and those before it are all frozen wants no gradient of what it sends: the graph says so to both
+ends, so none is sent back and none is waited for. Its backward pass does nothing, at its place in the schedule, and the
+order of all other messages is as before: what could not deadlock still cannot.
+
 The law: outputs, gradients and buffers are those of the layers run in one piece.
 """
 
@@ -111,7 +115,7 @@ class Chunk:
 
     def forward(self, micro_batch: MicroBatch, inputs: Tensors, recompute: bool) -> tuple[Held, Tensors]:
         """What is kept for `backward`, and what goes out. The last chunk takes the loss and sends nothing."""
-        if not recompute:
+        if not recompute or not (self.is_last or self._returning):  # no gradient comes back: nothing is kept anyway
             return self._differentiable(micro_batch, inputs)
         kept = dict(inputs)
         with torch.no_grad():

@@ -60,7 +60,7 @@ class _Job:
     """A layer and what it is given: its inputs, and the gradients of its output, of each that takes it one.
 
     `wanted`: which of the inputs want a gradient. No gradients: none is wanted of the output. `overwrites`: whether it
-    writes over its input.
+    writes over its input. `frozen`: its weights want no gradient.
     """
 
     layer: Layer
@@ -68,6 +68,7 @@ class _Job:
     wanted: tuple[bool, ...]
     overwrites: bool
     gradients: tuple[_Spec, ...] = ()
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _tensors(graph: Graph, bands: int, size: tuple[int, int], bench: _Bench) -> 
 
     def step(k: int, given: list[_Spec]) -> _Spec:
         wanted = tuple(graph.wants_gradient[source] for source in graph.sources[k])
-        job = _Job(graph.layers[k], tuple(given), wanted, graph.overwrites[k])
+        job = _Job(graph.layers[k], tuple(given), wanted, graph.overwrites[k], frozen=graph.nodes[k].frozen)
         if job not in known:
             inputs, _ = _inputs(job, bench.device)
             with bench.autocast():
@@ -164,7 +165,7 @@ def _once(
         wanted = tuple(graph.wants_gradient[source] for source in sources)
         gradients = tuple(coming.pop(k + 1, ())) if graph.wants_gradient[k + 1] else ()
         inputs = tuple(tensors[source] for source in sources)
-        job = _Job(graph.layers[k], inputs, wanted, graph.overwrites[k], gradients)
+        job = _Job(graph.layers[k], inputs, wanted, graph.overwrites[k], gradients, graph.nodes[k].frozen)
         if job not in measured:
             measured[job] = (_NOTHING, list(gradients)) if _is_free(job) else _measure(job, bench)
         jobs.append(job)
@@ -177,7 +178,7 @@ def _once(
 def _measure(job: _Job, bench: _Bench) -> tuple[LayerTime, list[_Spec]]:
     """The layer's times in its second run, and the gradients of its inputs, of those that want one."""
     module = _twin(job, bench)
-    for parameter in module.parameters():
+    for parameter in [] if job.frozen else module.parameters():
         parameter.grad = torch.zeros_like(parameter)  # micro-batches add to it, so does each run
     _run(module, job, bench)
     seconds, handed_back = _run(module, job, bench)
@@ -201,7 +202,7 @@ def _twin(job: _Job, bench: _Bench) -> nn.Module:
     """A module of the description on the device, in training mode, with weights that come from no global generator."""
     with torch.device("meta"):
         module = build_module(Node("", job.layer), [spec.shape[1] for spec in job.inputs], job.overwrites)
-    module.to(bench.dtype).to_empty(device=bench.device).train()
+    module.to(bench.dtype).to_empty(device=bench.device).train().requires_grad_(not job.frozen)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             _filled(tensor) if tensor.is_floating_point() else tensor.zero_()

@@ -19,10 +19,14 @@ from tiledseg.widths import wide_bytes
 class Moved(Layer):
     """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
 
-    `allocated`: what its backward pass allocates, the gradient that it hands on included.
+    `allocated`: what its backward pass allocates, the gradient that it hands on included. `weights`: of a norm.
     """
 
     allocated: int
+    weights: int = 0
+
+    def parameters(self, channels: int) -> int:
+        return self.weights
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.allocated
@@ -82,7 +86,7 @@ class _Walk:
         """A node's backward pass; after it, what the node keeps is let go."""
         gradient = self.waiting.pop(k + 1, 0)
         made = self._gradients(k, gradient)
-        weights = self.costs[k].parameters * wide_bytes(self.bytes_per_value)
+        weights = self.costs[k].trained * wide_bytes(self.bytes_per_value)
         self._reach(gradient + weights + sum(each.allocated for each in made))
         self.live -= kept
         for each in made:

@@ -32,7 +32,8 @@ INDEX_BYTES = 8  # labels of a loss
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input."""
+    """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input.
+    `frozen`: its parameters are not trained."""
 
     name: str
     kind: str
@@ -42,6 +43,12 @@ class LayerCost:
     input_bytes: tuple[int, ...]
     output_bytes: int
     kept_bytes: int
+    frozen: bool = False
+
+    @property
+    def trained(self) -> int:
+        """Parameters that have gradients."""
+        return 0 if self.frozen else self.parameters
 
 
 @dataclass
@@ -74,12 +81,21 @@ def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_va
         before = tuple(tensor.bytes for tensor in given)
         kept, made = keep_for_backward(graph, k, given, shape, bytes_per_value)
         kind = type(layer).__name__
-        name, parameters = graph.nodes[k].name, layer.parameters(channels)
-        costs.append(LayerCost(name, kind, shape, parameters, work, before, made.bytes, kept))
+        node, parameters = graph.nodes[k], layer.parameters(channels)
+        costs.append(LayerCost(node.name, kind, shape, parameters, work, before, made.bytes, kept, node.frozen))
         return made
 
     graph.fold(Tensor(math.prod(shapes[0]), value_bytes=bytes_per_value), step)
     return tuple(costs)
+
+
+def backward_passes(graph: Graph, k: int) -> int:
+    """How often node `k` makes its forward multiply-adds once more in the backward pass: for the gradients of its
+    inputs, and for those of its weights. The network's input counts as if one were made of it."""
+    if not graph.wants_gradient[k + 1]:
+        return 0
+    back = any(source == 0 or graph.wants_gradient[source] for source in graph.sources[k])
+    return int(back) + (not graph.nodes[k].frozen)
 
 
 def keep_for_backward(

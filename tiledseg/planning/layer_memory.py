@@ -86,7 +86,8 @@ class _Walk:
         parameters = node.layer.parameters(self.channels[sources[0]])
         before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
         layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
-        self._add(Node(node.name, layer, tuple(b.name for b in brought)), shape, before, parameters, work, tensor, kept)
+        walked = Node(node.name, layer, tuple(b.name for b in brought), frozen=node.frozen)
+        self._add(walked, shape, before, parameters, work, tensor, kept)
         computed = _Made(node.name, tensor, (row.computed, col.computed))
         return self._cut(f"{node.name}: given", computed, shape[0], (row.given, col.given))
 
@@ -94,9 +95,12 @@ class _Walk:
         """How a node counts, the bytes that it keeps, and what it makes."""
         layer = self.graph.layers[k]
         if layer.statistics and self.ranks > 1:
-            kept = layer.kept_besides(shape, self.value_bytes) + sum(keep(given[index]) for index in layer.kept_inputs)
+            kept = 0
+            if self.graph.wants_gradient[k + 1]:
+                inputs = sum(keep(given[index]) for index in layer.kept_inputs)
+                kept = layer.kept_besides(shape, self.value_bytes) + inputs
             width = layer.output_width(given[0].value_bytes, self.value_bytes)
-            moved = Moved(self._statistics_gradient(layer, given[0], shape))
+            moved = Moved(self._statistics_gradient(layer, given[0], shape), layer.parameters(shape[0]))
             return moved, kept, Tensor(math.prod(shape), value_bytes=width)
         kept, tensor = keep_for_backward(self.graph, k, given, shape, self.value_bytes)
         return layer.uncropped, kept, tensor
@@ -143,7 +147,7 @@ class _Walk:
         after = math.prod(shape) * tensor.value_bytes
         kind = type(node.layer).__name__
         self.nodes.append(node)
-        self.costs.append(LayerCost(node.name, kind, shape, parameters, work, before, after, kept))
+        self.costs.append(LayerCost(node.name, kind, shape, parameters, work, before, after, kept, node.frozen))
 
 
 def _bytes(made: _Made, channels: int) -> int:

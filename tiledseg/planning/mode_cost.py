@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tiledseg.geometry.decomposition import Decomposition, Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import settle
-from tiledseg.geometry.shapes import count_parameters, tensor_channels
+from tiledseg.geometry.shapes import count_parameters, count_trained, tensor_channels
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import (
     Sent,
@@ -66,6 +66,10 @@ class Task:
     @property
     def parameters(self) -> int:
         return count_parameters(self.graph, self.bands)
+
+    @property
+    def trained(self) -> int:
+        return count_trained(self.graph, self.bands)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def settled(graph: Graph, decomposition: Decomposition) -> tuple[Partition, Part
 
 def gradient_bytes(task: Task) -> int:
     """Bytes of the all-reduce of gradients: the same in all modes, once a step."""
-    return GRADIENT_BYTES * task.parameters
+    return GRADIENT_BYTES * task.trained
 
 
 def _step_seconds(task: Task, machine: Machine, image: float) -> float:

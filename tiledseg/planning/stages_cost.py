@@ -51,6 +51,7 @@ class StagePrices:
     def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> None:
         self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
         self._parameters = (0, *accumulate(c.parameters for c in costs))
+        self._trained = (0, *accumulate(c.trained for c in costs))
         self._kept_from = functools.cache(self._walk)
         self._backward = functools.cache(self._find_backward)
 
@@ -61,14 +62,14 @@ class StagePrices:
 
     def memory(self, first: int, stop: int) -> StageMemory:
         """Bytes of a rank that holds the run; the loss belongs to the last layer."""
-        parameters = self._parameters[stop] - self._parameters[first]
+        parameters, trained = (counts[stop] - counts[first] for counts in (self._parameters, self._trained))
         width = wide_bytes(self.bytes_per_value)
         up_to = self._kept_from(first)[: stop - first + 1]
         received = self.received(first, stop)
         return StageMemory(
             weights=parameters * (width + copy_bytes(self.bytes_per_value)),
-            gradients=parameters * DOUBLE_BYTES,
-            optimizer=ADAM_VALUES * parameters * width,
+            gradients=trained * DOUBLE_BYTES,
+            optimizer=ADAM_VALUES * trained * width,
             activations=up_to[-1] + self._loss(stop),
             inputs=received if first else self.tensor_bytes(0),
             backward=self._backward(first, stop),

@@ -51,10 +51,11 @@ def training_memory(
     return walked_memory(graph, layer_costs(graph, bands, context, bytes_per_value), bytes_per_value, optimizer_values)
 
 
-def weights_memory(parameters: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
-    """Bytes of so many weights with the sums of their gradients and the optimizer's values, whatever the tiles."""
+def weights_memory(parameters: int, trained: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
+    """Bytes of so many weights, and of the sums of gradients and the optimizer's values of those that are trained,
+    whatever the tiles."""
     wide = wide_bytes(bytes_per_value)
-    return parameters * (wide * (1 + optimizer_values) + copy_bytes(bytes_per_value) + DOUBLE_BYTES)
+    return parameters * (wide + copy_bytes(bytes_per_value)) + trained * (wide * optimizer_values + DOUBLE_BYTES)
 
 
 def walked_memory(
@@ -62,13 +63,13 @@ def walked_memory(
 ) -> StepMemory:
     """The same, of nodes whose costs are known; `Moved` stands for what is done between them."""
     weight_bytes = wide_bytes(bytes_per_value)
-    parameters = sum(c.parameters for c in costs)
+    parameters, trained = sum(c.parameters for c in costs), sum(c.trained for c in costs)
     kept = sum(c.kept_bytes for c in costs)
     kept += loss_bytes([costs[tensor - 1] for tensor in graph.results], bytes_per_value)
     return StepMemory(
         weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
-        gradients=parameters * DOUBLE_BYTES,
-        optimizer=parameters * weight_bytes * optimizer_values,
+        gradients=trained * DOUBLE_BYTES,
+        optimizer=trained * weight_bytes * optimizer_values,
         activations=kept,
         backward=backward_peak(graph, costs, [c.kept_bytes for c in costs], bytes_per_value),
     )

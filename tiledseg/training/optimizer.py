@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
+from tiledseg.models.frozen import factor_of
 from tiledseg.training.course import Course
 from tiledseg.training.recipe import Rate, Update
 
@@ -45,14 +46,14 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) 
     """A network's parameters by their factor of the rate and their decay, each with its number in the network.
 
     The first of `update.lr_factors` whose pattern fits a name decides. A norm's weights and all biases have one dim.
-    Raises ConfigError for a pattern that fits no name.
+    Those of factor 0 are in a group too; they have no gradient, and the optimizer passes over them.
+    Raises ConfigError for a pattern that fits no name, and where no weight is left to train.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     unused = set(update.lr_factors)
     for index, (name, parameter) in enumerate(named):
-        fitting = [pattern for pattern in update.lr_factors if fnmatchcase(name, pattern)]
-        unused -= set(fitting)
-        factor = update.lr_factors[fitting[0]] if fitting else 1.0
+        unused = {pattern for pattern in unused if not fnmatchcase(name, pattern)}
+        factor = factor_of(name, update.lr_factors)
         decay = update.weight_decay if update.decay_norms or parameter.ndim > 1 else 0.0
         new = {"params": [], "indices": [], "factor": factor, "weight_decay": decay}
         group = groups.setdefault((factor, decay), new)
@@ -62,6 +63,10 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) 
         raise ConfigError(
             f"optimizer.lr_factors has '{min(unused)}', which fits no name of a weight; give patterns of names such as "
             f"{name}"
+        )
+    if groups and not any(group["factor"] for group in groups.values()):
+        raise ConfigError(
+            f"optimizer.lr_factors has 0 for all {index + 1} weights, {name} among them; leave some to be trained"
         )
     return list(groups.values())
 

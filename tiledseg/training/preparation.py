@@ -10,9 +10,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import IMAGENET, Config, DataConfig, OptimizerConfig
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -23,10 +25,11 @@ from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import as_list, pair_sources
 from tiledseg.raster.statistics import check_alike
-from tiledseg.tracing.build import known
+from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.edge_objective import KEYS, choose_objective
 from tiledseg.training.first_weights import check_imagenet
 from tiledseg.training.objective import Objective
+from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
 
 
@@ -94,6 +97,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         halo=config.tiling.halo_width(),
         tiles_per_step=train.tiles_per_step,
         images_per_step=train.images_per_step,
+        frozen=_frozen(network, config.optimizer),
     )
     plan = plan_run(question)
     sampler = Sampler(tuple(map(len, plan.tilings)), train.seed, train.tiles_per_step, train.images_per_step)
@@ -187,6 +191,15 @@ def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
     """`batch`: tiles or images of a step, on all ranks together, by which a linear rate grows."""
     rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
     return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
+
+
+def _frozen(network: Network, optimizer: OptimizerConfig) -> frozenset[str]:
+    """The nodes that `optimizer.lr_factors` freezes. Raises ConfigError where its patterns do not fit the network."""
+    if not optimizer.lr_factors:
+        return frozenset()
+    modules = freeze(network_modules(network), optimizer.lr_factors)
+    parameter_groups(modules.parameters_by_node(), update_of(optimizer))
+    return frozen_nodes(modules)
 
 
 def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:

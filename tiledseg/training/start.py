@@ -27,9 +27,7 @@ from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
-from tiledseg.tracing.build import network_modules
 from tiledseg.training.first_weights import first_weights, imagenet
-from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
@@ -49,7 +47,6 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
     mesh.on_root(lambda: _check_weights(preparation, mesh))
-    mesh.on_root(lambda: _check_factors(preparation))
     folder = recipe.folder
     weights_file = [path for path in (recipe.pretrained,) if path and Path(path).exists()]  # gone: on resume
     inputs = [*preparation.files, *files, *weights_file]
@@ -78,13 +75,6 @@ def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
     """With their gradients, where nothing is known of stages and devices that hold less of them."""
     whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
     check_weights(preparation.plan.network, 2 if whole else 1, preparation.recipe.precision, mesh)
-
-
-def _check_factors(preparation: Preparation) -> None:
-    """That each pattern of `optimizer.lr_factors` fits a weight, before anything is written."""
-    if preparation.recipe.update.lr_factors:
-        network = network_modules(preparation.plan.network)
-        parameter_groups(network.parameters_by_node(), preparation.recipe.update)
 
 
 def _find_resume(preparation: Preparation) -> Beginning:

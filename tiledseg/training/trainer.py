@@ -23,6 +23,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
+from tiledseg.models.frozen import freeze
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import Position, Step
@@ -68,6 +69,7 @@ class Trainer:
             check_drawn_alike(self.network, mesh, plan.network.build)
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
+        freeze(self.network, recipe.update.lr_factors)
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
         self.optimizer = build_optimizer(
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update

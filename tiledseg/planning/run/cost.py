@@ -34,7 +34,8 @@ def step_cost(
     task = Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
     cost = mode_cost(task, machine, spread.mode, spread.fusion)
     if spread.together:
-        return replace(cost, memory=images * cost.memory - (images - 1) * weights_memory(task.parameters, value_bytes))
+        weights = weights_memory(task.parameters, task.trained, value_bytes)
+        return replace(cost, memory=images * cost.memory - (images - 1) * weights)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
     needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))

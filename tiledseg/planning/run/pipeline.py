@@ -16,8 +16,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import parse_balance
 from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.balance_choice import choose
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.machine import BACKWARD_WORK
+from tiledseg.planning.cost import backward_passes, layer_costs
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, check_skips, stage
@@ -111,15 +110,15 @@ def plan_pipeline(
     """The pipeline that `parallel` asks for; None for one stage.
 
     `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
-    forward, and messages that take no time). `memory_bytes`: what a rank may use for a training step (None: nothing is
-    trained). Raises ConfigError where the balance does not fit the network or the schedule, or a stage needs more than
-    that.
+    forward where all is trained, and messages that take no time). `memory_bytes`: what a rank may use for a training
+    step (None: nothing is trained). Raises ConfigError where the balance does not fit the network or the schedule, or a
+    stage needs more than that.
     """
     if parallel.stages == 1:
         return None
     costs = layer_costs(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
-    backward = measured.backward if measured else [BACKWARD_WORK * work for work in forward]
+    backward = measured.backward if measured else [backward_passes(graph, k) * work for k, work in enumerate(forward)]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute,

@@ -41,6 +41,7 @@ class RunQuestion:
     `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
     `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
     `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
+    `frozen`: the nodes whose weights are not trained.
     """
 
     network: Network
@@ -56,6 +57,11 @@ class RunQuestion:
     tiles_per_step: int | None = None
     images_per_step: int = 1
     machine: Machine | None = None
+    frozen: frozenset[str] = frozenset()
+
+    @property
+    def graph(self) -> Graph:
+        return self.network.graph().with_frozen(self.frozen)
 
     @property
     def value_bytes(self) -> int:
@@ -103,7 +109,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
     network, parallel, value = question.network, question.parallel, question.value_bytes
     images, speed = question.images_per_step, question.machine or Machine()
-    graph = network.graph()
+    graph = question.graph
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = (
         tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
@@ -134,7 +140,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
 def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:
     """The plan with the balance of its pipeline, by times that were `measured`, else by multiply-adds."""
     network, limit = plan.network, question.memory if question.trains else None
-    pipeline = plan_pipeline(question.parallel, network.graph(), network.bands, plan.micro_batch, limit, measured)
+    pipeline = plan_pipeline(question.parallel, question.graph, network.bands, plan.micro_batch, limit, measured)
     return replace(plan, pipeline=pipeline)
 
 
@@ -146,7 +152,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     given, parallel = question.grid or extent.grid, question.parallel
     if given is not None:
         return given
-    graph = question.network.graph()
+    graph = question.graph
     if parallel.exact and parallel.halo not in exact_modes(graph, tiles=2, trains=question.trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)

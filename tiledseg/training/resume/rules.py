@@ -71,7 +71,9 @@ RULES: dict[str, Rule] = {
     "optimizer.name": Rule(REFUSED, "what one optimizer has gathered means nothing to another"),
     "optimizer.lr": Rule(MAY, _RATE),
     "optimizer.scale_lr": Rule(MAY, _RATE),
-    "optimizer.lr_factors": Rule(MAY, "they have no state; what an optimizer has gathered stays with its weight"),
+    "optimizer.lr_factors": Rule(
+        MAY, "what an optimizer has gathered stays with its weight; of a frozen one (0) it is let go, and starts anew"
+    ),
     "optimizer.momentum": Rule(MAY, "from 0 or to 0 its buffers start anew"),
     "optimizer.weight_decay": Rule(MAY, "it has no state"),
     "optimizer.decay_norms": Rule(MAY, "it has no state"),

@@ -1,0 +1,42 @@
+"""Weights that are not trained: chosen by patterns of their names, marked in the modules and in the graph.
+
+A weight whose factor of the learning rate is 0 wants no gradient of autograd. A node all of whose weights want none is
+frozen in the graph, from which everything else follows: no gradient is made of tensors before the first trained node,
+nothing is kept for it, and pipelines send none back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from tiledseg.models.network import GraphNetwork
+from tiledseg.models.pixelwise import Weights
+
+
+def factor_of(name: str, factors: Mapping[str, float]) -> float:
+    """Of the first pattern that fits a weight's name; 1 where none does."""
+    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
+
+
+def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
+    """The network, where weights of a factor of 0 want no gradient; those that its author froze stay so."""
+    for name, parameter in network.parameters_by_node():
+        if factor_of(name, factors) == 0:
+            parameter.requires_grad_(False)
+    network.graph = network.graph.with_frozen(frozen_nodes(network))
+    return network
+
+
+def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
+    """The nodes that have weights, none of which wants a gradient."""
+    names = network.graph.names[1:]
+    return frozenset(n for n, m in zip(names, network.layers.values(), strict=True) if _is_frozen(m))
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    looked_up = [t for each in module.modules() if isinstance(each, Weights) for t in each.tensors()]
+    weights = [t for t in (*module.parameters(), *looked_up) if isinstance(t, nn.Parameter)]
+    return bool(weights) and not any(weight.requires_grad for weight in weights)
