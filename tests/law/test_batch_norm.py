@@ -7,9 +7,11 @@ step has one image, as the last of an epoch may: then ranks have none, and take 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.sampling import TileReference
@@ -41,10 +44,12 @@ CASE = Strip(UNet(3, 1, 3, 4, "same", "batch", "bilinear", bands=2, classes=3), 
 Found = tuple[list[float | None], dict[str, torch.Tensor]]
 
 
-def whole(case: Case) -> Found:
-    """By torch alone: a batch of all images."""
+def whole(case: Case, frozen: Mapping[str, float] = MappingProxyType({})) -> Found:
+    """By torch alone: a batch of all images. `frozen`: factors by pattern; weights of 0 are not trained."""
     network, data = case.network().train(), dataset(case, IMAGES)
     network.layers.update({name: native(module) for name, module in network.layers.items()})
+    for name, parameter in network.parameters_by_node():
+        parameter.requires_grad = factor_of(name, frozen) != 0
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     tile = case.tiling((1, 1)).tiles[0]
     losses: list[float | None] = []
@@ -66,12 +71,14 @@ def native(module: nn.Module) -> nn.Module:
     return nn.BatchNorm2d(module.num_features).double() if isinstance(module, nn.BatchNorm2d) else module
 
 
-def ours(case: Case, mesh: Mesh, rows_cols: list[int], overlap: bool) -> Found:
+def ours(
+    case: Case, mesh: Mesh, rows_cols: list[int], overlap: bool, frozen: Mapping[str, float] = MappingProxyType({})
+) -> Found:
     asked = parallelism(ParallelConfig(halo="layer", mesh=rows_cols, overlap=overlap))
     tilings = [case.tiling()] * IMAGES
     spread = choose_spread(asked, case.unet.graph(), tilings, mesh.size, IMAGES, case.unet.bands, 8)
     assert spread.together
-    network, data = case.network().train(), dataset(case, IMAGES)
+    network, data = freeze(case.network(), frozen).train(), dataset(case, IMAGES)
     run = ParallelRun.open(spread, network, mesh, "fp64")
     passes = run.over(data.tilings)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -99,6 +106,20 @@ def test_statistics_are_of_the_whole_step(rows_cols: list[int], order: Order | N
     expected, state = whole(CASE)
     with nullcontext(real) if order is None else in_order(real, order, turns=order is Order.ANY, limit=30.0) as mesh:
         found, own = ours(CASE, mesh, rows_cols, overlap=order is None)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert difference(own, state) < 1e-12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("frozen", [{"encoder*": 0}, {"encoder0*": 0, "decoder*": 0}], ids=["encoder", "parts"])
+@pytest.mark.parametrize("rows_cols", MESHES[:2], ids=str)
+def test_frozen_norms_sum_alike(rows_cols: list[int], frozen: dict[str, float], meshes: dict[str, Mesh]) -> None:
+    """A rank without an image sums for those norms alone whose input wants a gradient, as the others do."""
+    mesh = meshes["gloo"]
+    if rows_cols[0] * rows_cols[1] > mesh.size:
+        pytest.skip("needs more ranks")
+    expected, state = whole(CASE, frozen)
+    found, own = ours(CASE, mesh, rows_cols, overlap=True, frozen=frozen)
     assert found == pytest.approx(expected, rel=1e-12)
     assert difference(own, state) < 1e-12
 
