@@ -23,7 +23,7 @@ CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
 
 def kept_by_autograd(unet: UNet, context: tuple[int, int], dtype: torch.dtype, autocast: bool) -> tuple[int, int]:
     """Bytes that the network keeps, and those that its loss keeps on top; a storage counts once, weights do not."""
-    network = build_modules(unet, seed=0).to(dtype).train()
+    network = build_modules(unet, seed=0).to(dtype).to(memory_format=torch.channels_last).train()  # as runs have it
     parameters = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -35,7 +35,7 @@ def kept_by_autograd(unet: UNet, context: tuple[int, int], dtype: torch.dtype, a
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            logits = network(torch.randn(1, unet.bands, *context, dtype=dtype))
+            logits = network(torch.randn(1, unet.bands, *context, dtype=dtype).to(memory_format=torch.channels_last))
         of_network = sum(s.nbytes() for s in kept.values())
         labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
         loss = cross_entropy(logits.float() if autocast else logits, labels, reduction="sum", ignore_index=255)

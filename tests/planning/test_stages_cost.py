@@ -19,9 +19,9 @@ BALANCES = [(49,), (8, 10, 10, 10, 11), (2, 6, 12, 9, 9, 10, 1), (3, 5, 1, 4, 6,
 
 def stage_bytes(unet: UNet, balance: tuple[int, ...]) -> list[int]:
     """Bytes that autograd keeps of each stage; whatever comes from another stage arrives in memory of its own."""
-    network = build_modules(unet, seed=0).train()
+    network = build_modules(unet, seed=0).to(memory_format=torch.channels_last).train()  # as runs have it
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    source_BCHW = torch.randn(1, unet.bands, *CONTEXT)
+    source_BCHW = torch.randn(1, unet.bands, *CONTEXT).to(memory_format=torch.channels_last)
     made: Tensors = {0: source_BCHW}
     found, held = [], []
     for first, stop in cuts(balance):
