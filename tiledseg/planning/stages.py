@@ -12,17 +12,16 @@ from typing import Any
 from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import cuts, parse_balance
+from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.question import Question
-from tiledseg.planning.balance_choice import choose
-from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.cost import LayerCost, layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, check_skips, stage
-from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, balanced_pipeline
+from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.schedules import RECOMPUTE, chunk_ranks
 
 MOST_STAGES = 32  # with these the simulation takes a few seconds at most
@@ -115,13 +114,10 @@ def stage_pipeline(question: Question, tiling: Tiling, asked: Parallelism) -> St
     """
     network = question.network
     layers = network.graph()
-    costs = layer_costs(layers, network.bands, tiling.context_max, question.bytes_per_value)
-    prices = StagePrices(layers, costs, question.bytes_per_value)
-    case = _case(asked, prices, question.machine, len(tiling), question.gpu_memory)
-    given = None if asked.balance is None else parse_balance(asked.balance, len(layers))
-    if given is not None:
-        check_skips(case, given, "--balance")
-    return choose(case) if given is None else stage(case, given)
+    tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
+    largest = MicroBatchSize(tiling.context_max, tiles, question.bytes_per_value)
+    times = _modelled(question.machine, layer_costs(layers, network.bands, largest.pixels, largest.value_bytes))
+    return balanced_pipeline(asked, layers, network.bands, largest, question.gpu_memory, times, "--balance")
 
 
 def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> dict[str, Any]:
@@ -145,22 +141,11 @@ def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: 
     }
 
 
-def _case(asked: Parallelism, prices: StagePrices, machine: Machine, tiles: int, limit: int | None) -> PipelineCase:
-    """The pipeline asked for; seconds of layers and messages by the machine's figures."""
-    forward = [machine.compute_seconds(cost.multiply_adds, training=False) for cost in prices.costs]
-    backward = [
-        machine.compute_seconds(cost.multiply_adds) - once for cost, once in zip(prices.costs, forward, strict=True)
-    ]
-    return PipelineCase(
-        asked.schedule,
-        asked.recompute,
-        asked.micro_batches or min(4 * asked.stages, tiles),
-        prices,
-        forward,
-        backward,
-        lambda size: machine.message_seconds(Sent(1, size)),
-        limit,
-    )
+def _modelled(machine: Machine, costs: Sequence[LayerCost]) -> Measured:
+    """Seconds of layers and messages by the machine's figures, in place of measured ones."""
+    forward = [machine.compute_seconds(cost.multiply_adds, training=False) for cost in costs]
+    backward = [machine.compute_seconds(cost.multiply_adds) - once for cost, once in zip(costs, forward, strict=True)]
+    return Measured(forward, backward, lambda size: machine.message_seconds(Sent(1, size)))
 
 
 def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import backward_passes, layer_costs
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, check_skips, stage
+from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline, check_skips, stage
 from tiledseg.planning.stages_cost import StagePrices
 
 
@@ -109,13 +109,33 @@ def plan_pipeline(
 ) -> PipelinePlan | None:
     """The pipeline that `parallel` asks for; None for one stage.
 
-    `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
-    forward where all is trained, and messages that take no time). `memory_bytes`: what a rank may use for a training
-    step (None: nothing is trained). Raises ConfigError where the balance does not fit the network or the schedule, or a
-    stage needs more than that.
+    `memory_bytes`: what a rank may use for a training step (None: nothing is trained). Raises ConfigError as
+    `balanced_pipeline`, and where a stage needs more than that.
     """
     if parallel.stages == 1:
         return None
+    staged = balanced_pipeline(parallel, graph, bands, largest, memory_bytes, measured)
+    case = staged.case
+    if parallel.balance is not None:
+        check_memory(case, staged.balance)
+    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches)
+
+
+def balanced_pipeline(
+    parallel: Parallelism,
+    graph: Graph,
+    bands: int,
+    largest: MicroBatchSize,
+    memory_bytes: int | None,
+    measured: Measured | None,
+    name: str = "parallel.balance",
+) -> StagedPipeline:
+    """The pipeline with the balance that the user gave by this `name`, or with an automatic one within the memory.
+
+    `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
+    forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
+    network or the schedule, or none fits the memory.
+    """
     costs = layer_costs(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
     backward = measured.backward if measured else [backward_passes(graph, k) * work for k, work in enumerate(forward)]
@@ -130,12 +150,10 @@ def plan_pipeline(
         memory_bytes,
     )
     if parallel.balance is None:
-        staged = choose(case)
-    else:
-        staged = stage(case, parse_balance(parallel.balance, len(graph)))
-        check_skips(case, staged.balance, "parallel.balance")
-        check_memory(case, staged.balance)
-    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches)
+        return choose(case)
+    given = parse_balance(parallel.balance, len(graph))
+    check_skips(case, given, name)
+    return stage(case, given)
 
 
 def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
