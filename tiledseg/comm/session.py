@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -109,7 +110,11 @@ def open_mesh(
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """No search for cyclic garbage: among the objects that an import of torch makes it finds none, and takes a fifth of
-    the import's time. Nor later: these objects stay until the process ends."""
+    the import's time. Nor later: these objects stay until the process ends. Where torch is there already, so may be
+    garbage of somebody else's: nothing is done."""
+    if "torch" in sys.modules:
+        yield
+        return
     was_on = gc.isenabled()
     gc.disable()
     try:
