@@ -85,6 +85,20 @@ def test_the_balance_waits_for_times_only_where_they_are_measured() -> None:
         assert plan_run(other).pipeline is not None
 
 
+def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
+    """Two stages of a second a pass, four micro-batches: five forward, five backward; with two at a time, two flushes
+    of three and three."""
+    network = UNet(levels=2, base_channels=2)
+    length = len(network.graph())
+    ends = [1.0 if k in (0, length - 1) else 0.0 for k in range(length)]
+    for micro_batches, seconds in ((None, 10.0), (2, 12.0)):
+        parallel = parallelism(ParallelConfig(stages=2, schedule="gpipe", micro_batches=micro_batches))
+        asked = RunQuestion(network, (Extent((64, 64)),), 2, 10**9, parallel, grid=(2, 2))
+        plan = plan_run(asked)
+        assert plan.seconds is None
+        assert balanced(asked, plan, Measured(ends, ends, lambda size: 0.0)).seconds == pytest.approx(seconds)
+
+
 def test_it_is_made_without_torch() -> None:
     program = (
         "import sys; from tiledseg.architecture.unet import UNet\n"

@@ -25,9 +25,13 @@ from tiledseg.planning.stages_cost import StagePrices
 
 @dataclass(frozen=True)
 class PipelinePlan(Settings):
-    """How the pipeline runs, and the micro-batches between two flushes (None: all of a step)."""
+    """How the pipeline runs, and the micro-batches between two flushes (None: all of a step).
+
+    `seconds`: of the passes of a step with the most micro-batches, replayed with the times that were measured.
+    """
 
     micro_batches: int | None = None
+    seconds: float | None = None
 
     @property
     def in_words(self) -> str:
@@ -118,7 +122,9 @@ def plan_pipeline(
     case = staged.case
     if parallel.balance is not None:
         check_memory(case, staged.balance)
-    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches)
+    flushes = -(-largest.count // case.micro_batches)
+    seconds = staged.timeline().makespan * flushes if measured else None
+    return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
 
 
 def balanced_pipeline(

@@ -85,8 +85,8 @@ class RunPlan:
 
     `tilings` of the question's rasters, `held_out` of those validated on. `cost`: predicted of a training step without
     stages, its `memory` that of the rank that needs most. `seconds`: of a step on the largest rasters, None where
-    `has_seconds` is not so, or where images go through the network together. `pipeline`: None without stages, and until
-    the times are known that it waits for.
+    `has_seconds` is not so, or where images go through the network together; with stages, see `PipelinePlan`.
+    `pipeline`: None without stages, and until the times are known that it waits for.
     """
 
     network: Network
@@ -141,7 +141,7 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = N
     """The plan with the balance of its pipeline, by times that were `measured`, else by multiply-adds."""
     network, limit = plan.network, question.memory if question.trains else None
     pipeline = plan_pipeline(question.parallel, question.graph, network.bands, plan.micro_batch, limit, measured)
-    return replace(plan, pipeline=pipeline)
+    return replace(plan, pipeline=pipeline, seconds=pipeline.seconds if pipeline else plan.seconds)
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
