@@ -19,9 +19,8 @@ SOBEL = (
 
 
 @dataclass(frozen=True)
-class EveryLayer:
-    """Pooling undone by its indices, a residual sum whose shortcut is projected, edges of the image that gate features,
-    and a concatenation of three. `whole`: with layers that see the whole image, which mode `layer` alone computes."""
+class _Described:
+    """`whole`: with layers that see the whole image, which mode `layer` alone computes."""
 
     whole: bool = False
     bands: int = 2
@@ -30,6 +29,11 @@ class EveryLayer:
     @property
     def norm(self) -> str:
         return "batch" if self.whole else "none"
+
+
+class EveryLayer(_Described):
+    """Pooling undone by its indices, a residual sum whose shortcut is projected, edges of the image that gate features,
+    and a concatenation of three."""
 
     def graph(self) -> Graph:
         mean: Layer = ImageMean() if self.whole else Mark()
@@ -74,18 +78,9 @@ ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
 SHUFFLED = Layout((("B",), ("C1", "C0"), ("H",), ("W",)), (2, 3))  # channels of two groups, one of each in turn
 
 
-@dataclass(frozen=True)
-class ForeignLayers:
+class ForeignLayers(_Described):
     """What traced modules have besides: kernels that are no squares, groups, borders, and functions of single pixels
     in other layouts; with `whole` a gate made of the image's mean."""
-
-    whole: bool = False
-    bands: int = 2
-    classes: int = 3
-
-    @property
-    def norm(self) -> str:
-        return "batch" if self.whole else "none"
 
     def graph(self) -> Graph:
         x, mean = Slot(0), ImageMean() if self.whole else Mark()

@@ -7,7 +7,7 @@ import torch
 
 from tests.law.cases import Case, relative, tiled_logits, undivided
 from tests.law.every_layer import EveryLayer, ForeignLayers
-from tests.law.test_halo_modes import Setting, alone, difference, one_rank, outputs, steps, undivided_setting
+from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference
 from tests.law.test_pipelines import alone as alone_in_one_piece
 from tests.law.test_pipelines import steps as steps_in_stages
 from tests.planning.allocations import AllocationMeter
@@ -21,7 +21,6 @@ from tiledseg.geometry.receptive_field import required_input
 from tiledseg.geometry.shapes import count_parameters, tensor_shapes
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 
 
@@ -115,15 +114,7 @@ SETTINGS = [
 )
 def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
-    mesh = meshes["mpi"]
-    spread = setting.plan(mesh.size)
-    found, found_KHW = steps(setting, spread, mesh, 3, 0.002), outputs(setting, spread, mesh)
-    expected = mesh.on_root(lambda: alone(setting, 3, 0.002))
-    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
-    assert relative(found_KHW, expected_KHW) < 1e-12
-    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
-    assert difference(found.gradients, expected.gradients) < 1e-12
-    assert difference(found.state, expected.state) < 1e-12
+    check_steps_and_outputs(setting, meshes["mpi"], 3, 0.002)
 
 
 @pytest.mark.mpi(min_size=2)

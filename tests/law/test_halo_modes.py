@@ -126,6 +126,18 @@ def undivided_setting(setting: Setting) -> Setting:
     return Setting(replace(setting.case, grid=(1, 1)), ParallelConfig())
 
 
+def check_steps_and_outputs(setting: Setting, mesh: Mesh, count: int, rate: float) -> None:
+    """`count` steps at this `rate`, and the outputs, are those of the undivided raster on one rank."""
+    spread = setting.plan(mesh.size)
+    found, found_KHW = steps(setting, spread, mesh, count, rate), outputs(setting, spread, mesh)
+    expected = mesh.on_root(lambda: alone(setting, count, rate))
+    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
+    assert relative(found_KHW, expected_KHW) < 1e-12
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    assert difference(found.gradients, expected.gradients) < 1e-12
+    assert difference(found.state, expected.state) < 1e-12
+
+
 def one_rank() -> Mesh:
     return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.law.cases import IGNORED, KEY, relative, tiled_logits
-from tests.law.test_halo_modes import Setting, alone, difference, one_rank, outputs, steps, undivided_setting
+from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference, one_rank
 from tests.law.test_pipelines import plans
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
 from tiledseg.comm.mesh import Mesh
@@ -20,7 +20,6 @@ from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.step import Stepper, StepRules
 
@@ -85,14 +84,7 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     mesh = meshes["mpi"]
     setting = Setting(ForeignCase(Foreign(name), (4, 2)), ParallelConfig(halo="layer", mesh=[2, 2]))
-    spread = setting.plan(mesh.size)
-    found, found_KHW = steps(setting, spread, mesh, 1, 0.0), outputs(setting, spread, mesh)
-    expected = mesh.on_root(lambda: alone(setting, 1, 0.0))
-    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
-    assert relative(found_KHW, expected_KHW) < 1e-12
-    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
-    assert difference(found.gradients, expected.gradients) < 1e-12
-    assert difference(found.state, expected.state) < 1e-12
+    check_steps_and_outputs(setting, mesh, 1, 0.0)
 
 
 @pytest.mark.mpi(min_size=3)
