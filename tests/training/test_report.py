@@ -47,7 +47,7 @@ def validation_line(step: int) -> dict[str, Any]:
 def write_run(folder: Path, steps: int) -> list[dict[str, Any]]:
     """A log with a validation after every second step."""
     lines = []
-    log = MetricsLog(folder, 0)
+    log = MetricsLog(folder, 0, [])
     for step in range(1, steps + 1):
         for line in (step_line(step), *([validation_line(step)] if step % 2 == 0 else [])):
             log.write(line)
@@ -69,7 +69,7 @@ def test_a_resumed_log_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.Mo
     kept = [line for line in lines if line["step"] <= keep]
     least = len("".join(json.dumps(line) + "\n" for line in kept))
     (tmp_path / METRICS).write_text(text[: max(least, len(text) - cut)])
-    log = MetricsLog(tmp_path, keep)
+    log = MetricsLog(tmp_path, keep, read_metrics(tmp_path / METRICS))
     assert read_metrics(log.path) == kept
     for line in lines[len(kept) :]:
         log.write(line)
@@ -90,7 +90,7 @@ def test_damage_is_said_and_nothing_of_the_file_is_lost(tmp_path: Path, damage: 
     whole = good[0] + damage + b"\n" + good[2]
     (tmp_path / METRICS).write_bytes(whole)
     with pytest.raises(OutputError, match=r"metrics\.jsonl, line 2 is no line of this run"):
-        MetricsLog(tmp_path, 9)
+        MetricsLog(tmp_path, 9, read_metrics(tmp_path / METRICS))
     assert (tmp_path / METRICS).read_bytes() == whole
 
 
@@ -162,7 +162,7 @@ def test_events_are_an_extra_and_hold_the_same_numbers(tmp_path: Path, monkeypat
 
 
 def test_numbers_survive_the_file_bit_for_bit(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0)
+    log = MetricsLog(tmp_path, 0, [])
     values = [math.pi, 1 / 3, 1e-300, 123456789.123456789]
     for step, value in enumerate(values, start=1):
         log.write({**step_line(step), "loss": value})
@@ -184,16 +184,16 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int, end: str) -> Non
     """The run would go on, and its file would look whole."""
     lines = write_run(tmp_path, 4)
     path = tmp_path / METRICS
-    assert check_lines(path, 4) is None
+    assert check_lines(path, 4, read_metrics(path)) is None
     path.write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] <= kept))
     with pytest.raises(OutputError, match=rf"metrics\.jsonl ends {end}, the checkpoint is of step 4: the lines"):
-        check_lines(path, 4)
+        check_lines(path, 4, read_metrics(path))
 
 
 def test_a_file_moved_away_is_said_and_a_new_one_starts(tmp_path: Path) -> None:
     path = tmp_path / METRICS
-    assert check_lines(path, 4) == f"{path} is gone: the new one starts after step 4"
-    log = MetricsLog(tmp_path, 4)
+    assert check_lines(path, 4, read_metrics(path)) == f"{path} is gone: the new one starts after step 4"
+    log = MetricsLog(tmp_path, 4, [])
     log.write(step_line(5))
     log.close()
-    assert check_lines(path, 5) is None
+    assert check_lines(path, 5, read_metrics(path)) is None

@@ -31,10 +31,9 @@ CONFIG, METRICS, SUMMARY, PROGRESS, EVENTS = (
 class MetricsLog:
     """Appends one JSON object a line to `folder`/metrics.jsonl, and the same numbers to TensorBoard where installed."""
 
-    def __init__(self, folder: Path, keep_to_step: int, found: Sequence[Mapping[str, Any]] | None = None) -> None:
-        """`found`: the lines that are there, where they have been read already."""
+    def __init__(self, folder: Path, keep_to_step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """`lines`: those that are there, as `read_metrics` gives them."""
         self.path = folder / METRICS
-        lines = read_metrics(self.path) if found is None else found
         write_whole(self.path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= keep_to_step))
         with writing(self.path):
             self._file = self.path.open("ab", buffering=0)  # a line that the disk refuses is not tried again at the end
@@ -85,13 +84,11 @@ def _check_steps(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
 
 
-def check_lines(path: Path, step: int, found: Sequence[Mapping[str, Any]] | None = None) -> str | None:
-    """Raise OutputError where a metrics file has lost lines of a run that has done `step` steps.
+def check_lines(path: Path, step: int, lines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Raise OutputError where a metrics file, of these `lines`, has lost some of a run that has done `step` steps.
 
-    A file that was moved away is a note: it says which steps the new one will not have. `found`: its lines, where they
-    have been read already.
+    A file that was moved away is a note: it says which steps the new one will not have.
     """
-    lines = read_metrics(path) if found is None else found
     if not path.exists():
         return f"{path} is gone: the new one starts after step {step}"
     last = max((line["step"] for line in lines if "val" not in line), default=0)
