@@ -18,7 +18,6 @@ from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.tracing.trace import trace
 
 
 def known(network: Network) -> Network:
@@ -34,6 +33,8 @@ def network_modules(network: Network, seed: int | None = None) -> GraphNetwork:
     """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`."""
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
+    from tiledseg.tracing.trace import trace  # here: networks of our own start without it
+
     modules = trace(_built(network, 0 if seed is None else seed), network.bands)
     graph = modules.graph
     if len(graph.results) > 1:
