@@ -116,7 +116,7 @@ def test_the_quick_makespan_is_the_simulated_one(
     shortest = min([*forward[: len(ranks)], *backward[: len(ranks)]])
     times = ChunkTimes(forward[: len(ranks)], backward[: len(ranks)], [shortest] * (len(ranks) - 1))
     order = chunk_orders.fastest(ranks, micro_batches, times)
-    assert chunk_orders.makespan(order, chunk_orders.course(ranks, times)) == pytest.approx(
+    assert chunk_orders.makespan(order, chunk_orders.pass_times(ranks, times)) == pytest.approx(
         makespan(stages, micro_batches, times, times)
     )
 
@@ -125,6 +125,6 @@ def test_the_quick_makespan_is_the_simulated_one(
 def test_orders_that_know_of_messages_are_no_slower(model: str) -> None:
     """Each message takes a tenth of the slowest rank's time."""
     free = preset_times(model, 6)
-    slowest = chunk_orders.course(chunk_ranks("folded", 6), free).slowest
+    slowest = chunk_orders.pass_times(chunk_ranks("folded", 6), free).slowest
     times = free._replace(sending=[slowest / 10] * 10)
     assert makespan(6, 24, times, times) < makespan(6, 24, times, free)

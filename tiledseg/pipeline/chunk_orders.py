@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Course:
+class PassTimes:
     """What each micro-batch does: the rank and the time of each pass, and what it waits for the message before it."""
 
     ranks: tuple[int, ...]
@@ -71,10 +71,10 @@ class Course:
         return max(work)
 
 
-def course(ranks: Sequence[int], times: ChunkTimes) -> Course:
+def pass_times(ranks: Sequence[int], times: ChunkTimes) -> PassTimes:
     """Of a pipeline whose chunks are on `ranks`."""
     sending = times.sending or (0.0,) * (len(ranks) - 1)
-    return Course(
+    return PassTimes(
         (*ranks, *reversed(ranks)),
         (*times.forward, *reversed(times.backward)),
         (0.0, *sending, 0.0, *reversed(sending)),
@@ -86,12 +86,12 @@ def fastest(ranks: Sequence[int], micro_batches: int, times: ChunkTimes | None =
     for_equal = periodic(ranks, micro_batches)
     if times is None:
         return for_equal
-    given = course(ranks, times)
+    given = pass_times(ranks, times)
     rule = best_rule(given, min(micro_batches, _SAMPLE))
     return min(for_equal, urgent_first(given, micro_batches, *rule), key=lambda order: makespan(order, given))
 
 
-def best_rule(given: Course, micro_batches: int) -> Rule:
+def best_rule(given: PassTimes, micro_batches: int) -> Rule:
     """The rate and the patience with which `urgent_first` makes the order of the least makespan."""
     rules = [Rule(rate, patience) for rate in _RATES for patience in _PATIENCE]
     return min(rules, key=lambda rule: makespan(urgent_first(given, micro_batches, *rule), given))
@@ -101,7 +101,7 @@ def chunk_of(number: int, chunks: int) -> int:
     return min(number, 2 * chunks - 1 - number)
 
 
-def urgent_first(given: Course, micro_batches: int, rate: float, patience: float) -> PassOrders:
+def urgent_first(given: PassTimes, micro_batches: int, rate: float, patience: float) -> PassOrders:
     """Each rank takes its most urgent pass, for a rate and a patience that are shares of the slowest rank's time."""
     passes, chunks = len(given.times), given.chunks
     own: list[list[int]] = [[] for _ in range(max(given.ranks) + 1)]
@@ -139,13 +139,13 @@ def urgent_first(given: Course, micro_batches: int, rate: float, patience: float
     return order
 
 
-def _time_left(given: Course) -> list[float]:
+def _time_left(given: PassTimes) -> list[float]:
     """From the start of each pass to the end of a micro-batch's last."""
     steps = [time + wait for time, wait in zip(given.times, (*given.waits[1:], 0.0), strict=True)]
     return list(accumulate(reversed(steps)))[::-1]
 
 
-def makespan(order: PassOrders, given: Course) -> float:
+def makespan(order: PassOrders, given: PassTimes) -> float:
     """When the last pass ends, each starting as soon as its rank is free and its micro-batch has come."""
     ends: list[list[float]] = [[] for _ in given.times]
     position, clock = [0] * len(order), [0.0] * len(order)

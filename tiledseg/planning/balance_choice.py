@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import accumulate, cycle, pairwise, product
 
 from tiledseg.pipeline.balance import TOLERANCES, Prices, choose_balances, choose_folded_balances
-from tiledseg.pipeline.chunk_orders import Rule, best_rule, course, makespan, urgent_first
+from tiledseg.pipeline.chunk_orders import Rule, best_rule, makespan, pass_times, urgent_first
 from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
 
 _SAMPLE = 24  # micro-batches that are simulated; each more takes as long as the slowest stage
@@ -44,7 +44,7 @@ def _improved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balan
     places, choices = _places(case, start), _shifts(case)
     rule = None
     if len(case.ranks) > case.stages:  # one rule for all orders: to try all on each balance takes 30 times as long
-        rule = best_rule(course(case.ranks, stage(sample, start).times), sample.micro_batches)
+        rule = best_rule(pass_times(case.ranks, stage(sample, start).times), sample.micro_batches)
     best, least = start, _step_time(case, stage(sample, start), rule)
     tries = idle = 0
     for shifts in cycle(choices):
@@ -67,7 +67,7 @@ def _step_time(case: PipelineCase, staged: StagedPipeline, rule: Rule | None) ->
     rest = more * staged.period if more else 0.0
     if rule is None:
         return staged.timeline().makespan + rest
-    given = course(case.ranks, staged.times)
+    given = pass_times(case.ranks, staged.times)
     return makespan(urgent_first(given, staged.case.micro_batches, *rule), given) + rest
 
 

@@ -24,7 +24,7 @@ Point = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Ground:
+class GroundControl:
     """`points` are (row, col, x, y, z) in the CRS `crs` (WKT); `coefficients` are the RPCs' names and texts in GDAL."""
 
     points: tuple[Point, ...] = ()
@@ -32,7 +32,7 @@ class Ground:
     coefficients: tuple[tuple[str, str], ...] = ()
 
 
-def ground_of(path: str, dataset: Any) -> Ground | None:
+def ground_of(path: str, dataset: Any) -> GroundControl | None:
     """The ground control of an open raster; None where it has none. Raises RasterError for points at no place."""
     points, crs = dataset.gcps
     rpcs = dataset.rpcs
@@ -43,18 +43,18 @@ def ground_of(path: str, dataset: Any) -> Ground | None:
         if not all(map(math.isfinite, point)):
             raise RasterError(f"{path} has the control point {at + 1} at {point}, which is no place; remove or mend it")
     coefficients = tuple(sorted(rpcs.to_gdal().items())) if rpcs is not None else ()
-    return Ground(found, crs.to_wkt() if crs else None, coefficients)
+    return GroundControl(found, crs.to_wkt() if crs else None, coefficients)
 
 
-def as_json(ground: Ground | None) -> Any:
+def as_json(ground: GroundControl | None) -> Any:
     return None if ground is None else [ground.points, ground.crs, ground.coefficients]
 
 
-def from_json(value: Any) -> Ground | None:
+def from_json(value: Any) -> GroundControl | None:
     if value is None:
         return None
     points, crs, coefficients = value
-    return Ground(tuple(map(tuple, points)), crs, tuple(map(tuple, coefficients)))
+    return GroundControl(tuple(map(tuple, points)), crs, tuple(map(tuple, coefficients)))
 
 
 def is_placed(transform: Any) -> bool:
@@ -65,7 +65,7 @@ def is_placed(transform: Any) -> bool:
 def placement(info: RasterInfo) -> dict[str, Any]:
     """What `rasterio.open` takes, to make a file that lies where `info` does."""
     found: dict[str, Any] = {"crs": info.crs}
-    ground = info.ground or Ground()
+    ground = info.ground or GroundControl()
     if is_placed(info.transform):
         found["transform"] = info.transform
     elif ground.points:
@@ -78,7 +78,7 @@ def placement(info: RasterInfo) -> dict[str, Any]:
 
 def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
     """One line for each part of where `info` lies that the written `dataset` has not kept."""
-    wanted, found = info.ground or Ground(), ground_of(str(dataset.name), dataset) or Ground()
+    wanted, found = info.ground or GroundControl(), ground_of(str(dataset.name), dataset) or GroundControl()
     pairs = [
         ("CRS", info.crs or None, dataset.crs or None),
         ("transform", tuple(info.transform or Affine.identity())[:6], tuple(dataset.transform)[:6]),
@@ -89,7 +89,7 @@ def lost(info: RasterInfo, dataset: Any) -> tuple[str, ...]:
     return tuple(f"the map does not keep the {what} of {info.path}" for what, ours, theirs in pairs if ours != theirs)
 
 
-def _polynomials(ground: Ground) -> dict[str, Any]:
+def _polynomials(ground: GroundControl) -> dict[str, Any]:
     """The coefficients as numbers, without the estimated errors, for which a TIFF has a default."""
     if not ground.coefficients:
         return {}

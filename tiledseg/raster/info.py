@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.raster.georeferencing import Ground
+from tiledseg.raster.georeferencing import GroundControl
 
 Colour = tuple[int, int, int, int]
 
@@ -43,7 +43,7 @@ class RasterInfo:
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     references: str = ""
-    ground: Ground | None = None
+    ground: GroundControl | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

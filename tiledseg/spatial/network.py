@@ -26,7 +26,7 @@ from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import SpatialLayer
 
-Plan = tuple[NodeWindows, ...]
+DimWindows = tuple[NodeWindows, ...]
 
 
 class SpatialNetwork:
@@ -114,7 +114,7 @@ class SpatialNetwork:
         own = Box(rows.owned(row), cols.owned(col))
         return own, *(action.given for action in self._program(rows, cols))
 
-    def _windows(self, rows: Partition, cols: Partition) -> tuple[Plan, Plan]:
+    def _windows(self, rows: Partition, cols: Partition) -> tuple[DimWindows, DimWindows]:
         shape = self.axes.shape
         if (rows.parts, cols.parts) != (shape.rows, shape.cols):
             raise GeometryError(
@@ -193,7 +193,9 @@ class _Action:
         return layer(self.place, *(bring.window(x, exchanger, layer.fill) for bring, x, exchanger in brought))
 
 
-def _compile(rows: Plan, cols: Plan, sources: Sequence[tuple[int, ...]], at: tuple[int, int]) -> tuple[_Action, ...]:
+def _compile(
+    rows: DimWindows, cols: DimWindows, sources: Sequence[tuple[int, ...]], at: tuple[int, int]
+) -> tuple[_Action, ...]:
     """The actions of the rank at (row, col) of the mesh."""
     first = rows[0].inputs[0].partition, cols[0].inputs[0].partition
     extents = [Box(first[0].owned(at[0]), first[1].owned(at[1]))]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tiledseg.geometry.box import Box
 from tiledseg.synthetic.classes import TREE
 from tiledseg.synthetic.noise import grid_noise, wave
-from tiledseg.synthetic.parcels import FIELD, LOT, WOOD, Places, Plan
+from tiledseg.synthetic.parcels import FIELD, LOT, WOOD, Places, SitePlan
 from tiledseg.synthetic.roads import paint_roads
 from tiledseg.synthetic.water import paint_water
 
@@ -60,7 +60,7 @@ class Cover(NamedTuple):
     """Whether rows run along v."""
 
 
-def cover_of(plan: Plan) -> Cover:
+def cover_of(plan: SitePlan) -> Cover:
     """Crops, lawns and floors of the parcels, from their random bits."""
     kind, bits = plan.leaf.kind, plan.leaf_hash
 
@@ -83,7 +83,7 @@ def cover_of(plan: Plan) -> Cover:
 
 def paint_ground(
     seed: int,
-    plan: Plan,
+    plan: SitePlan,
     cover: Cover,
     places: Places,
     stretch: tuple[NDArray, NDArray],
@@ -122,7 +122,7 @@ def wood_edge(clump: NDArray) -> NDArray:
 
 
 def _paint_undergrowth(
-    seed: int, plan: Plan, places: Places, fine_HW: NDArray, colour: NDArray, classes: NDArray, box: Box
+    seed: int, plan: SitePlan, places: Places, fine_HW: NDArray, colour: NDArray, classes: NDArray, box: Box
 ) -> None:
     """The gaps between the crowns of a wood: dark, and tree, too."""
     leaf = plan.leaf

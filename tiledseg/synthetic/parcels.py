@@ -182,7 +182,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SitePlan:
     """The cells that some places touch, with their tables stacked: cell by cell, `LEAVES` parcels each."""
 
     seed: int
@@ -247,9 +247,9 @@ def _cell_of(u: NDArray[np.float64], lines: list[float]) -> tuple[NDArray[np.int
     return index, (u - np.array(lines).take(index, mode="clip")).astype(np.float32)
 
 
-def covering(seed: int, u: NDArray[np.float64], v: NDArray[np.float64]) -> Plan:
+def covering(seed: int, u: NDArray[np.float64], v: NDArray[np.float64]) -> SitePlan:
     """The plan of the cells that hold the places (u, v)."""
     i, u_lines = _lines(seed, 0, float(u.min()), float(u.max()))
     j, v_lines = _lines(seed, 1, float(v.min()), float(v.max()))
     indices = [(i + m, j + n) for m in range(len(u_lines) - 1) for n in range(len(v_lines) - 1)]
-    return Plan(seed, u_lines, v_lines, tuple(make_cell(seed, *index) for index in indices))
+    return SitePlan(seed, u_lines, v_lines, tuple(make_cell(seed, *index) for index in indices))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tiledseg.synthetic.classes import ROAD
 from tiledseg.synthetic.noise import hash32, wave
-from tiledseg.synthetic.parcels import Places, Plan
+from tiledseg.synthetic.parcels import Places, SitePlan
 
 _ASPHALT_C = np.array((0.128, 0.126, 0.124, 0.140), np.float32)
 _KERB_C = np.array((0.260, 0.250, 0.230, 0.280), np.float32)
@@ -47,7 +47,7 @@ class _Surface(NamedTuple):
 
 def paint_roads(
     seed: int,
-    plan: Plan,
+    plan: SitePlan,
     places: Places,
     stretch: tuple[NDArray, NDArray],
     fine_HW: NDArray,
@@ -71,7 +71,7 @@ def paint_roads(
     classes.reshape(-1)[surface.found] = ROAD
 
 
-def _surface(plan: Plan, places: Places, stretch: tuple[NDArray, NDArray]) -> _Surface:
+def _surface(plan: SitePlan, places: Places, stretch: tuple[NDArray, NDArray]) -> _Surface:
     leaf, at = plan.leaf, places.leaf
     nearest = []
     for sides, roads, position, scale in (
@@ -99,7 +99,7 @@ def _surface(plan: Plan, places: Places, stretch: tuple[NDArray, NDArray]) -> _S
     )
 
 
-def _paint_cars(seed: int, plan: Plan, surface: _Surface, road: NDArray) -> None:
+def _paint_cars(seed: int, plan: SitePlan, surface: _Surface, road: NDArray) -> None:
     """A car in an eighth of the 12 m stretches of each lane."""
     at, by_u, lower, along = surface.leaf, surface.by_u, surface.lower, surface.along
     # The road's place and the corner of its cell: the same seen from both of its sides.

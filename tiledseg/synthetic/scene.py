@@ -23,7 +23,7 @@ from tiledseg.synthetic.classes import BUILDING, IGNORED, OPEN, TREE
 from tiledseg.synthetic.ground import Cover, Ground, cover_of, paint_ground
 from tiledseg.synthetic.light import SHADOW_PIXELS, blur, cast_shadows, light_on_slopes
 from tiledseg.synthetic.noise import grid_noise, normal_CHW
-from tiledseg.synthetic.parcels import KEPT_CELLS, Places, Plan, covering, make_cell
+from tiledseg.synthetic.parcels import KEPT_CELLS, Places, SitePlan, covering, make_cell
 from tiledseg.synthetic.trees import MAX_RADIUS, Trees, find_trees, raise_trees
 from tiledseg.synthetic.warp import METRES, Warp
 
@@ -101,14 +101,14 @@ class Scene:
         right = (width - 0.5 - np.arange(box.col.start, box.col.stop)) / (wide * width)
         return below[:, None] + right >= 1
 
-    def _plan(self, box: Box) -> Plan:
+    def _plan(self, box: Box) -> SitePlan:
         """The plan under `box` and well around it: from samples, as the warp is smooth."""
         y, x = (np.linspace(side.start, side.stop, side.size // 64 + 2) * METRES for side in (box.row, box.col))
         u, v = self._warp.points(np.tile(x, y.size), np.repeat(y, x.size))
         u, v = (np.array([part.min() - _BEYOND, part.max() + _BEYOND]) for part in (u, v))
         return covering(self._key, u, v)
 
-    def _objects(self, plan: Plan, box: Box) -> _Objects:
+    def _objects(self, plan: SitePlan, box: Box) -> _Objects:
         lit = _grown(box, 2, SHADOW_PIXELS + 2)
         around = _grown(lit, *[int(MAX_RADIUS * 1.2 / METRES) + 2] * 2)
         buildings = near(joined([self._buildings_of(cell.i, cell.j) for cell in plan.cells]), around)
@@ -122,7 +122,7 @@ class Scene:
         return make_buildings(self._key, self._warp, make_cell(self._key, i, j))
 
     def _light(
-        self, plan: Plan, cover: Cover, objects: _Objects, box: Box
+        self, plan: SitePlan, cover: Cover, objects: _Objects, box: Box
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
         """Light from the ground (4, H, W) and classes of `box`, before the sensor."""
         places, stretch = self._places(plan, box)
@@ -137,7 +137,7 @@ class Scene:
             light[band] *= _SKY_C[band] + (1 - _SKY_C[band]) * sun
         return light, ground.class_HW
 
-    def _places(self, plan: Plan, box: Box) -> tuple[Places, tuple[NDArray, NDArray]]:
+    def _places(self, plan: SitePlan, box: Box) -> tuple[Places, tuple[NDArray, NDArray]]:
         """Where the pixels of `box` lie in the plan, and how much the plan is stretched there along u and v."""
         y = ((np.arange(box.row.start, box.row.stop) + 0.5) * METRES)[:, None]
         x = (np.arange(box.col.start, box.col.stop) + 0.5) * METRES

@@ -11,7 +11,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.synthetic.buildings import Buildings
 from tiledseg.synthetic.ground import wood_edge
 from tiledseg.synthetic.noise import point_noise, uniform
-from tiledseg.synthetic.parcels import LOT, MEADOW, POND, WOOD, Plan, covering
+from tiledseg.synthetic.parcels import LOT, MEADOW, POND, WOOD, SitePlan, covering
 from tiledseg.synthetic.warp import METRES, Warp, pixels
 from tiledseg.synthetic.water import water_depth_at
 
@@ -65,7 +65,7 @@ def find_trees(seed: int, warp: Warp, buildings: Buildings, box: Box) -> Trees:
 
 
 def _density(
-    seed: int, plan: Plan, x: NDArray, y: NDArray, u: NDArray, v: NDArray
+    seed: int, plan: SitePlan, x: NDArray, y: NDArray, u: NDArray, v: NDArray
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """(whether a place is in a wood, chance of a tree there)."""
     places = plan.locate(u, v)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tiledseg.geometry.box import Box
 from tiledseg.synthetic.classes import WATER
 from tiledseg.synthetic.noise import grid_noise, line_noise, point_noise
-from tiledseg.synthetic.parcels import POND, RIVER, Places, Plan
+from tiledseg.synthetic.parcels import POND, RIVER, Places, SitePlan
 from tiledseg.synthetic.warp import pixels
 
 _BANK_C = np.array((0.150, 0.145, 0.085, 0.33), np.float32)
@@ -17,7 +17,7 @@ _MUD_C = np.array((0.085, 0.095, 0.070, 0.060), np.float32)
 _DRY = -1000.0
 
 
-def water_depth(seed: int, plan: Plan, places: Places, lobes: NDArray, ripple: NDArray) -> NDArray[np.float32]:
+def water_depth(seed: int, plan: SitePlan, places: Places, lobes: NDArray, ripple: NDArray) -> NDArray[np.float32]:
     """Metres from the shore, positive in water, roughly; -1000 where none is near.
 
     `lobes` and `ripple` are noise in [-1, 1] that bend the shores.
@@ -41,13 +41,13 @@ def water_depth(seed: int, plan: Plan, places: Places, lobes: NDArray, ripple: N
     return depth.reshape(places.leaf.shape)
 
 
-def water_depth_at(seed: int, plan: Plan, places: Places, x: NDArray, y: NDArray) -> NDArray[np.float32]:
+def water_depth_at(seed: int, plan: SitePlan, places: Places, x: NDArray, y: NDArray) -> NDArray[np.float32]:
     rows, cols = pixels(y), pixels(x)
     lobes, ripple = point_noise(seed + 102, rows, cols, 50), point_noise(seed + 103, rows, cols, 11)
     return water_depth(seed, plan, places, lobes, ripple)
 
 
-def paint_water(seed: int, plan: Plan, places: Places, colour: NDArray, classes: NDArray, box: Box) -> None:
+def paint_water(seed: int, plan: SitePlan, places: Places, colour: NDArray, classes: NDArray, box: Box) -> None:
     if not ((plan.cell_kinds == RIVER) | (plan.leaf.kind == POND))[places.leaf].any():
         return
     lobes, ripple = grid_noise(seed + 102, box, 50), grid_noise(seed + 103, box, 11)
