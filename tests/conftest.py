@@ -16,6 +16,10 @@ from tiledseg.comm.session import open_mesh
 # five seconds; here after one, in this process and in those that tests start.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
+
+# What carries messages changes no result: on three ranks both do so in tests/comm alone; one rank has none to carry.
+TRANSPORTS = ("gloo",) if SIZE in (1, 3) else ("gloo", "mpi")
 
 
 @pytest.hookimpl(trylast=True)
@@ -47,7 +51,7 @@ def without_plots() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["gloo", "mpi"])
+@pytest.fixture(params=TRANSPORTS)
 def mesh(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Mesh:
     """The mesh of each transport in turn."""
     return meshes[request.param]

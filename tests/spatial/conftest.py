@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import TRANSPORTS
 from tests.spatial.twins import OpenAxes
 from tiledseg.comm.mesh import Mesh
 
@@ -30,7 +31,7 @@ def speaker(config: pytest.Config) -> Callable[[str], None]:
     return say
 
 
-@pytest.fixture(scope="module", params=["gloo", "mpi"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def opened(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Iterator[OpenAxes]:
     """Over each transport in turn."""
     axes = OpenAxes(meshes[request.param], speaker(request.config))
