@@ -13,7 +13,7 @@ RUN := runs/demo
 OLDEST_TORCH := 2.13.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: demo test test-serial test-mpi test-one-rank test-several-ranks test-ranks test-oldest test-newest gpu-wheels lint setup clean
+.PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint setup clean
 
 setup: $(VENV)/ready
 
@@ -41,29 +41,25 @@ test-serial: setup
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
 # A few of the halo exchange on nine, for a mesh with a middle, and the acceptance case of 4 x 4 on sixteen; pipelines of
-# the paper's length on six.
-test-mpi: test-one-rank test-several-ranks
-
-RANKS := timeout 900 $(MPIRUN) $(OVERSUBSCRIBE) -n
+# the paper's length on six. One session a number of ranks; the long ones first, since CI runs two at a time.
 COMMUNICATING := $(CURDIR)/$(BIN)/python -m pytest --only-mpi -q --color=no
+MOST_FOLDERS := -m mpi --ignore tests/bad_input
+CASES_4 := $(MOST_FOLDERS)
+CASES_3 := -m mpi
+CASES_2 := $(MOST_FOLDERS)
+CASES_6 := -m six tests/law tests/pipeline
+CASES_1 := $(MOST_FOLDERS)
+CASES_9 := -m nine tests/law tests/spatial
+CASES_16 := -m sixteen tests/spatial
 
-test-one-rank: setup
-	$(RANKS) 1 $(COMMUNICATING) -m mpi --ignore tests/bad_input
+test-mpi: $(addprefix test-on-, 4 3 2 6 1 9 16)
 
-test-several-ranks: setup
-	for ranks in 2 3 4; do \
-		if [ $$ranks = 3 ]; then left_out=; else left_out="--ignore tests/bad_input"; fi; \
-		$(RANKS) $$ranks $(COMMUNICATING) -m mpi $$left_out || exit 1; \
-	done
-	$(RANKS) 9 $(COMMUNICATING) -m nine tests/law tests/spatial
-	$(RANKS) 6 $(COMMUNICATING) -m six tests/law tests/pipeline
-	$(RANKS) 16 $(COMMUNICATING) -m sixteen tests/spatial
+test-on-%: setup
+	timeout 1800 $(MPIRUN) $(OVERSUBSCRIBE) -n $* $(COMMUNICATING) $(CASES_$*)
 
 # What runs on nine, on the numbers of ranks in between; not part of `make test`.
-test-ranks: setup
-	for ranks in 5 6 7 8; do \
-		$(RANKS) $$ranks $(COMMUNICATING) -m nine tests/law tests/spatial || exit 1; \
-	done
+test-ranks:
+	for ranks in 5 6 7 8; do $(MAKE) test-on-$$ranks CASES_$$ranks="$(CASES_9)" || exit 1; done
 
 # What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
 gpu-wheels: setup
