@@ -92,6 +92,23 @@ def test_raw_values_of_labels_are_mapped(
     assert left_out["confusion_matrix"] == expected.tolist()
 
 
+def test_names_of_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    """Given ones first, then those of the labels' file, then of the map's."""
+    files = ["--prediction", write(tmp_path / "p.tif", prediction), "--labels", write(tmp_path / "b.tif", truth)]
+    for path, tags in (("p.tif", {"CLASS_0": "sea", "CLASS_1": "land"}), ("b.tif", {"CLASS_0": "water"})):
+        with rasterio.open(tmp_path / path, "r+") as dataset:
+            dataset.update_tags(1, **tags)
+    assert evaluate(capsys, *files)["class_names"] == ["water", "land", "class 2", "class 3"]
+    (tmp_path / "classes.txt").write_text("1 2 3 field\n4 5 6 road\n7 8 9 tree\n0 0 0 rock\n")
+    assert evaluate(capsys, *files, "--classes", str(tmp_path / "classes.txt"))["class_names"][2:] == ["tree", "rock"]
+    assert main(files) == 0
+    table = capsys.readouterr().out
+    assert "water" in table
+    assert "as land" in table
+
+
 def test_nothing_in_common_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
     nothing = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8))
     answer = evaluate(capsys, "--prediction", nothing, "--labels", write(tmp_path / "b.tif", truth))
@@ -107,13 +124,14 @@ def test_the_table_names_every_score(
     assert main([*files, "--classes", "5"]) == 0
     text = capsys.readouterr().out
     expected = scores(confusion_matrix(truth, prediction, 5))
-    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    scored = text.partition("confusion:")[0]
+    rows = {line.strip().removeprefix("class ").split()[0]: line for line in scored.splitlines() if line.strip()}
     assert f"{100 * expected.iou[1]:.1f} %" in rows["1"]
     assert f"{100 * expected.recall[1]:.1f} %" in rows["1"]
-    assert rows["4"].split()[1:] == ["0", "-", "-", "-", "-"]
+    assert rows["4"].split()[2:] == ["0", "-", "-", "-", "-"]
     assert f"{100 * expected.mean_iou:.1f} %" in rows["mean"]
     assert f"pixel accuracy {100 * expected.accuracy:.1f} %" in text
-    assert "truth 0" in text
+    assert "as class 0" in text
 
 
 def test_the_picture(

@@ -248,6 +248,25 @@ def test_classes_as_a_map(material: Material, finished: dict[str, Path]) -> None
     assert len(lines(folder)[-1]["val"]["iou"]) == 2
 
 
+def test_a_class_file_is_kept_by_the_run(material: Material) -> None:
+    """The checkpoint, the configuration and the summary have what it says, when the file itself is gone."""
+    folder, file = material.root / "named", material.root / "classes.csv"
+    file.write_text("name,value,class,colour\nlawn,0,field,#00ff00\nfield,1,field,#9ebc5e\nroad,2,road,#46464a\n")
+    epochs = "--train.epochs", "1"
+    assert train(material, folder, "--data.classes", str(file), *epochs) == 0
+    file.unlink()
+    wanted = [{"name": "field", "colour": [158, 188, 94]}, {"name": "road", "colour": [70, 70, 74]}]
+    assert json.loads((folder / "summary.json").read_text())["classes"] == wanted
+    saved = find_checkpoint(folder).saved
+    assert [record._asdict() for record in saved.label_map.classes] == [
+        {**record, "colour": tuple(record["colour"])} for record in wanted
+    ]
+    classes = yaml.safe_load((folder / "config.yaml").read_text())["data"]["classes"]
+    grouped = {"name": "field", "colour": "#9ebc5e", "values": ["0", "1"]}
+    assert classes == [grouped, {"name": "road", "colour": "#46464a", "values": ["2"]}]
+    assert train(material, folder, "--data.classes", json.dumps(classes), *epochs) == 0
+
+
 @pytest.mark.parametrize("arguments", [["--help"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0

@@ -71,6 +71,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     with its checkpoint written.
     """
     from tiledseg.comm.joining import joined_mesh
+    from tiledseg.config_classes import class_files, read_classes
     from tiledseg.config_file import as_config, parse_config, to_yaml
     from tiledseg.training.start import start
 
@@ -80,6 +81,8 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     elif isinstance(config, Mapping):
         config = as_config(config)
     assert isinstance(config, Config)
+    files += class_files(config.data.classes)
+    config = replace(config, data=replace(config.data, classes=read_classes(config.data.classes)))
     config.check()
     with joined_mesh() as mesh:
         code = start(config, to_yaml(config), mesh, files)
@@ -172,21 +175,22 @@ def evaluate_map(
     prediction: str | Path,
     labels: str | Path,
     *,
-    classes: int | Mapping[Any, int | None] | None = None,
+    classes: int | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str | None = None,
     ignore_index: int = 255,
     references: bool = False,
 ) -> Scores:
     """The scores of a class map against its labels, as `tiledseg evaluate` gives them.
 
-    `classes`: their number, or a map of the labels' raw values or colours to classes; None counts class numbers in the
-    data. Raises RasterError where the grids differ, LabelError for a value outside the classes.
+    `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data.
+    Raises RasterError where the grids differ, LabelError for a value outside the classes.
     """
+    from tiledseg.config_classes import read_classes
     from tiledseg.execution.metrics import scores
     from tiledseg.inference.evaluation import compare
     from tiledseg.raster.labels import LabelMap
     from tiledseg.raster.reader import open_raster
 
-    label_map = None if classes is None else LabelMap.from_config(classes, ignore_index)
+    label_map = None if classes is None else LabelMap.from_config(read_classes(classes), ignore_index)
     with (
         open_raster(str(prediction), references=references) as map_reader,
         open_raster(str(labels), references=references) as label_reader,

@@ -16,7 +16,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
 
 AUTO, IMAGENET = "auto", "imagenet"
-CLASSES = "2 to 255 classes, or a map of raw value to class"
+CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
 GRID = "auto, a number of at least 1, or [rows, cols]"
 LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
 
@@ -30,7 +30,8 @@ class DataConfig:
         labels: paths, globs or URLs of their labels, in the same order
         val_images: images to validate on
         val_labels: their labels
-        classes: number of classes, or a map of raw value or colour to class (null: counts nowhere)
+        classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
+            {name, colour, values}; or a file of classes, such as label_colors.txt (docs/own-data.md)
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
@@ -45,7 +46,7 @@ class DataConfig:
     labels: str | list[str] = field(default_factory=list)
     val_images: str | list[str] = field(default_factory=list)
     val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, int | None] = number(2, 0, 255, remedy=CLASSES)
+    classes: int | dict[str | int, Any] | list[dict[str, Any]] | str = 2
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
@@ -63,8 +64,8 @@ class DataConfig:
                 f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
                 "give both or neither"
             )
-        if isinstance(self.classes, int) and not 2 <= self.classes <= 255:
-            raise ConfigError(f"data.classes is {self.classes}; give {CLASSES}")
+        if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
+            raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
         if isinstance(self.normalize, str):
             one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):

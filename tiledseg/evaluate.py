@@ -12,21 +12,25 @@ import json
 import math
 import sys
 from argparse import BooleanOptionalAction, Namespace
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.command import Parser, add_format_option, run, warn
 from tiledseg.config_checks import shown
+from tiledseg.config_classes import ENDINGS, read_classes
 from tiledseg.config_flags import parse
 from tiledseg.console import answer, say
 from tiledseg.errors import ConfigError
 from tiledseg.execution.metrics import Scores, scores
+from tiledseg.inference.class_names import shown_classes
 from tiledseg.inference.evaluation import compare
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.planning.answer.text import columns
+from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
@@ -42,8 +46,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "--classes",
-        help="number of classes, or a JSON map of the labels' raw values or colours to classes "
-        "(default: the labels are class numbers, counted in the data)",
+        help="number of classes, a JSON map of the labels' raw values or colours to classes, a JSON list of records "
+        "{name, colour, values}, or a class file (default: the labels are class numbers, counted in the data)",
     )
     parser.add_argument("--ignore-index", type=int, default=255, help="class number that does not count (255)")
     parser.add_argument("--image", type=str, help="raster to show beside the map with --plot")
@@ -66,16 +70,20 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def parse_classes(text: str) -> int | Mapping[Hashable, int | None]:
-    """A number, or a JSON object; raises ConfigError."""
+def parse_classes(text: str) -> Any:
+    """A number, a JSON object or list, or what a class file holds; raises ConfigError."""
+    if text.lower().endswith(ENDINGS):
+        return read_classes(text)
     try:
         value = json.loads(text, object_pairs_hook=_each_once)
     except ConfigError:
         raise
     except (ValueError, RecursionError):
         value = None
-    if isinstance(value, bool) or not isinstance(value, (int, dict)):
-        raise ConfigError(f'--classes is {shown(text)!r}; give a number, or a JSON map such as \'{{"1": 0, "2": 1}}\'')
+    if isinstance(value, bool) or not isinstance(value, (int, dict, list)):
+        raise ConfigError(
+            f'--classes is {shown(text)!r}; give a number, a JSON map such as \'{{"1": 0, "2": 1}}\', or a class file'
+        )
     return value
 
 
@@ -103,23 +111,28 @@ def _evaluate(options: Namespace) -> None:
             )
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
+        classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None:
             from tiledseg.inference.comparison_plot import write_comparison  # matplotlib is slow to import
 
             shown_map = label_map or LabelMap.from_config(len(matrix), options.ignore_index)
             title = f"{options.prediction} against {options.labels}: mean IoU {_percent(result.mean_iou)}"
             write_comparison(options.plot, image, labels, prediction, shown_map, title)
-    answer(as_json(options, matrix, result) if options.format == "json" else as_table(matrix, result))
+    if options.format == "json":
+        answer(as_json(options, matrix, result, classes))
+    else:
+        answer(as_table(matrix, result, [record.name for record in classes]))
     if result.pixels == 0:
         say("no pixel is valid in both rasters: there is nothing to score")
 
 
-def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores) -> str:
+def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]) -> str:
     """Strict JSON; null where a class has no score."""
     answer = {
         "prediction": options.prediction,
         "labels": options.labels,
         "classes": len(matrix),
+        "class_names": [record.name for record in classes],
         "ignore_index": options.ignore_index,
         **result.to_json(),
         "confusion_matrix": matrix.tolist(),
@@ -127,12 +140,12 @@ def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores) -> st
     return json.dumps(answer, indent=1, allow_nan=False)
 
 
-def as_table(matrix: NDArray[np.int64], result: Scores) -> str:
+def as_table(matrix: NDArray[np.int64], result: Scores, names: Sequence[str]) -> str:
     """Scores and confusion matrix for people, in percent; `-` where a class has no score."""
     head = ["class", "pixels", "IoU", "F1", "precision", "recall"]
     rows = [
         [
-            str(k),
+            names[k],
             f"{int(matrix[k].sum())}",
             *map(_percent, (result.iou[k], result.f1[k], result.precision[k], result.recall[k])),
         ]
@@ -140,8 +153,8 @@ def as_table(matrix: NDArray[np.int64], result: Scores) -> str:
     ]
     rows.append(["mean", f"{result.pixels}", _percent(result.mean_iou), _percent(result.mean_f1), "", ""])
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    confusion = [["true class", *(f"as {k}" for k in range(len(matrix)))]]
-    confusion += [[f"truth {k}", *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
+    confusion = [["true class", *(f"as {name}" for name in names)]]
+    confusion += [[names[k], *map(_percent, shares[k].tolist())] for k in range(len(matrix))]
     return "\n".join(
         [
             f"pixel accuracy {_percent(result.accuracy)}, mean IoU {_percent(result.mean_iou)} "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import run
+from tiledseg.config_classes import class_files, read_classes
 from tiledseg.config_file import config_files, parse_config, to_yaml
 from tiledseg.freed_memory import keep_freed_memory
 
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         arguments = sys.argv[1:] if argv is None else argv
         config = parse_config(arguments, COMMAND, "Train a segmentation network on tiles.")
+        files = [*config_files(arguments), *class_files(config.data.classes)]
+        config.data.classes = read_classes(config.data.classes)
         config.check()
         keep_freed_memory(os.environ)
 
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from tiledseg.training.start import start  # torch comes after MPI, which the session has started
 
             with traced(config.run.verbosity == 2):
-                return start(config, to_yaml(config), mesh, config_files(arguments))
+                return start(config, to_yaml(config), mesh, files)
 
         return run_on_mesh(train, config.parallel.transport, config.parallel.deadline)
 

@@ -162,6 +162,16 @@ def test_the_same_in_other_words(material: Material, checkpoints: dict[str, Path
     assert changed_by(material, checkpoints["middle"], config) == {"tiling.grid": {"from": 2, "to": [2, 2]}}
 
 
+def test_classes_are_named_while_a_run_goes_on(material: Material, checkpoints: dict[str, Path]) -> None:
+    """Names and colours change nothing that the weights have learned; names in another order do."""
+    config = config_of(material, material.root / "run")
+    config.data.classes = [{"name": name} for name in ("field", "road", "tree")]
+    assert changed_by(material, checkpoints["middle"], config).keys() == {"data.classes"}
+    config.data.classes = [{"name": name, "value": k} for k, name in enumerate(("class 0", "class 2", "class 1"))]
+    with pytest.raises(CheckpointError, match=r"data\.classes"):
+        changed_by(material, checkpoints["middle"], config)
+
+
 def test_other_images_to_validate_on(material: Material, checkpoints: dict[str, Path]) -> None:
     config = config_of(material, material.root / "run")
     config.data.val_images, config.data.val_labels = [], []

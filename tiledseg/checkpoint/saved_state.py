@@ -19,6 +19,7 @@ from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.config import Config
 from tiledseg.errors import ConfigError
 from tiledseg.raster.identity import Identity
+from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
 
@@ -85,6 +86,12 @@ class SavedState:
         return record
 
     @property
+    def label_map(self) -> LabelMap:
+        """What labels mean to the network; `classes` has the name and the colour of each of its outputs."""
+        data = self.config.data
+        return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
+
+    @property
     def next_position(self) -> Position:
         return Position(self.position.epoch, self.position.step)
 
@@ -96,8 +103,11 @@ def parse_state(state: Any) -> SavedState:
     try:
         saved = parse(SavedState, state, "state", required, {"network": _parse_network})
         saved.config.data.check()
+        count = saved.label_map.count
     except ConfigError as error:
         raise MalformedError(f"state: {error}") from None
+    if count != saved.network.classes:
+        raise MalformedError(f"state.config.data.classes has {count} classes for {saved.network.classes} outputs")
     _check_normalization(saved.normalization, saved.network.bands)
     _check_progress(saved)
     return saved

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from tiledseg.inference.class_names import shown_classes
 from tiledseg.inference.evaluation import thumbnail
-from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.writing import replacing
@@ -31,14 +32,15 @@ def write_comparison(
 ) -> None:
     """Write a PNG of the image (if given), the labels and the prediction, thinned to about 1000 pixels a side.
 
-    Colours are those of the labels' colour table, else of the prediction's, else matplotlib's. Raises RasterError
-    where the image is on another grid, WriteError, and what the readers raise.
+    Names and colours of classes are those of `shown_classes`.
+    Raises RasterError where the image is on another grid, WriteError, and what the readers raise.
     """
     panels: list[tuple[str, NDArray[np.uint8]]] = []
     if image is not None:
         check_grids_match(image.info, prediction.info)
         panels.append(("image", _as_picture(*thumbnail(image))))
-    colours_K = _class_colours(label_map, labels.info, prediction.info)
+    classes = shown_classes(label_map, label_map.count, labels.info, prediction.info)
+    colours_K = _class_colours(classes)
     class_map = LabelMap.from_config(label_map.count, label_map.ignore_index)
     for name, reader, mapping in (("labels", labels, label_map), ("prediction", prediction, class_map)):
         raw_CHW, valid_HW = thumbnail(reader)
@@ -52,7 +54,7 @@ def write_comparison(
     for axes, (name, picture) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         axes.imshow(picture, extent=(0, width, height, 0), interpolation="antialiased")
         axes.set(title=name, xlabel="column [px]", ylabel="row [px]")
-    keys = [Patch(color=colours_K[k] / 255, label=f"class {k}") for k in range(min(label_map.count, 24))]
+    keys = [Patch(color=colours_K[k] / 255, label=record.name) for k, record in enumerate(classes[:24])]
     figure.legend(handles=keys, loc="outside lower center", ncols=min(label_map.count, 8))
     figure.suptitle(title)
     with replacing(path) as part:
@@ -71,16 +73,8 @@ def _as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.
     return picture
 
 
-def _class_colours(label_map: LabelMap, labels: RasterInfo, prediction: RasterInfo) -> NDArray[np.uint8]:
+def _class_colours(classes: Sequence[ClassRecord]) -> NDArray[np.uint8]:
     """Colour of every uint8 class number, (256, 3)."""
     colours = np.full((256, 3), _BLANK, np.uint8)
-    default = (colormaps["tab20"](np.arange(20))[:, :3] * 255).round().astype(np.uint8)
-    colours[: label_map.count] = default[np.arange(label_map.count) % len(default)]
-    for index, colour in prediction.palette or ():
-        if index < label_map.count:
-            colours[index] = colour[:3]
-    by_raw = dict(label_map.resolve(labels).pairs)
-    for index, colour in labels.palette or ():
-        if by_raw.get(index, 256) < label_map.count:
-            colours[by_raw[index]] = colour[:3]
+    colours[: len(classes)] = [record.colour for record in classes]
     return colours

@@ -6,6 +6,7 @@ GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETR
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ MOST_PIXELS = 1 << 40
 MOST_BANDS = 4096
 """Read where none are selected: ten times those of any spectrometer; a damaged header may say 56,577."""
 
+_CLASS_TAG = re.compile(r"CLASS_(\d{1,9})")
 _SEQUENTIAL = ("PNG", "JPEG")
 
 
@@ -88,6 +90,7 @@ class GdalReader(RasterReader):
             notes=_notes(self._path, dataset, selected, self._alpha),
             ground=ground_of(self._path, dataset),
             references=references_of(self._path, dataset),
+            class_names=_class_names(dataset) if len(selected) == 1 else (),
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
@@ -204,6 +207,16 @@ def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] 
     if dataset.colorinterp[0] != ColorInterp.palette:
         return None
     return tuple(sorted(dataset.colormap(1).items()))
+
+
+def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
+    """The tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
+    found = {}
+    for key, name in dataset.tags(1).items():
+        match = _CLASS_TAG.fullmatch(key)
+        if match and name.isprintable() and 0 < len(name) <= 100:
+            found[int(match[1])] = name
+    return tuple(sorted(found.items()))
 
 
 def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None) -> tuple[str, ...]:

@@ -7,8 +7,6 @@ must never train quietly.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,43 +14,51 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.class_forms import Classes, Pairs, class_table
+from tiledseg.raster.classes import ClassRecord, pack
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import Colour, RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
 _UNKNOWN = -1
-_LARGEST_CLASS, _LARGEST_RAW = 255, 2**63 - 1
-_HEX = re.compile(r"#([0-9a-fA-F]{6})")
-_TRIPLE = re.compile(r"[\[(]?\s*(\d{1,3})\s*,\s*(\d{1,3})\s*,\s*(\d{1,3})\s*[\])]?")
-_NUMBER = re.compile(r"[+-]?\d+")
 _TOLERANCE_PIXELS = 0.01
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Which raw value, or colour packed as 0xRRGGBB, is which class; `ignore_index` as a class means "leave out"."""
+    """Which raw value, or colour packed as 0xRRGGBB, is which class; `ignore_index` as a class means "leave out".
 
-    pairs: tuple[tuple[int, int], ...]
+    `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, where the classes
+    have been given without values: labels of one band then hold their numbers.
+    """
+
+    pairs: Pairs
     colours: bool
     count: int
     ignore_index: int
+    classes: tuple[ClassRecord, ...] = ()
+    three_bands: Pairs = ()
 
     @staticmethod
-    def from_config(classes: int | Mapping[Hashable, int | None], ignore_index: int = 255) -> LabelMap:
-        """A map from the `data.classes` key of a configuration.
+    def from_config(classes: Classes, ignore_index: int = 255) -> LabelMap:
+        """A map from the `data.classes` key of a configuration, in any of the forms of `class_forms`.
 
-        `classes` is a number (raw values are the class numbers), or a map of raw value ("7", 7) or colour
-        ("#ff0000", "255,0,0", (255, 0, 0)) to class number; null or `ignore_index` leaves such pixels out.
-        Several raw values may share a class; classes must run from 0 without gaps. The raw value `ignore_index` is
-        left out too, unless the map gives it a class. Raises ConfigError.
+        Several raw values may share a class; class numbers must run from 0 without gaps. The raw value `ignore_index`
+        is left out too, unless the map gives it a class. Raises ConfigError.
         """
-        if isinstance(classes, bool) or not isinstance(classes, (int, Mapping)):
-            raise ConfigError(f"classes is {classes!r}; give a number of classes or a map of raw value to class")
-        if isinstance(classes, int):
-            label_map = LabelMap(tuple((k, k) for k in range(min(classes, 256))), False, classes, ignore_index)
-        else:
-            label_map = _from_mapping(classes, ignore_index)
-        return label_map._checked()
+        table = class_table(classes, ignore_index)
+        count = classes if isinstance(classes, int) else len(table.classes)
+        return LabelMap(table.pairs, table.colours, count, ignore_index, table.classes, table.three_bands)._checked()
+
+    def agrees(self, other: LabelMap) -> bool:
+        """Whether both give every label the same class, and no name has moved to another class."""
+        same = replace(self, classes=(), three_bands=()) == replace(other, classes=(), three_bands=())
+        ours, theirs = ({record.name: k for k, record in enumerate(of.classes)} for of in (self, other))
+        return (
+            same
+            and (self.three_bands == other.three_bands or not (self.three_bands and other.three_bands))
+            and all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+        )
 
     def _checked(self) -> LabelMap:
         if not 2 <= self.count <= 255:
@@ -69,6 +75,8 @@ class LabelMap:
 
         Raises LabelError where the number of bands does not fit the keys of the map.
         """
+        if self.three_bands and info.bands == 3:
+            return replace(self, pairs=self.three_bands, colours=True, three_bands=())
         if self.colours and info.bands == 1 and info.palette is not None:
             return self._through_palette(info.palette)
         if info.bands != (3 if self.colours else 1):
@@ -78,7 +86,7 @@ class LabelMap:
 
     def _through_palette(self, palette: tuple[tuple[int, Colour], ...]) -> LabelMap:
         known = dict(self.pairs)
-        indices = ((index, known.get(_pack(*colour[:3]))) for index, colour in palette)
+        indices = ((index, known.get(pack(colour))) for index, colour in palette)
         pairs = tuple((index, number) for index, number in indices if number is not None)
         return replace(self, pairs=pairs, colours=False)
 
@@ -143,55 +151,6 @@ class LabelMap:
             f"{path} holds {what} at (row {origin[0] + row}, col {origin[1] + col}), outside the classes ({listed}); "
             "add it to the classes, or map it to null to leave it out"
         )
-
-
-def _from_mapping(classes: Mapping[Hashable, int | None], ignore_index: int) -> LabelMap:
-    pairs: dict[int, int] = {}
-    kinds = set()
-    for key, value in classes.items():
-        raw, is_colour = _parse_key(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ConfigError(f"classes maps {key!r} to {value!r}; give a class number, or null to leave it out")
-        number = ignore_index if value is None else value
-        if not 0 <= number <= _LARGEST_CLASS:
-            raise ConfigError(f"classes maps {key!r} to {number}; give a class number from 0 to {_LARGEST_CLASS}")
-        if abs(raw) > _LARGEST_RAW:
-            raise ConfigError(f"classes has key {key!r}; give raw values that whole numbers of 64 bits can hold")
-        if pairs.get(raw, number) != number:
-            raise ConfigError(f"classes gives {key!r} both class {pairs[raw]} and {number}; keep one")
-        pairs[raw] = number
-        kinds.add(is_colour)
-    if len(kinds) > 1:
-        raise ConfigError("classes mixes raw values and colours; use one kind of key")
-    numbers = set(pairs.values()) - {ignore_index}
-    count = max(numbers, default=-1) + 1
-    missing = sorted(set(range(count)) - numbers)
-    if not numbers or min(numbers) < 0 or missing:
-        fault = f"class {missing[0]} is missing" if missing else f"class numbers are {sorted(numbers)}"
-        raise ConfigError(f"classes must be numbered from 0 without gaps, but {fault}; renumber them")
-    return LabelMap(tuple(sorted(pairs.items())), kinds == {True}, count, ignore_index)
-
-
-def _parse_key(key: Hashable) -> tuple[int, bool]:
-    """(raw value or packed colour, whether it is a colour) of one key of the map."""
-    if isinstance(key, int) and not isinstance(key, bool):
-        return key, False
-    text = key.strip() if isinstance(key, str) else ""
-    if isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, int) for part in key):
-        text = ",".join(map(str, key))
-    if match := _HEX.fullmatch(text):
-        return int(match[1], 16), True
-    if match := _TRIPLE.fullmatch(text):
-        colour = [int(part) for part in match.groups()]
-        if max(colour) <= 255:
-            return _pack(*colour), True
-    if _NUMBER.fullmatch(text):
-        return int(text), False
-    raise ConfigError(f"classes has key {key!r}; give a raw value (7) or a colour ('#ff0000' or '255,0,0')")
-
-
-def _pack(red: int, green: int, blue: int) -> int:
-    return (red << 16) | (green << 8) | blue
 
 
 def read_labels(reader: RasterReader, label_map: LabelMap, box: Box) -> NDArray[np.uint8]:

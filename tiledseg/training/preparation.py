@@ -6,13 +6,14 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.config import IMAGENET, Config, DataConfig, OptimizerConfig
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
@@ -74,7 +75,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     InputError of some kind for the first thing that cannot be.
     """
     config.check()
-    label_map = LabelMap.from_config(class_map(config.data), config.data.ignore_index)
+    label_map = label_map_of(config.data)
     found = _inspect(config.data, label_map, "images", "labels")
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
@@ -202,9 +203,11 @@ def _frozen(network: Network, optimizer: OptimizerConfig) -> frozenset[str]:
     return frozen_nodes(modules)
 
 
-def class_map(data: DataConfig) -> int | Mapping[Hashable, int | None]:
-    """`data.classes` as the label map takes it."""
-    return data.classes if isinstance(data.classes, int) else dict(data.classes.items())
+def label_map_of(data: DataConfig) -> LabelMap:
+    """What the labels of a configuration mean. Raises ConfigError."""
+    if isinstance(data.classes, str):
+        raise ConfigError(f"data.classes is the file {data.classes}; give what config_classes.read_classes makes of it")
+    return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
 
 
 def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:

@@ -251,6 +251,7 @@ class Trainer:
             "grids": [list(t.grid) for t in self.plan.tilings],
             "halo": self.plan.footprint.before,
             **decisions(self.plan),
+            "classes": [record._asdict() for record in self.preparation.label_map.classes],
             "val": validation,
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -12,8 +12,7 @@ from tiledseg.checkpoint.saved_state import Origin, Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
-from tiledseg.raster.labels import LabelMap
-from tiledseg.training.preparation import Preparation, class_map
+from tiledseg.training.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
 
@@ -101,6 +100,8 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
         change = RULES[key].change
         name = _ORDER.get(key)
         moves = saved.sampling.get(name) != order[name] if name else not sources.same
+        if key == "data.classes" and saved.label_map.agrees(preparation.label_map):
+            continue  # other names or colours: told
         if change == REFUSED or (change == EDGE and moves and saved.position.step > 0):
             what = "is of another run" if change == REFUSED else "stands in the middle of an epoch of other steps"
             raise CheckpointError(
@@ -118,8 +119,7 @@ def _same(one: Any, other: Any) -> bool:
 def _means_the_same(key: str, saved: SavedState, preparation: Preparation) -> bool:
     """Whether other words say the same. The network has been compared as a whole: a preset's keys are its own."""
     if key == "data.classes":
-        data = saved.config.data
-        return LabelMap.from_config(class_map(data), data.ignore_index) == preparation.label_map
+        return saved.label_map == preparation.label_map
     return key.startswith("model.") and key != "model.pretrained"
 
 

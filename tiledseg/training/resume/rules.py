@@ -31,7 +31,7 @@ RULES: dict[str, Rule] = {
     "data.labels": Rule(EDGE, "those of added images; an image of before keeps its labels, wherever they lie"),
     "data.val_images": Rule(MAY, "validation trains nothing; scores before and after are of other images"),
     "data.val_labels": Rule(MAY, "as val_images"),
-    "data.classes": Rule(REFUSED, f"{_MEANING}; another way to write the same map is none"),
+    "data.classes": Rule(REFUSED, f"{_MEANING}; other names, colours, or words for the same map are none"),
     "data.ignore_index": Rule(REFUSED, _MEANING),
     "data.nodata": Rule(REFUSED, _MEANING),
     "data.bands": Rule(REFUSED, f"{_MEANING}; mean and deviation are in their order"),
