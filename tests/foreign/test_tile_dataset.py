@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rasterio
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -150,3 +151,10 @@ def test_a_missing_file_and_a_rank_that_is_none(files: tuple[list[str], list[str
         tiledseg.TileDataset(tmp_path / "no.tif", halo=0, grid=1)
     with pytest.raises(ConfigError, match="rank is 2 of 2"):
         tiledseg.TileSampler(tiledseg.TileDataset(files[0], halo=0, grid=1), 0, 2, 2)
+
+
+def test_networks_that_must_know_where_a_tile_lies_are_refused(files: tuple[list[str], list[str]]) -> None:
+    """Their author calls them on a tile, which does not say so: the result would be another one, without a word."""
+    network = nn.Sequential(nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True))
+    with pytest.raises(ConfigError, match="align_corners"):
+        tiledseg.TileDataset(*files, halo=tiledseg.halo(network, bands=2), grid=2)

@@ -17,6 +17,7 @@ from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap
@@ -155,7 +156,8 @@ def tiled_logits(
     logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=dtype)
     with torch.no_grad():
         for tile in dataset.tilings[0].tiles[rank::size]:
-            output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW))
+            places = tile_places(network.graph, dataset.tilings[0].whole, tile.context)
+            output_BKHW = network(as_batch(dataset.load(0, tile).x_CHW), places)
             logits_KHW[(slice(None), *tile.core.slices)] = output_BKHW[(0, slice(None), *tile.core_in_output.slices)]
     return logits_KHW
 

@@ -10,7 +10,15 @@ from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
 from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
-from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
+from tiledseg.geometry.resampling import (
+    AlignedUpsample,
+    AveragePool,
+    MaxIndices,
+    MaxPool,
+    MaxUnpool,
+    PixelShuffle,
+    Upsample,
+)
 
 SOBEL = (
     ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0)),
@@ -56,9 +64,10 @@ class EveryLayer(_Described):
                 Node("deep", Convolution(6, 3, padding=1)),
                 Node("up", TransposedConvolution(6)),
                 Node("smooth", Upsample("bilinear"), ("deep",)),  # to the size of the sum
+                Node("aligned", AlignedUpsample(), ("deep",)),
                 Node("mean", mean, ("sum",)),
                 Node("context", Convolution(2, 1)),
-                Node("three", Concatenate((0, 0, 0, 0)), ("up", "sum", "smooth", "context")),
+                Node("three", Concatenate((0, 0, 0, 0, 0)), ("up", "sum", "smooth", "aligned", "context")),
                 Node("narrow", Convolution(4, 1)),
                 Node("shuffle", PixelShuffle()),
                 Node("unpool", MaxUnpool(), ("narrow", "indices")),
@@ -112,6 +121,10 @@ class ForeignLayers(_Described):
                 Node("thick", Border(0, 0), cols=Border(1, 0)),
                 Node("up", TransposedConvolution(6, 2, groups=3), ("gated",)),
                 Node("sum", Add(), ("up", "thick")),
+                Node("reflected", Border(1, 1, 0.0, "reflect"), cols=Border(2, 2, 0.0, "reflect")),
+                Node("in", Convolution(6, 3, across=5), cols=Convolution(6, 5, across=3)),
+                Node("replicated", Border(2, 0, 0.0, "replicate"), cols=Border(0, 2, 0.0, "replicate")),
+                Node("aside", Convolution(6, 3)),
                 Node("same", none),
                 Node("head", Convolution(self.classes, 1)),
             )

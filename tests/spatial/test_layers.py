@@ -18,8 +18,11 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, copied, difference, forward, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
+from tiledseg.geometry.border import Border as Around
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.models.aligned import AlignedUpsample
+from tiledseg.models.border import Border
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
@@ -122,6 +125,10 @@ LAYERS = {
     "nearest 3": nn.UpsamplingNearest2d(scale_factor=3),
     "bilinear 2": nn.Upsample(scale_factor=2, mode="bilinear"),
     "bilinear 3": nn.Upsample(scale_factor=3, mode="bilinear", align_corners=False),
+    "corners aligned 2, 3": AlignedUpsample((2, 3)),
+    "corners aligned 8, 1": AlignedUpsample((8, 1)),
+    "reflected": Border(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
+    "replicated": Border(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.foreign_networks import NETWORKS as PACKAGED
 from benchmarks.foreign_networks import Foreign as Source
 from tests.law.cases import Case
-from tests.tracing.networks import Mixed, Outer, PaddingUNet, Pointed, Squeezed
+from tests.tracing.networks import AlignedUNet, Mixed, Outer, PaddingUNet, Pointed, Squeezed
 from tests.tracing.styles import STYLES
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.network import GraphNetwork
@@ -21,7 +21,7 @@ HERE = "tests.tracing.styles"
 WRITTEN = {
     style.__name__: Source("tests", HERE, lambda _, style=style: Outer(style(8), classes=2))
     for style in (Pointed, Squeezed, Mixed, *STYLES.values())
-} | {"PaddingUNet": Source("tests", HERE, lambda _: PaddingUNet(classes=2))}
+} | {unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2)) for unet in (PaddingUNet, AlignedUNet)}
 NETWORKS = PACKAGED | WRITTEN
 
 

@@ -106,19 +106,52 @@ class Outer(nn.Module):
         return self.last(self.block(self.first(x)))
 
 
+class Up(nn.Module):
+    """Brought up by aligned corners, and padded by what it lacks of the size of what it joins."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        self.join = Double(channels, out)
+
+    def forward(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        low = self.up(low)
+        rows, cols = high.size()[2] - low.size()[2], high.size()[3] - low.size()[3]
+        low = functional.pad(low, [cols // 2, cols - cols // 2, rows // 2, rows - rows // 2])
+        return self.join(torch.cat([high, low], dim=1))
+
+
+class AlignedUNet(nn.Module):
+    """The U-Net that most people know: pooling by maxima, corners aligned on the way up."""
+
+    def __init__(self, bands: int = 3, classes: int = 4) -> None:
+        super().__init__()
+        self.first = Double(bands, 4)
+        self.down1 = nn.Sequential(nn.MaxPool2d(2), Double(4, 6))
+        self.down2 = nn.Sequential(nn.MaxPool2d(2), Double(6, 6))
+        self.up1, self.up2 = Up(12, 4), Up(8, 4)
+        self.head = nn.Conv2d(4, classes, kernel_size=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = self.first(x)
+        two = self.down1(one)
+        three = self.down2(two)
+        return self.head(self.up2(self.up1(three, two), one))
+
+
 class Inexact(nn.Module):
     """Five things that no tile can know."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 3, 3, padding=1)
-        self.stretch = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+        self.around = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
         if x.sum() > 1e9:
             x = x + 1
-        y = self.stretch(x)
+        y = self.around(x)
         y = torch.fft.fft2(y).real
         z = functional.adaptive_avg_pool2d(x, 6)
         return x.cumsum(dim=2) + y.mean() + z.mean()

@@ -153,6 +153,22 @@ class Shuffled(nn.Module):
         return functional.avg_pool2d(torch.cat([other, one], dim=1), 3, 2, 1, count_include_pad=False)
 
 
+class Mirrored(nn.Module):
+    """Padded with what lies beside the image's ends, by convolutions and by hand, on the way down too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.around = nn.Conv2d(channels, channels, (3, 5), padding="same", padding_mode="reflect")
+        self.down = nn.Sequential(nn.ReflectionPad2d(1), nn.Conv2d(channels, channels, 3, stride=2), nn.ReLU())
+        self.back = nn.Conv2d(channels, channels, 3, padding=(2, 1), padding_mode="replicate", bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.back(self.down(self.around(x)))[:, :, 1:-1]
+        y = functional.interpolate(y, size=x.shape[2:], mode="bilinear", align_corners=True)
+        return x + functional.pad(y, (3, 0, 0, 2), mode="replicate")[:, :, 2:, :-3]
+
+
 STYLES = {
-    style.__name__: style for style in (ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled)
+    style.__name__: style
+    for style in (ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored)
 }

@@ -27,6 +27,7 @@ from tiledseg.geometry.decomposition import Decomposition, decompose, plan_excha
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -118,8 +119,10 @@ class ReadMode:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        whole, context = self.tilings[micro_batch.image].whole, micro_batch.tile.context
+        places = tile_places(self.network.graph, whole, context)
         with autocast(self.precision, self.mesh.device):
-            self.network.run_nodes(tensors, first, stop)
+            self.network.run_nodes(tensors, first, stop, places)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)

@@ -14,16 +14,19 @@ class Halo:
 
     Core edges lie on multiples of `alignment`. `minimum`: the pixels around a core that its outputs depend on, and no
     fewer; `halo`: those that tiles get, to a legal size of the network's input. Both are the larger side's; `sides` and
-    `minimum_sides` have (before, after). `footprint` is what cuts tiles.
+    `minimum_sides` have (before, after). `footprint` is what cuts tiles. `asks_place`: the network must know where in
+    the image a tile lies, as ours do, and a module that is called on tiles by themselves does not.
     """
 
     minimum_sides: tuple[int, int]
     footprint: Footprint
+    asks_place: bool = False
 
     @staticmethod
     def of(graph: Graph) -> Halo:
         """Raises GeometryError where no exact tile exists."""
-        return Halo(minimum_halo(graph), network_footprint(graph))
+        asks = any(layer.asks_place for layer in graph.layers)
+        return Halo(minimum_halo(graph), network_footprint(graph), asks)
 
     @property
     def minimum(self) -> int:

@@ -92,6 +92,12 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
         references: bool = False,
     ) -> None:
+        if isinstance(halo, Halo) and halo.asks_place:
+            raise ConfigError(
+                "the network resizes with align_corners=True, by weights that depend on the place in the whole image, "
+                "which a module that is called on a tile does not know; train it by model.build or parallelize, or "
+                "set align_corners=False"
+            )
         image_paths, label_paths = _paths(images, labels)
         numbers = None if bands is None else tuple(bands)
         infos = [_info(path, numbers, nodata, references) for path in image_paths]

@@ -177,12 +177,7 @@ def decompose(tiling: Tiling, shape: tuple[int, int]) -> Decomposition:
                 f"{ranks} {word} of ranks share an image of {tiles} {word} of tiles; use parallel.mesh with at most "
                 f"[{tiling.grid[0]}, {tiling.grid[1]}], or a finer tiling.grid"
             )
-    first, last = tiling.tiles[0], tiling.tiles[-1]
-    whole = Box(
-        Interval(first.context.row.start, last.context.row.stop),
-        Interval(first.context.col.start, last.context.col.stop),
-    )
-    grid = tiling.grid
+    whole, grid = tiling.whole, tiling.grid
     starts_row = [tiling.tiles[i * grid[1]].core.row.start for i in range(grid[0])]
     starts_col = [tiling.tiles[j].core.col.start for j in range(grid[1])]
     return Decomposition(tiling, whole, _cut(whole.row, starts_row, shape[0]), _cut(whole.col, starts_col, shape[1]))

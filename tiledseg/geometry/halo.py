@@ -6,12 +6,20 @@ P padding, N image side, d what one convolution takes off, epsilon the halo.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import is_legal_size, output_size, required_input, scales, total_stride
+from tiledseg.geometry.receptive_field import (
+    is_legal_size,
+    output_size,
+    required_input,
+    scales,
+    tensor_sizes,
+    total_stride,
+)
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:
@@ -60,8 +68,19 @@ def minimum_halo(graph: Graph) -> tuple[int, int]:
     """
     alignment = total_stride(graph)
     core = Interval(64 * alignment, 128 * alignment)
-    needs = [required_input(each, core).shift(-_offset(graph)) for each in _dims(graph)]
-    return max(core.start - need.start for need in needs), max(need.stop - core.stop for need in needs)
+    needs = [(core, required_input(each, core).shift(-_offset(graph))) for each in _dims(graph)]
+    if any(layer.padding_after and layer.clamps for each in _dims(graph) for layer in each.layers):
+        needs += [need for each in _dims(graph) for need in _needs_at_ends(each, alignment)]
+    return max(core.start - need.start for core, need in needs), max(need.stop - core.stop for core, need in needs)
+
+
+def _needs_at_ends(graph: Graph, alignment: int) -> Iterator[tuple[Interval, Interval]]:
+    """The least core at either end of an image, and what it needs there, where pixels are mirrored."""
+    first = 128 * alignment
+    sizes = tensor_sizes(graph, next(n for n in range(first, first + 4 * alignment) if is_legal_size(graph, n)))
+    size = sizes[graph.results[0]]
+    for core in (Interval(0, alignment), Interval(size - alignment, size)):
+        yield core, required_input(graph, core, sizes).shift(-_offset(graph))
 
 
 def network_footprint(graph: Graph, halo: int | None = None, exact: bool = True) -> Footprint:

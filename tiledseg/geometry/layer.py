@@ -36,6 +36,15 @@ class Layer:
         """The positions of input `index` that the outputs `out` depend on."""
         return out
 
+    def within(self, read: Interval, size: int) -> Interval:
+        """What it takes of an input of `size` positions where it reads `read`, which may reach beyond its ends."""
+        return read.clip(Interval(0, size))
+
+    @property
+    def asks_place(self) -> bool:
+        """Whether it must know where in the whole input a part of it lies: its weights differ from place to place."""
+        return False
+
     def output_size(self, size: int, *others: int) -> int:
         """How many outputs inputs of these sizes give. Raises GeometryError where the sizes do not fit each other."""
         return size
@@ -57,13 +66,18 @@ class Layer:
         return False
 
     @property
+    def padding_after(self) -> int:
+        """Positions at the end of its output that are nothing but padding: the layer after it may lose as many."""
+        return 0
+
+    @property
     def pads_with_zeros(self) -> bool:
         """Whether what it reads beyond the tensor's ends is zero, or would be if it padded."""
         return False
 
     @property
     def clamps(self) -> bool:
-        """Whether it repeats the last position beyond the tensor's ends by itself, and reads nothing there."""
+        """Whether it makes what lies beyond the tensor's ends by itself, of what lies within: it reads no others."""
         return False
 
     @property

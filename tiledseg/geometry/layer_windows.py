@@ -134,7 +134,7 @@ def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | Non
 def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
     """Whether some rank needs more of an input than it owns, for its own block of the output."""
     source, layer = partitions[graph.sources[k][index]], graph.layers[k]
-    wanted = (layer.required_input(out, index).clip(source.whole) for out in partitions[k + 1].blocks)
+    wanted = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
     return source.parts > 1 and any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
 
 
@@ -168,7 +168,7 @@ def _walk_back(
         for index, tensor in enumerate(graph.sources[k]):
             source = partitions[tensor]
             read = tuple(layer.required_input(out, index) for out in given)
-            inside = read if k in padded else tuple(r.clip(source.whole) for r in read)
+            inside = read if k in padded else tuple(layer.within(r, source.size) for r in read)
             exchanged = (k, index) in points
             held = source.blocks if exchanged else inside
             inputs.append(InputWindows(source, held, inside if layer.clamps else read, exchanged))

@@ -17,12 +17,14 @@ from tiledseg.geometry.layer import Layer, Mark
 from tiledseg.geometry.resampling import Upsample
 
 
-def required_input(graph: Graph, out: Interval) -> Interval:
-    """The input positions on which the positions `out` of the outputs depend (unclipped)."""
+def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:
+    """The input positions on which the positions `out` of the outputs depend: unclipped, or, where the `sizes` of all
+    tensors are given, those of the tensors, from which layers may also mirror."""
     need: dict[int, Interval] = dict.fromkeys(graph.results, out)
     for k in reversed(range(len(graph))):
         for index, source in enumerate(graph.sources[k]):
             wanted = graph.layers[k].required_input(need[k + 1], index)
+            wanted = wanted if sizes is None else graph.layers[k].within(wanted, sizes[source])
             need[source] = wanted.hull(need.get(source, wanted))
     return need[0]
 
@@ -35,19 +37,23 @@ def tensor_sizes(graph: Graph, size: int) -> list[int]:
     """
 
     def step(k: int, sizes: list[int]) -> int:
+        source = graph.sources[k][0]
+        spare = graph.layers[source - 1].padding_after if source else 0
         try:
-            return _output_size(graph.layers[k], sizes)
+            return _output_size(graph.layers[k], sizes, spare)
         except GeometryError as error:
             raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
 
     return graph.fold(size, step)
 
 
-def _output_size(layer: Layer, sizes: list[int]) -> int:
+def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
+    """`spare`: positions at the end of the (first) input that are padding, which may be left over."""
     following = layer.output_size(*sizes)
     shrunk = layer.required_input(Interval(0, max(following, 1))).size
     # Strided windows of kernel 1 skip pixels, at the end too: nothing is dropped that a longer input would use.
-    fits = layer.is_padded or layer.arity > 1 or sizes[0] in (shrunk, following * _step(layer))
+    fits = layer.is_padded or layer.arity > 1 or sizes[0] == following * _step(layer)
+    fits = fits or shrunk <= sizes[0] <= shrunk + spare
     if following < 1 or (following < sizes[0] and not fits):
         raise GeometryError(f"it would turn {sizes[0]} pixels into {following} with a remainder; choose another size")
     return following

@@ -161,6 +161,35 @@ class Upsample(Enlarging):
 
 
 @dataclass(frozen=True)
+class AlignedUpsample(Enlarging):
+    """Bilinear upsampling by `factor` with the corners' centres aligned (align_corners=True): output o of M takes the
+    input at o (N - 1) / (M - 1) of N. So its weights depend on the place in the image, and on the image's size.
+
+    What an output reads is given for all sizes at once: o / factor less than a pixel, to o / factor.
+    """
+
+    factor: int = 2
+
+    @property
+    def times(self) -> int:
+        return self.factor
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval((out.start - self.factor + 1) // self.factor, (out.stop - 1) // self.factor + 2)
+
+    @property
+    def clamps(self) -> bool:
+        return True
+
+    @property
+    def asks_place(self) -> bool:
+        return True
+
+    def computed(self, read: int, given: int) -> int:
+        return given
+
+
+@dataclass(frozen=True)
 class PixelShuffle(Enlarging):
     """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
 

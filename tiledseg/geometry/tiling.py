@@ -50,6 +50,12 @@ class Tiling:
         return len(self.tiles)
 
     @property
+    def whole(self) -> Box:
+        """What the network reads of the raster in all; beyond the raster it is mirrored."""
+        first, last = self.tiles[0].context, self.tiles[-1].context
+        return Box(Interval(first.row.start, last.row.stop), Interval(first.col.start, last.col.stop))
+
+    @property
     def core_max(self) -> tuple[int, int]:
         return max(t.core.height for t in self.tiles), max(t.core.width for t in self.tiles)
 

@@ -89,6 +89,10 @@ class BlockModule(nn.Module):
         `ranks`, those of the image, where its statistics are the image's."""
         raise NotImplementedError
 
+    def on_tile(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        """All outputs of a tile that lies at `place`, for a layer that asks for it. No communication."""
+        raise NotImplementedError
+
     @classmethod
     def speaks_for_blocks(cls) -> bool:
         """Whether `on_block` is about this class's own `forward`: a subclass with another one may compute anything."""

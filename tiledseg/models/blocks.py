@@ -16,8 +16,16 @@ from tiledseg.geometry.graph import Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
 from tiledseg.geometry.pixelwise import OfOnePixel, Pixelwise
-from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, PixelShuffle, Upsample
-from tiledseg.models import border, joins, pooling, upsample
+from tiledseg.geometry.resampling import (
+    AlignedUpsample,
+    AveragePool,
+    MaxIndices,
+    MaxPool,
+    MaxUnpool,
+    PixelShuffle,
+    Upsample,
+)
+from tiledseg.models import aligned, border, joins, pooling, upsample
 from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.mean import WholeImageMean
@@ -82,6 +90,7 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),
     Upsample: _upsample,
+    AlignedUpsample: lambda at: aligned.AlignedUpsample((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
     Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),

@@ -13,8 +13,10 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
+from tiledseg.models.places import Places
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
+NOWHERE: Places = {}
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]  # a node's number and inputs -> what it makes
 
 
@@ -86,17 +88,24 @@ class GraphNetwork(nn.Module):
             node = nodes.get(".".join(parts[:2]))
             yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or outputs in the graph's order, each of shape (B, channels, height, width)."""
+    def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The output, or outputs in the graph's order, each of shape (B, channels, height, width); `places` as of
+        `run_nodes`."""
         tensors = {0: x_BCHW}
-        self.run_nodes(tensors, 0, len(self.graph))
+        self.run_nodes(tensors, 0, len(self.graph), places)
         outputs = tuple(tensors[tensor] for tensor in self.graph.results)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
-        """See `run_nodes`, each node by its module."""
-        modules = list(self.layers.values())
-        run_nodes(self.graph, lambda k, inputs: modules[k](*inputs), tensors, first, stop)
+    def run_nodes(self, tensors: Tensors, first: int, stop: int, places: Places = NOWHERE) -> None:
+        """See `run_nodes`, each node by its module. `places`: of a tile, as `models.places.tile_places` gives them;
+        what has none takes what it is given for the whole image."""
+        modules: list[Any] = list(self.layers.values())
+
+        def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
+            made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
+            return made
+
+        run_nodes(self.graph, compute, tensors, first, stop)
 
 
 class _Unnamed(nn.ModuleList):

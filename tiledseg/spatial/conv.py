@@ -26,7 +26,7 @@ class SpatialConvolution(SpatialLayer):
     def __init__(self, name: str, module: nn.Conv2d) -> None:
         if module.padding_mode != "zeros":
             raise ConfigError(
-                f"layer '{name}' pads with '{module.padding_mode}', not zeros: it cannot be tiled exactly"
+                f"layer '{name}' pads with '{module.padding_mode}', not zeros, which is a node of its own: trace it"
             )
         self._module = module
         # The kernel of the module: on one rank its twin is itself, to the last bit.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from tiledseg.geometry.joins import Add, Concatenate, Multiply
 from tiledseg.geometry.layer import Dropout
 from tiledseg.geometry.pixelwise import Layout
@@ -23,7 +25,7 @@ from tiledseg.tracing.lowering import (
     without,
 )
 from tiledseg.tracing.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
-from tiledseg.tracing.spaces import SPACES, right
+from tiledseg.tracing.spaces import SPACES, mirroring, right
 from tiledseg.tracing.views import VIEWS
 
 Handler = Callable[[Step], list[Value]]
@@ -215,6 +217,8 @@ def unit(step: Step) -> list[Value]:
     value = step.value()
     if type(module) not in POINTWISE:
         step.full()
+    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
+        module, value = mirroring(step, module, value)
     return [step.made(step.lowering.add_module(step, right(module), value), value.layout)]
 
 

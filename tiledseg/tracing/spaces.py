@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from tiledseg.geometry.border import MIRRORED, Border
 from tiledseg.geometry.joins import ImageMean
 from tiledseg.geometry.resampling import MaxIndices, MaxUnpool
 from tiledseg.models import pooling
+from tiledseg.models.aligned import AlignedUpsample
 from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.pixelwise import ComputedConvolution
@@ -29,7 +31,7 @@ from tiledseg.tracing.lowering import (
     without,
 )
 from tiledseg.tracing.record import Given
-from tiledseg.tracing.views import add_border
+from tiledseg.tracing.views import add_border, add_borders
 
 Handler = Callable[[Step], list[Value]]
 Pair = tuple[int, int]
@@ -49,6 +51,8 @@ def _interpolate(step: Step) -> list[Value]:
             f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
         )
     if all(ratio >= 1 and ratio == int(ratio) for ratio in ratios):
+        if mode == "bilinear" and align:
+            return [step.made(_aligned(step, value, (int(ratios[0]), int(ratios[1]))))]
         return [step.made(step.lowering.add_module(step, _upsampling(step, ratios, mode, align), value, "interpolate"))]
     if all(ratio <= 1 and 1 / ratio == int(1 / ratio) for ratio in ratios):
         return [step.made(_thinned(step, value, (int(1 / ratios[0]), int(1 / ratios[1])), mode, align))]
@@ -62,6 +66,12 @@ def _ratios(step: Step, value: Value) -> tuple[float, float] | None:
         for one, other in ((value.shape, step.call.shapes[0]), (value.other_shape, step.other.shapes[0]))
     ]
     return (found[0][0], found[0][1]) if found[0] == found[1] else None
+
+
+def _aligned(step: Step, value: Value, factors: Pair) -> str:
+    module = AlignedUpsample(factors)
+    rows, cols = module.description, module.column_description
+    return step.lowering.add(step, "interpolate", rows, module, (value,), cols=None if rows == cols else cols)
 
 
 def _upsampling(step: Step, ratios: tuple[float, float], mode: str, align: bool | None) -> nn.Module:
@@ -156,8 +166,10 @@ def _pad(step: Step) -> list[Value]:
         return [step.made(value.node, value.layout)]
     if tuple(pads) != tuple(others):
         raise RefusalError(f"pads by {pads} at one size and {others} at another; pad by fixed numbers")
+    if mode in MIRRORED and len(pads) <= 4 and min(pads) >= 0 and not value.layout.one_pixel:
+        return [step.made(mirrored(step, value, tuple(pads), mode).node)]
     if mode != "constant" and max(pads) > 0:
-        raise RefusalError(f"pads by mode '{mode}', which a rank cannot from its block; pad with zeros")
+        raise RefusalError(f"pads {WHY_NOT.get(mode, f'by mode {mode}')}; pad by reflect, replicate, or with zeros")
     if not any((*pads[:4], *pads[6:])) and mode == "constant" and not value.layout.one_pixel:
         return pixelwise(step, "pad", (value, tuple(pads)), {"value": float(fill)})
     if any(pads[4:]) or value.layout.one_pixel:
@@ -165,6 +177,24 @@ def _pad(step: Step) -> list[Value]:
     for dim, (before, after) in zip((3, 2), zip(pads[::2], pads[1::2], strict=True), strict=False):
         value = add_border(step, value, dim, before, after, float(fill)) if before or after else value
     return [step.made(value.node)]
+
+
+WHY_NOT = {"circular": "with the image's other end, which no tile has"}
+
+
+def mirrored(step: Step, value: Value, pads: Sequence[int], mode: str) -> Value:
+    """Padded by (left, right, top, bottom) with what lies beside the image's ends."""
+    left, right, top, bottom = (*pads, 0, 0)[:4]
+    return add_borders(step, value, Border(top, bottom, 0.0, mode), Border(left, right, 0.0, mode))
+
+
+def mirroring(step: Step, module: nn.Conv2d, value: Value) -> tuple[nn.Conv2d, Value]:
+    """A convolution that pads in a mode, as one with its weights that does not, and what it then takes."""
+    if module.padding_mode not in MIRRORED:
+        raise RefusalError(f"pads {WHY_NOT[module.padding_mode]}; let padding_mode be reflect, replicate or zeros")
+    again = copy.copy(module)
+    again.padding, again.padding_mode = (0, 0), "zeros"
+    return again, mirrored(step, value, module._reversed_padding_repeated_twice, module.padding_mode)
 
 
 def _max_pool(step: Step) -> list[Value]:

@@ -185,7 +185,11 @@ def add_border(step: Step, value: Value, dim: int, before: int, after: int, fill
     """A node that pads or crops one dim of pixels."""
     none = Border(0, 0, fill)
     there = Border(before, after, fill)
-    rows, cols = (there, none) if value.layout.dims[dim] == ("H",) else (none, there)
+    return add_borders(step, value, *((there, none) if value.layout.dims[dim] == ("H",) else (none, there)))
+
+
+def add_borders(step: Step, value: Value, rows: Border, cols: Border) -> Value:
+    """A node that pads or crops rows and columns."""
     node = step.lowering.add(step, "border", rows, BorderModule(rows, cols), (value,), cols=cols)
     return replace(value, node=node)
 

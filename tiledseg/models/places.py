@@ -1,0 +1,33 @@
+"""Places of a tile's layers in the whole image, for those that ask: `tile_places`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.places import Part, parts
+from tiledseg.models.block import DimPlace, Place
+
+Places = Mapping[int, Place]  # by the node's number
+
+
+def tile_places(graph: Graph, whole: Box, context: Box) -> Places:
+    """Of each node that asks for its place: what it reads and gives on a tile of `context` of the image `whole`.
+
+    Raises GeometryError as `geometry.places.parts`.
+    """
+    asking = [k for k, layer in enumerate(graph.layers) if layer.asks_place]
+    if not asking:
+        return {}
+    rows = parts(graph, whole.row, context.row)
+    cols = parts(graph.along_columns, whole.col, context.col)
+    sources = [graph.sources[k][0] for k in asking]
+    return {
+        k: Place(_place(rows[source], rows[k + 1]), _place(cols[source], cols[k + 1]))
+        for k, source in zip(asking, sources, strict=True)
+    }
+
+
+def _place(source: Part, made: Part) -> DimPlace:
+    return DimPlace(source.at, made.at, source.at, (source.size, made.size), False)
