@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tiledseg.augmentation import EACH, augmentation
 from tiledseg.config_checks import MOST, check_values, number, one_of, shown
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
@@ -223,6 +224,9 @@ class TrainConfig:
         edge_radius: pixels within which another class makes an edge of a pixel
         attention_weight: of the classes' loss, once more, where the network is sure of an edge
         dual_weight: of the difference between the edges of the classes' probabilities and of the labels
+        augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
+            brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
+        augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
     """
 
     epochs: int = number(1, 1, MOST)
@@ -240,9 +244,13 @@ class TrainConfig:
     edge_radius: int = number(2, 1, 64)
     attention_weight: float = number(1.0, 0.0, 1e6)
     dual_weight: float = number(1.0, 0.0, 1e6)
+    augment: list[str | dict[str, Any]] = field(default_factory=list)
+    augment_each: str = "image"
 
     def check(self) -> None:
         check_values("train", self)
+        augmentation(self.augment)
+        one_of("train.augment_each", self.augment_each, EACH)
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
         if self.tiles_per_step is not None and self.images_per_step != 1:
             raise ConfigError(
@@ -295,6 +303,11 @@ class Config:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
         for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
             group.check()
+        if self.train.augment_each == "tile" and self.parallel.shares_images:
+            raise ConfigError(
+                f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
+                "image, or parallel.halo read"
+            )
         if self.train.tiles_per_step is not None and self.tiling.grid == "auto":
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "

@@ -92,6 +92,7 @@ _WORDS = (  # the longer first
     ("dict[str, float]", "a map of name pattern to number"),
     ("list[int]", "a list of whole numbers [a,b]"),
     ("list[str]", "a list [a,b]"),
+    ("list", "a list [a,b]"),
     ("int", "a whole number"),
     ("float", "a number"),
     ("bool", "true or false"),

@@ -41,6 +41,18 @@ VALUES = (
     train("precision", "--train.precision fp8", "train.precision", "fp8", "bf16"),
     train("epochs", "--train.epochs 0", "train.epochs", "0", "at least 1"),
     train("checkpoint-every", "--train.checkpoint_every 0", "train.checkpoint_every", "at least 1"),
+    train("augment-unknown", "--train.augment [mirror]", "train.augment", "mirror", "reflect, turn"),
+    train("augment-value", "--train.augment '[{translate: -3}]'", "train.augment", "translate with -3", "from 1"),
+    train("augment-word", "--train.augment turn", "train.augment", "turn", "list"),
+    train("augment-each", "--train.augment_each row", "train.augment_each", "row", "image, tile"),
+    train(
+        "augment-each-shared", "--train.augment_each tile --parallel.halo layer", "augment_each", "parallel.halo read"
+    ),
+    train(
+        "augment-turns-an-oblong",
+        "--data.images ROOT/oblong.tif --data.labels ROOT/oblong-labels.tif --train.augment [turn]",
+        *("quarter turns", "oblong.tif is 48 x 32 px", "turn: 180"),
+    ),
     train("seed", "--train.seed -1", "train.seed", "-1", "at least 0"),
     train("batch-of-none", "--train.tiles_per_step 0", "train.tiles_per_step", "0", "at least 1"),
     train("batch-larger-than-data", "--train.tiles_per_step 5", "train.tiles_per_step", "5", "4 tiles", "at most 4"),

@@ -73,6 +73,8 @@ OTHERS: dict[str, Any] = {
     "train.validate_every": 2,
     "train.resume": "elsewhere",
     "train.deterministic": False,
+    "train.augment": [{"noise": 0.1}],
+    "train.augment_each": "tile",
     "run.output": "elsewhere",
     "run.verbosity": 2,
 }

@@ -29,16 +29,19 @@ from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
+from tiledseg.raster.draws import Draw
 from tiledseg.raster.sampling import TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.network import SpatialNetwork
 
 
 class Part(NamedTuple):
-    """What a rank loads at once: a tile of an image, or its block of the image."""
+    """What a rank loads at once: a tile of an image, or its block of the image, as it lies on the disk or as a draw
+    changes it."""
 
     image: int
     tile: Tile
+    draw: Draw | None = None
 
 
 class MicroBatch(NamedTuple):

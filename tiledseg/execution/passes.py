@@ -109,7 +109,7 @@ def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads:
     """The samples of a rank's `parts` in order, `depth` of them loaded ahead; none where it has to load none."""
     pixels = passes.loads_pixels
     wanted = parts if passes.loads else ()
-    return prefetch(wanted, lambda part: dataset.load(part.image, part.tile, pixels), threads, depth)
+    return prefetch(wanted, lambda part: dataset.load(part.image, part.tile, pixels, part.draw), threads, depth)
 
 
 class Timed:

@@ -13,11 +13,13 @@ from numpy.typing import DTypeLike, NDArray
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.draws import Draw
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.statistics import Normalization, check_alike
+from tiledseg.raster.views import ViewReader
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
 
@@ -77,33 +79,48 @@ class Dataset:
     def tiles_per_image(self) -> tuple[int, ...]:
         return tuple(len(tiling) for tiling in self.tilings)
 
-    def load(self, image: int, tile: int | Tile, pixels: bool = True) -> Sample:
+    def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
         """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
 
         `pixels` False: for a rank that needs no more than labels and validity; its x is empty, and no halo is read.
+        `draw`: the tile is one of the image as this changes it, in every pixel as if that lay on the disk.
         """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
-        around = self._around(image, place.core)
+        reader = self._seen(self.images[image], draw)
+        around = self._around(reader.info.shape, place.core)
         window = _hull(place.context if pixels else place.core, around)
-        pixels_CHW, valid_HW = self._used(self.images[image]).read(window)
+        pixels_CHW, valid_HW = reader.read(window)
         core_HW = valid_HW[place.core.relative_to(window).slices]
         x_CHW = pixels_CHW[:, :0, :0]
         if pixels:
-            rows, cols = place.context.relative_to(window).slices
-            origin, info = (place.context.row.start, place.context.col.start), self.images[image].info
-            x_CHW = self._normalize(pixels_CHW[:, rows, cols], valid_HW[rows, cols], origin, info)
+            slices = place.context.relative_to(window).slices
+            x_CHW = self._input(pixels_CHW[:, *slices], valid_HW[slices], place.context, reader.info, draw)
         if self.labels is None:
             return Sample(image, place, x_CHW, None, core_HW)
         label_map = self._maps[image]
-        around_HW = read_labels(self._used(self.labels[image]), label_map, around)
+        around_HW = read_labels(self._seen(self.labels[image], draw, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return Sample(image, place, x_CHW, y_HW, core_HW, around_HW, around)
 
-    def _around(self, image: int, core: Box) -> Box:
-        """The core with its margin, as far as the raster has one."""
+    def _input(
+        self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, info: RasterInfo, draw: Draw | None
+    ) -> NDArray:
+        """What the network takes of the pixels of `box`."""
+        x_CHW = self._normalize(pixels_CHW, valid_HW, (box.row.start, box.col.start), info)
+        if draw is not None and draw.photometry is not None:
+            draw.photometry.apply(x_CHW, valid_HW, box, info.shape)
+        return x_CHW
+
+    def _around(self, shape: tuple[int, int], core: Box) -> Box:
+        """The core with its margin, as far as a raster of `shape` has one."""
         sides = (side.expand(self.margin, self.margin) for side in (core.row, core.col))
-        return Box(*sides).clip(Box.of_shape(self.images[image].info.shape)) if self.margin else core
+        return Box(*sides).clip(Box.of_shape(shape)) if self.margin else core
+
+    def _seen(self, reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
+        """The reader, or its view where the draw has one."""
+        used = self._used(reader)
+        return used if draw is None or draw.view is None else ViewReader(used, draw.view, classes)
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):

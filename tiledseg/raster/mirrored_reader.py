@@ -71,10 +71,15 @@ class RasterReader(ABC):
         self.close()
 
 
+def mirrored_positions(positions: Interval, size: int) -> NDArray[np.intp]:
+    """Where each position is found in a raster of `size` pixels along a dim, mirrored at its borders."""
+    folded = np.arange(positions.start, positions.stop) % (2 * size)
+    return np.where(folded < size, folded, 2 * size - 1 - folded)
+
+
 def _mirrored(positions: Interval, size: int) -> tuple[NDArray[np.intp], Interval]:
     """Where each position of the mirrored raster is found: offsets into the returned interval of real positions."""
-    folded = np.arange(positions.start, positions.stop) % (2 * size)
-    found = np.where(folded < size, folded, 2 * size - 1 - folded)
+    found = mirrored_positions(positions, size)
     hull = Interval(int(found.min()), int(found.max()) + 1)
     return found - hull.start, hull
 

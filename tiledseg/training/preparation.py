@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
+from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.config import IMAGENET, Config, DataConfig, OptimizerConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
@@ -77,6 +78,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     config.check()
     label_map = label_map_of(config.data)
     found = _inspect(config.data, label_map, "images", "labels")
+    _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
     held_out = None
@@ -161,6 +163,16 @@ def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: s
     return _Found(tuple(images), tuple(labels), image_paths, label_paths)
 
 
+def _check_turns(asked: Augmentation, images: Sequence[RasterInfo]) -> None:
+    """A quarter turn makes rows of columns: the tiling of such an image cuts another shape."""
+    oblong = next((info for info in images if info.height != info.width), None)
+    if asked.turn == 90 and oblong is not None:
+        raise ConfigError(
+            f"train.augment has quarter turns, but {oblong.path} is {oblong.height} x {oblong.width} px, and turned "
+            f"{oblong.width} x {oblong.height}; give {{turn: 180}}, or square images"
+        )
+
+
 def recipe_of(config: Config) -> Recipe:
     """What a run with this configuration is told beside its plan."""
     data, train, run = config.data, config.train, config.run
@@ -181,6 +193,8 @@ def recipe_of(config: Config) -> Recipe:
         update_of(config.optimizer),
         rate_of(config.optimizer, train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
+        augmentation(train.augment),
+        train.augment_each,
     )
 
 

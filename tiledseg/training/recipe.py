@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiledseg.augmentation import Augmentation
+
 
 @dataclass(frozen=True)
 class Update:
@@ -66,3 +68,5 @@ class Recipe:
     update: Update
     rate: Rate
     record: dict[str, Any]
+    augmentation: Augmentation
+    augment_each: str

@@ -26,6 +26,7 @@ from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.models.frozen import freeze
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.raster.draws import Drawer
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import network_modules
@@ -75,6 +76,8 @@ class Trainer:
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
         )
         self.sampler = preparation.sampler
+        shapes = tuple(tiling.raster for tiling in plan.tilings)
+        self.drawer = Drawer(recipe.augmentation, recipe.augment_each, recipe.seed, shapes, plan.network.bands)
         self.folder = recipe.folder
         self.step = 0
         self.position = Position(0, 0)
@@ -116,7 +119,7 @@ class Trainer:
             (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, cadence.epochs)
         )
-        mine = (part for _, _, parts in ahead for part in parts)
+        mine = (self._drawn(part, position) for position, _, parts in ahead for part in parts)
         samples = read_ahead(self.passes, training, mine, recipe.threads, recipe.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]
@@ -135,6 +138,10 @@ class Trainer:
         if self.saved_in != self.checkpoints.resolve():
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
         return False
+
+    def _drawn(self, part: Part, position: Position) -> Part:
+        """The part as its augmentation changes it."""
+        return part._replace(draw=self.drawer.draw(position.epoch, part.image, part.tile.index))
 
     def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))

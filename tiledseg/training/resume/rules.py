@@ -100,6 +100,8 @@ RULES: dict[str, Rule] = {
     "train.edge_radius": Rule(MAY, _LOSS),
     "train.attention_weight": Rule(MAY, _LOSS),
     "train.dual_weight": Rule(MAY, _LOSS),
+    "train.augment": Rule(MAY, "the pixels are others from then on, as is said"),
+    "train.augment_each": Rule(MAY, "as augment"),
     "run.output": Rule(OTHER, "another folder without checkpoints starts anew; with train.resume it goes on there"),
     "run.verbosity": Rule(OTHER, "it changes what is said"),
 }

@@ -1,0 +1,163 @@
+"""Training with an augmentation is training on the changed rasters as if they lay on the disk, on any ranks, in any
+mode; a resumed run goes on with the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.law.test_halo_mode_runs import in_mode
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.small_files import write_raster
+from tiledseg.augmentation import augmentation
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
+from tiledseg.raster.draws import Draw, Drawer
+from tiledseg.raster.pixel_noise import pixel_noise
+from tiledseg.raster.sampling import Sampler
+
+SIZE, BANDS, IGNORED = 52, 3, 255
+PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
+VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
+ALL_OF_AN_OBLONG: list[Any] = ["reflect", {"turn": 180}, {"translate": 7}, {"scale": [0.8, 1.25]}, *VALUES]
+
+
+def scene() -> tuple[NDArray, NDArray]:
+    random = np.random.default_rng(2)
+    labels_HW = (np.add.outer(np.arange(SIZE) // 9, np.arange(SIZE) // 7) % 3).astype(np.uint8)
+    image_CHW = random.normal(size=(BANDS, SIZE, SIZE)) + labels_HW
+    image_CHW[:, 30:34, 5:20] = -99
+    return image_CHW, labels_HW
+
+
+def changed(image_CHW: NDArray, labels_HW: NDArray, draw: Draw) -> tuple[NDArray, NDArray]:
+    """The whole raster by numpy: every pixel of it looked up, beyond the raster no data."""
+    if draw.view is not None:
+        rows, cols = (line.start + line.step * np.arange(SIZE) for line in (draw.view.row, draw.view.col))
+        beyond_HW = ~(((rows > -0.5) & (rows < SIZE - 0.5))[:, None] & ((cols > -0.5) & (cols < SIZE - 0.5)))
+        rows, cols = np.clip(rows, 0, SIZE - 1), np.clip(cols, 0, SIZE - 1)
+        labels_HW = labels_HW[np.ix_(np.floor(rows + 0.5).astype(int), np.floor(cols + 0.5).astype(int))]
+        nodata_HW = np.zeros((SIZE, SIZE), bool)
+        total_CHW = np.zeros_like(image_CHW)
+        for row_at, row_share in ((np.floor(rows), 1 - rows % 1), (np.ceil(rows), rows % 1)):
+            for col_at, col_share in ((np.floor(cols), 1 - cols % 1), (np.ceil(cols), cols % 1)):
+                corner_CHW = image_CHW[:, *np.ix_(row_at.astype(int), col_at.astype(int))]
+                share_HW = np.outer(row_share, col_share)
+                total_CHW += corner_CHW * share_HW
+                nodata_HW |= (corner_CHW[0] == -99) & (share_HW > 0)
+        image_CHW = np.where(nodata_HW | beyond_HW, -99, total_CHW)
+        if draw.view.transposed:
+            image_CHW, labels_HW = image_CHW.swapaxes(1, 2), labels_HW.T
+    if draw.photometry is not None:
+        pixels_CHW = image_CHW * np.array(draw.photometry.factors)[:, None, None]
+        pixels_CHW += np.array(draw.photometry.offsets)[:, None, None]
+        noise_CHW = pixel_noise(draw.photometry.key, BANDS, np.arange(SIZE), np.arange(SIZE))
+        pixels_CHW += noise_CHW * np.float32(draw.photometry.noise)
+        pixels_CHW[~np.array(draw.photometry.kept)] = 0
+        image_CHW = np.where(image_CHW[0] == -99, -99, pixels_CHW)
+    return image_CHW, labels_HW
+
+
+def square(folder: Path, name: str, augment: list[Any], **train: Any) -> Config:
+    return Config(
+        data=DataConfig([str(folder / "image.tif")], [str(folder / "labels.tif")], classes=3, normalize=False),
+        tiling=TilingConfig(grid=3),
+        model=ModelConfig(levels=3, base_channels=4, dropout=0.2),
+        optimizer=OptimizerConfig(lr=0.01),
+        train=TrainConfig(**{"precision": "fp64", "augment": augment, **train}),
+        run=RunConfig(output=str(folder / name), verbosity=0),
+    )
+
+
+def write(folder: Path, image_CHW: NDArray, labels_HW: NDArray) -> None:
+    folder.mkdir(exist_ok=True)
+    write_raster(folder / "image.tif", image_CHW, nodata=-99.0)
+    write_raster(folder / "labels.tif", labels_HW[None].astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("augment", "seed", "bound"),
+    [
+        (PLACES, 0, 0),
+        ([*PLACES, *VALUES], 1, 0),
+        (["turn", {"scale": [0.6, 0.9]}, *VALUES], 5, 1e-12),
+    ],
+)
+def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bound: float, tmp_path: Path) -> None:
+    """To the last bit, but where pixels are interpolated in another order of additions."""
+    image_CHW, labels_HW = scene()
+    write(tmp_path, image_CHW, labels_HW)
+    found = losses(run(square(tmp_path, "augmented", augment, seed=seed), alone()))
+    draw = Drawer(augmentation(augment), "image", seed, ((SIZE, SIZE),), BANDS).draw(0, 0, 0)
+    assert draw is not None
+    disk = tmp_path / "disk"
+    write(disk, *changed(image_CHW, labels_HW, draw))
+    expected = losses(run(square(disk, "plain", [], seed=seed), alone()))
+    assert found == pytest.approx(expected, rel=bound, abs=0)
+    assert found != losses(run(square(tmp_path, "unchanged", [], seed=seed), alone()))
+
+
+def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
+    """With `augment_each: tile`: the loss of a tile is that of the same tile of a raster changed by its draw."""
+    image_CHW, labels_HW = scene()
+    write(tmp_path, image_CHW, labels_HW)
+    augment = [*PLACES, *VALUES]
+
+    def still(config: Config) -> list[float]:
+        """Losses of a run whose weights stay as they are."""
+        optimizer = OptimizerConfig(name="sgd", lr=1e-300)
+        return losses(run(replace(config, optimizer=optimizer, tiling=TilingConfig(grid=2)), alone()))
+
+    found = still(square(tmp_path, "own", augment, augment_each="tile", tiles_per_step=1))
+    drawer = Drawer(augmentation(augment), "tile", 0, ((SIZE, SIZE),), BANDS)
+    expected = []
+    for step, ((_, tile),) in enumerate(Sampler((4,), 0, 1).steps(0)):
+        disk = tmp_path / f"disk-{tile}"
+        draw = drawer.draw(0, 0, tile)
+        assert draw is not None
+        write(disk, *changed(image_CHW, labels_HW, draw))
+        expected.append(still(square(disk, "plain", [], tiles_per_step=1))[step])
+    assert found == expected
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(tmp_path: Path) -> None:
+    write(tmp_path, *scene())
+    keys = {"tiles_per_step": 4, "epochs": 3, "checkpoint_every": 1, "keep_checkpoints": 20}
+    whole = square(tmp_path, "whole", [*PLACES, *VALUES], augment_each="tile", **keys)
+    expected = losses(run(whole, alone()))
+    resume = str(tmp_path / "whole" / "checkpoints" / "step-000004")
+    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
+    found = losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone()))
+    assert found == expected[4:]
+
+
+@pytest.fixture(scope="module")
+def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
+    """The metrics of one rank, in mode read."""
+    return meshes["gloo"].on_root(lambda: run(oblong(shared, "augmented-alone"), alone()))
+
+
+def oblong(shared: Path, name: str) -> Config:
+    config = configuration(shared, shared / name, "fp64", "sgd", None)
+    return replace(config, train=replace(config.train, epochs=6, validate_every=5, augment=ALL_OF_AN_OBLONG))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", ["read", "exchange", "layer"])
+def test_every_mode_and_number_of_ranks_draws_the_same(
+    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
+) -> None:
+    config = oblong(shared, f"augmented-{mode}")
+    if mode != "read":
+        config = in_mode(config, mode, shared / f"augmented-{mode}")
+    found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
+    assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
+    assert len(losses(found)) == 6
+    checks = [(a["val"]["loss"], b["val"]["loss"]) for a, b in zip(found, reference, strict=True) if "val" in a]
+    assert len(checks) == 1
+    assert checks[0][0] == pytest.approx(checks[0][1], rel=1e-10)

@@ -1,0 +1,74 @@
+"""`train.augment` from a file and from a flag, and what it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.small_files import write_yaml
+from tiledseg.augmentation import NOTHING, Augmentation, augmentation
+from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.errors import ConfigError
+
+LIST = [
+    {"reflect": ["row", "col"]},
+    "turn",
+    {"translate": 10},
+    {"scale": [0.8, 1.25]},
+    {"brightness": 0.1},
+    {"contrast": 0.2},
+    {"noise": 0.05},
+    {"drop_bands": 0.3},
+]
+VALUE = Augmentation((True, True), 90, 10, (0.8, 1.25), 0.1, 0.2, 0.05, 0.3)
+
+
+def test_a_file_and_a_flag_say_the_same(tmp_path: Path) -> None:
+    write_yaml(tmp_path / "run.yaml", {"train": {"augment": LIST}})
+    words = "[{reflect: [row, col]}, turn, {translate: 10}, {scale: [0.8, 1.25]}, {brightness: 0.1, contrast: 0.2}, "
+    words += "{noise: 0.05}, {drop_bands: 0.3}]"
+    file = parse_config(["--config", str(tmp_path / "run.yaml")], "train", "")
+    flag = parse_config(["--train.augment", words], "train", "")
+    assert augmentation(file.train.augment) == augmentation(flag.train.augment) == VALUE
+    (tmp_path / "resolved.yaml").write_text(to_yaml(file))
+    again = parse_config(["--config", str(tmp_path / "resolved.yaml")], "train", "")
+    assert again.train.augment == LIST
+
+
+def test_names_alone_and_none() -> None:
+    assert augmentation([]) == NOTHING == Augmentation()
+    assert augmentation(["reflect", {"turn": 180}]) == Augmentation(reflect=(True, True), turn=180)
+    assert augmentation([{"reflect": "col"}]) == Augmentation(reflect=(False, True))
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("mirror", r"has 'mirror'; give some of reflect, turn"),
+        (3, r"has the entry 3; give a name"),
+        ({}, r"has the entry \{\}"),
+        ({"reflect": "both"}, r"reflect with both; give row, col or \[row, col\]"),
+        ({"reflect": ["row", "row"]}, "reflect with"),
+        ({"turn": 45}, r"turn with 45; give 90 \(quarter turns\) or 180"),
+        ({"turn": True}, "turn with True"),
+        ("translate", r"translate with no value; give a number of pixels from 1"),
+        ({"translate": 2.5}, "translate with 2.5"),
+        ({"translate": -1}, "translate with -1"),
+        ({"scale": 1.2}, r"scale with 1.2; give \[least, largest\] factor, from 0.5 to 2"),
+        ({"scale": [1.25, 0.8]}, r"scale with \[1.25, 0.8\]"),
+        ({"scale": [0.1, 1]}, "scale with"),
+        ({"noise": float("nan")}, "noise with nan; give a number above 0"),
+        ({"brightness": 0}, "brightness with 0"),
+        ({"contrast": 1.0}, "contrast with 1.0; give a number above 0, below 1"),
+        ({"drop_bands": "half"}, "drop_bands with half"),
+    ],
+)
+def test_what_it_cannot_be_is_said_in_one_line(entry: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"train.augment has .*{words.removeprefix('has ')}"):
+        augmentation([entry])
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="noise twice"):
+        augmentation([{"noise": 0.1}, {"noise": 0.2}])
