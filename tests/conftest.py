@@ -45,9 +45,10 @@ def meshes() -> Iterator[dict[str, Mesh]]:
 
 @pytest.fixture(scope="module")
 def without_plots() -> Iterator[None]:
-    """Runs draw no progress.png: it takes longer than a tiny run."""
+    """Runs draw no progress.png and no page: they take longer than a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
+        patch.setattr("tiledseg.training.run_folder.journal.write_report", lambda folder, path, running: True)
         yield
 
 

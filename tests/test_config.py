@@ -58,6 +58,7 @@ def test_the_defaults_need_images_only() -> None:
         ("train.validate_every", (0,)),
         ("run.output", ("",)),
         ("run.verbosity", (-1, 3)),
+        ("run.panels", (-1, 65)),
     ],
 )
 def test_values_that_cannot_be(key: str, values: tuple[Any, ...]) -> None:

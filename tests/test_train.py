@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.crash.runs import STEPS, Material, check_same, lines, train, weights
+from tests.crash.runs import STEPS, Material, check_same, figures, lines, train, weights
 from tests.small_files import tree
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config_file import parse_config, to_yaml
 from tiledseg.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
+from tiledseg.training.run_folder.page import write_report
 from tiledseg.training.run_folder.report import plot_progress
 from tiledseg.training.trainer import Trainer
 
@@ -115,7 +116,9 @@ def test_a_finished_run_stays_as_it_is(material: Material, finished: dict[str, P
     assert train(material, folder) == 0
     check_same(folder, finished["adamw-fp64"])
     again = json.loads((folder / "summary.json").read_text())
-    assert {**again, "seconds": 0} == {**summary, "seconds": 0}
+    of_a_start = {"seconds", "begun", "command", "title"}  # the folder's name is in them, or the clock
+    assert again.keys() == summary.keys() > of_a_start
+    assert all(again[key] == summary[key] for key in summary.keys() - of_a_start)
 
 
 def test_more_epochs_go_on_from_the_end(material: Material) -> None:
@@ -188,6 +191,31 @@ def test_metrics_cut_short_are_seen_before_anything_is_written(
     assert weights(folder) == weights(finished["adamw-fp64"])
 
 
+def test_panels_change_nothing_but_pictures(material: Material, finished: dict[str, Path]) -> None:
+    folder = material.root / "without-panels"
+    assert train(material, folder, "--run.panels", "0") == 0
+    assert lines(folder) == lines(finished["adamw-fp64"])
+    assert weights(folder) == weights(finished["adamw-fp64"])
+    drawn = [path.name for path in sorted((finished["adamw-fp64"] / "validation").iterdir())]
+    assert drawn == [f"step-{step:06d}.{kind}" for step in (3, 6, 9, 12) for kind in ("json", "png")]
+    assert not list((folder / "validation").glob("*.png"))
+    assert [{**each, "panel": None} for each in figures(finished["adamw-fp64"])] == figures(folder)
+
+
+def test_a_new_run_takes_the_pictures_of_an_old_one_away(material: Material, finished: dict[str, Path]) -> None:
+    """Its metrics are gone too; what somebody else has put there stays."""
+    folder = material.root / "anew"
+    shutil.copytree(finished["adamw-fp64"] / "validation", folder / "validation")
+    (folder / "validation" / "step-000099.json").write_text("{}")
+    (folder / "validation" / "step-notes.txt").write_text("mine")
+    assert train(material, folder, "--train.epochs", "1") == 0
+    assert sorted(path.name for path in (folder / "validation").iterdir()) == [
+        "step-000003.json",
+        "step-000003.png",
+        "step-notes.txt",
+    ]
+
+
 def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) -> None:
     """Else the tests above would show nothing of its draws."""
     folder = material.root / "without-dropout"
@@ -198,6 +226,7 @@ def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) 
 def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = material.root / "leaves"
     monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", plot_progress)
+    monkeypatch.setattr("tiledseg.training.run_folder.journal.write_report", write_report)
     assert train(material, folder) == 0
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -210,6 +239,8 @@ def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) 
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["steps"], summary["epochs"], summary["finished"], summary["ranks"]) == (STEPS, 4, True, 1)
     assert summary["val"] == checks[-1]["val"]
+    assert summary["command"].startswith("tiledseg train --config ")
+    assert "mean IoU" in (folder / "report.html").read_text()
     config = parse_config(["--config", str(folder / "config.yaml")], "train", "")
     assert to_yaml(config) == (folder / "config.yaml").read_text()
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["epochs"] == 4

@@ -266,10 +266,12 @@ class RunConfig:
     Args:
         output: folder of the run
         verbosity: 0 silent, 1 progress, 2 a line a step
+        panels: places of the validation images that are drawn at each validation; 0 draws none
     """
 
     output: str = "runs/run"
     verbosity: int = number(1, 0, 2, remedy="0, 1 or 2")
+    panels: int = number(4, 0, 64)
 
     def check(self) -> None:
         check_values("run", self)

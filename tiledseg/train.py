@@ -8,6 +8,7 @@ if __name__ == "__main__":
     enter("tiledseg.train")
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -40,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from tiledseg.training.start import start  # torch comes after MPI, which the session has started
 
             with traced(config.run.verbosity == 2):
-                return start(config, to_yaml(config), mesh, files)
+                command = shlex.join([*COMMAND.split(), *arguments])
+                return start(config, to_yaml(config), mesh, files, command)
 
         return run_on_mesh(train, config.parallel.transport, config.parallel.deadline)
 

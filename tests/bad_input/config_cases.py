@@ -84,6 +84,7 @@ VALUES = (
     ),
     train("transport", "--parallel.transport udp", "transport", "udp", "gloo"),
     train("verbosity", "--run.verbosity 7", "run.verbosity", "7", "0, 1 or 2"),
+    train("panels", "--run.panels 65", "run.panels", "65", "64"),
     train("classes-one", "--data.classes 1", "data.classes", "1", "2 to 255"),
     train("classes-many", "--data.classes 300", "data.classes", "300", "2 to 255"),
     train("classes-with-a-gap", "--data.classes '{0: 0, 1: 2, 2: 2}'", "classes", "class 1 is missing"),

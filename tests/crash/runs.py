@@ -15,6 +15,7 @@ from tests.comm.launching import Done, mpirun
 from tests.small_files import write_raster, write_yaml
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.train import main
+from tiledseg.training.run_folder.validations import read_validations
 
 JOB = str(Path(__file__).with_name("job.py"))
 STEPS = 12
@@ -127,7 +128,13 @@ def check_same(folder: Path, uninterrupted: Path) -> None:
     """A resumed run equals the uninterrupted one to the last bit."""
     assert lines(folder) == lines(uninterrupted)
     assert weights(folder) == weights(uninterrupted)
+    assert figures(folder) == figures(uninterrupted) != []
     assert json.loads((folder / "summary.json").read_text())["val"] is not None
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """Of every validation, but for the time that it took."""
+    return [{**each, "seconds": 0} for each in read_validations(folder)]
 
 
 def check_close(folder: Path, uninterrupted: Path) -> None:

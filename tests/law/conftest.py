@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,14 @@ import torch
 
 from tests.law.test_training_steps import write_scene
 from tiledseg.comm.mesh import Mesh
+
+
+@pytest.fixture(scope="module")
+def small_views() -> Iterator[None]:
+    """Panels of the small scene show windows of it, and all of it thinned."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiledseg.reporting.views.SIDE", 24)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import rasterio
 import torch
 
 from tests.law.test_training_steps import STEPS, alone, configuration, losses, run
+from tests.law.validations import check_validations
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
@@ -20,6 +21,7 @@ from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.training.start import start
 
+pytestmark = pytest.mark.usefixtures("small_views")
 MODES = {
     "exchange": ParallelConfig(halo="exchange"),
     "layer": ParallelConfig(halo="layer"),
@@ -51,6 +53,7 @@ def test_thirty_steps_and_validations_are_those_of_mode_read(
         if "val" in mine:
             assert mine["val"]["loss"] == pytest.approx(theirs["val"]["loss"], rel=1e-10)
             assert mine["val"]["mean_iou"] == pytest.approx(theirs["val"]["mean_iou"], abs=1e-12)
+    check_validations(shared / mode, shared / "read")
 
 
 @pytest.mark.mpi

@@ -133,7 +133,7 @@ def train(split: Split, mesh: Mesh) -> Run:
         found.losses.append(stepper.run(step, samples, parts, stop=False).loss)
         agree_on_buffers(network, run.axes.weights, passes.mode.speaks(parts))
     check_agreement(network, mesh, run.axes.weights)
-    found.validation = validate(network, data, mesh, run.over(data.tilings), case.unet.classes, IGNORED, 1, 1)
+    found.validation = validate(network, data, mesh, run.over(data.tilings), case.unet.classes, IGNORED, 1, 1).line()
     stepper.close()
     run.close()
     found.state = {name: tensor.clone() for name, tensor in own_state(network).items()}

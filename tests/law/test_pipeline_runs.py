@@ -11,6 +11,7 @@ import rasterio
 import torch
 
 from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.law.validations import check_validations
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
@@ -19,6 +20,7 @@ from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
+pytestmark = pytest.mark.usefixtures("small_views")
 STEPS = 10
 
 
@@ -80,6 +82,7 @@ def test_ten_steps_and_validations_are_those_of_one_rank(
         assert mine["iou"] == pytest.approx(theirs["iou"], rel=1e-12)
     check_metrics(found, parallel)
     check_checkpoint(shared / kind, shared / "one")
+    check_validations(shared / kind, shared / "one")
 
 
 def check_metrics(lines: list[dict], parallel: ParallelConfig) -> None:

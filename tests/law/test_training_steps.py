@@ -11,6 +11,7 @@ import pytest
 import rasterio
 import torch
 
+from tests.law.validations import check_validations
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
@@ -18,6 +19,7 @@ from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, Ru
 from tiledseg.config_file import to_yaml
 from tiledseg.training.start import start
 
+pytestmark = pytest.mark.usefixtures("small_views")
 STEPS = 30
 
 
@@ -90,3 +92,5 @@ def test_thirty_steps_give_the_loss_line_of_one_rank(
     for mine, theirs in checks:
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=bound)
         assert mine["mean_iou"] == pytest.approx(theirs["mean_iou"], abs=1e-3 if precision == "fp32" else 1e-12)
+    if precision == "fp64":
+        check_validations(shared / "shared-run", shared / "alone")

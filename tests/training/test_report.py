@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -153,6 +154,15 @@ def test_events_are_an_extra_and_hold_the_same_numbers(tmp_path: Path, monkeypat
     losses = {event.step: event.value for event in events.Scalars("train/loss")}
     assert losses == {step: pytest.approx(1 / (step + 1)) for step in range(1, 5)}
     assert [event.step for event in events.Scalars("val/mean_iou")] == [2, 4]
+
+    (tmp_path / "pictures").mkdir()
+    log = MetricsLog(tmp_path / "pictures", 0, [])
+    log.write(validation_line(1))
+    log.picture("val/panel", np.full((5, 7, 3), 9, np.uint8), 1)
+    log.close()
+    pictures = EventAccumulator(str(tmp_path / "pictures" / "events"))
+    pictures.Reload()
+    assert [(image.step, image.height, image.width) for image in pictures.Images("val/panel")] == [(1, 5, 7)]
 
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))

@@ -77,6 +77,7 @@ OTHERS: dict[str, Any] = {
     "train.augment_each": "tile",
     "run.output": "elsewhere",
     "run.verbosity": 2,
+    "run.panels": 0,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
 ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band", "build", "arguments")}

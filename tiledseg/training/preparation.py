@@ -180,6 +180,7 @@ def recipe_of(config: Config) -> Recipe:
         config.model.name,
         Path(run.output),
         run.verbosity,
+        run.panels,
         train.resume,
         train.seed,
         train.precision,

@@ -55,6 +55,7 @@ class Recipe:
     title: str
     folder: Path
     verbosity: int
+    panels: int
     resume: str
     seed: int
     precision: str

@@ -30,14 +30,17 @@ from tiledseg.run_lock import hold
 from tiledseg.training.first_weights import first_weights, imagenet
 from tiledseg.training.preparation import Preparation, prepare
 from tiledseg.training.resume.begin import Beginning, begin
+from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
 from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, read_metrics, write_whole
+from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
 
 
-def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> int:
-    """Run a configuration on a mesh; `text` is the configuration as YAML, read from `files`. The exit code. Collective.
+def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), command: str = "") -> int:
+    """Run a configuration on a mesh; `text` is the configuration as YAML, read from `files` by `command`, as typed. The
+    exit code. Collective.
 
     Every check comes before the first write; a failed one leaves no trace.
     """
@@ -63,12 +66,15 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = ()) -> i
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
-        note = spread_note(preparation.plan.spread.mesh, mesh.communicator.gather_objects(mesh.host))
+        hosts = mesh.communicator.gather_objects(mesh.host)
+        note = spread_note(preparation.plan.spread.mesh, hosts)
+        notes = [warning for warning in (lost, note, unlocked) if warning]
+        warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         if mesh.is_root:
-            notes = [warning for warning in (lost, note, unlocked) if warning]
-            _announce(preparation, normalization, beginning, notes)
+            _announce(preparation, beginning, warnings)
         weights = first.tensors if first else {}
-        return Trainer(mesh, preparation, normalization, beginning, weights, lines).run()
+        about = About(command, warnings, hosts)
+        return Trainer(mesh, preparation, normalization, beginning, weights, lines, about).run()
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
@@ -141,6 +147,7 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int |
     check_unchanged(folder, newest)
     clean_leftovers(folder / CHECKPOINTS)
     write_whole(folder / CONFIG, text)
+    drop_validations(folder, checkpoint.saved.step if checkpoint is not None else 0)
     with writing(folder):
         if checkpoint is None:
             (folder / METRICS).unlink(missing_ok=True)
@@ -148,14 +155,9 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int |
             drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
 
 
-def _announce(
-    preparation: Preparation,
-    normalization: Normalization,
-    beginning: Beginning,
-    notes: Sequence[str],
-) -> None:
+def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> None:
     progress = StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
-    for warning in (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes):
+    for warning in warnings:
         progress.say(f"warning: {warning}")
     plan = preparation.plan
     rows, cols = plan.tilings[0].grid

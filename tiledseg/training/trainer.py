@@ -29,14 +29,18 @@ from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.draws import Drawer
 from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
+from tiledseg.reporting.views import choose_views
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
+from tiledseg.training.panels import Panels
 from tiledseg.training.preparation import Preparation, RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
+from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
+from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
@@ -53,8 +57,10 @@ class Trainer:
         beginning: Beginning,
         first_weights: Mapping[str, torch.Tensor] | None = None,
         lines: Sequence[dict[str, Any]] = (),
+        about: About | None = None,
     ) -> None:
-        """`first_weights`: by name, where no checkpoint has them; `lines`: of metrics, on the root."""
+        """`first_weights`: by name, where no checkpoint has them; `lines`: of metrics, on the root; `about`: what the
+        summary says of the start."""
         self.recipe = recipe = preparation.recipe
         self.mesh = mesh
         self.preparation = preparation
@@ -62,6 +68,7 @@ class Trainer:
         self.normalization = normalization
         self.beginning = beginning
         self.lines = lines
+        self.about = about or About()
         checkpoint = beginning.checkpoint
         self.network = network_modules(plan.network, recipe.seed).to(PARAMETER_DTYPES[recipe.precision])
         if checkpoint is not None:
@@ -90,6 +97,7 @@ class Trainer:
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
         rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, preparation.objective)
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
+        self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
 
     def run(self) -> int:
@@ -99,7 +107,8 @@ class Trainer:
             stack.callback(self.stepper.close)
             if self.mesh.is_root:
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
-                self.journal = Journal(self.folder, self.step, total, verbosity, self._title(), self.lines)
+                scene = self._scene()
+                self.journal = Journal(self.folder, self.step, total, verbosity, self._title(), self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
@@ -108,8 +117,8 @@ class Trainer:
             stopped = self._loop(training, held_out, flag)
         self.parallel.close()
         if self.journal is not None:
-            self.journal.draw(now=True)
             self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation)
+            self.journal.draw(now=True)
         return EXIT_CODE if stopped else 0
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
@@ -174,6 +183,7 @@ class Trainer:
             label_map.ignore_index,
             self.recipe.threads,
             self.recipe.prefetch,
+            self.panels,
         )
         if self.journal is not None:
             self.journal.validation(self.step, epoch, found)
@@ -235,6 +245,21 @@ class Trainer:
             self.preparation.objective.margin,
         )
 
+    def _panels(self) -> Panels:
+        """The places of the validation images that are shown, the same for every validation of the run."""
+        held_out, ignored = self.preparation.validation, self.preparation.label_map.ignore_index
+        shapes = [tiling.raster for tiling in held_out.tilings] if held_out else []
+        return Panels(choose_views(shapes, self.recipe.panels, self.recipe.seed) if shapes else (), ignored)
+
+    def _scene(self) -> Scene | None:
+        """What validations are of, on the root."""
+        held_out, label_map = self.preparation.validation, self.preparation.label_map
+        if held_out is None:
+            return None
+        with held_out.open_image(0) as reader:
+            dtype = reader.info.dtype
+        return Scene(label_map.classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
+
     def _title(self) -> str:
         parameters = sum(p.numel() for p in self.network.parameters())
         stages = f", {len(self.plan.pipeline.recompute)} stages" if self.plan.pipeline else ""
@@ -246,6 +271,7 @@ class Trainer:
 
     def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None) -> None:
         summary = {
+            "title": self._title(),
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
@@ -260,6 +286,7 @@ class Trainer:
             **decisions(self.plan),
             "classes": [record._asdict() for record in self.preparation.label_map.classes],
             "val": validation,
+            **self.about.to_json(self.mesh),
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from tiledseg.comm.doing import doing, ticking
@@ -13,10 +17,32 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Piece
 from tiledseg.execution.metrics import confusion_matrix, scores
 from tiledseg.execution.passes import Passes, read_ahead
+from tiledseg.execution.reliability import empty_counts, reliability_counts
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.panels import Panels, SeenView
 from tiledseg.training.step import logits_dtype
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a validation found, the same on every rank but for `views`, which the root has.
+
+    `loss`: mean cross-entropy of the valid pixels, None where there is none or it is no number; `matrix_KK`: the
+    confusion matrix; `reliability`: counts of `execution.reliability`; `seconds`: that it took.
+    """
+
+    loss: float | None
+    matrix_KK: NDArray[np.int64]
+    reliability: NDArray[np.int64]
+    seconds: float
+    views: list[SeenView]
+
+    def line(self) -> dict[str, Any]:
+        """{loss, accuracy, mean_iou, iou: [...]} as metrics.jsonl has them; None where a value has no meaning."""
+        found = scores(self.matrix_KK).to_json()
+        return {"loss": self.loss, **{key: found[key] for key in ("accuracy", "mean_iou", "iou")}}
 
 
 def validate(
@@ -28,44 +54,78 @@ def validate(
     ignore_index: int,
     threads: int,
     depth: int,
-) -> dict[str, Any]:
-    """{loss, accuracy, mean_iou, iou: [...]} over every valid pixel of every raster of `dataset`. Collective.
+    panels: Panels | None = None,
+) -> Findings:
+    """What the network finds on every valid pixel of every raster of `dataset`, and on the `panels`. Collective.
 
-    Does not depend on the tilings or the number of ranks. Values without meaning (no valid pixel) are None.
+    Does not depend on the tilings or the number of ranks.
     """
+    begun = time.perf_counter()
+    panels = panels or Panels((), ignore_index)
     references = [TileReference(i, t) for i, tiling in enumerate(dataset.tilings) for t in range(len(tiling))]
     parts = passes.mode.share(references)
     totals = torch.zeros(2, dtype=torch.float64)
-    matrix_KK = torch.zeros(classes, classes, dtype=torch.int64)
+    counted = _Counted(np.zeros((classes, classes), np.int64), empty_counts(classes))
     network.eval()
     with torch.no_grad(), doing("validation"):
-        samples = read_ahead(passes, dataset, parts, threads, depth)
+        samples = panels.looking(read_ahead(passes, dataset, parts, threads, depth))
         for sample, piece in ticking(passes.outputs(samples, parts)):
-            sums, counts_KK = _measure(piece, sample, mesh, classes, ignore_index)
-            totals += sums
-            matrix_KK += counts_KK
+            totals += _measure(piece, sample, mesh, ignore_index, counted, panels)
     network.train()
-    totals, matrix_KK = totals.to(mesh.device), matrix_KK.to(mesh.device)
-    works = [mesh.communicator.all_reduce_sum(totals), mesh.communicator.all_reduce_sum(matrix_KK)]
+    totals, counts = totals.to(mesh.device), counted.flat().to(mesh.device)
+    works = [mesh.communicator.all_reduce_sum(totals), mesh.communicator.all_reduce_sum(counts)]
     for work in works:
         work.wait()
+    views = panels.gather(mesh)
     loss_sum, pixels = totals.tolist()
-    found = scores(matrix_KK.cpu().numpy()).to_json()
-    loss = loss_sum / pixels if pixels else None
-    return {
-        "loss": loss if loss is None or math.isfinite(loss) else None,
-        **{key: found[key] for key in ("accuracy", "mean_iou", "iou")},
-    }
+    loss = loss_sum / pixels if pixels else math.nan
+    matrix_KK, reliability = counted.split(counts)
+    seconds = time.perf_counter() - begun
+    return Findings(loss if math.isfinite(loss) else None, matrix_KK, reliability, seconds, views)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Whole numbers, which add up exactly over tiles and ranks."""
+
+    matrix_KK: NDArray[np.int64]
+    reliability: NDArray[np.int64]
+
+    def flat(self) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([self.matrix_KK.ravel(), self.reliability.ravel()]))
+
+    def split(self, flat: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `flat` has joined them."""
+        first, second = np.split(flat.cpu().numpy(), [self.matrix_KK.size])
+        return first.reshape(self.matrix_KK.shape), second.reshape(self.reliability.shape)
 
 
 def _measure(
-    piece: Piece, sample: Sample, mesh: Mesh, classes: int, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    piece: Piece, sample: Sample, mesh: Mesh, ignore_index: int, counted: _Counted, panels: Panels
+) -> torch.Tensor:
+    """(sum of losses, number of valid pixels) of a piece, float64; its counts are added to `counted`, and what the
+    panels show of it is kept."""
     core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
     assert sample.y_HW is not None, "validation needs labels"
     y_HW = sample.y_HW[piece.in_part.slices]
     target_BHW = torch.from_numpy(y_HW)[None].to(mesh.device)
     loss, weight = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
-    prediction_HW = core_BKHW[0].argmax(0).to(torch.uint8).cpu().numpy()
-    counts_KK = confusion_matrix(y_HW, prediction_HW, classes, ignore_index)
-    return torch.stack([loss, weight]).cpu(), torch.from_numpy(counts_KK)
+    map_HW = core_BKHW[0].argmax(0).to(torch.uint8).cpu().numpy()
+    classes = len(counted.matrix_KK)
+    counted.matrix_KK[:] += confusion_matrix(y_HW, map_HW, classes, ignore_index)
+    valid_HW = y_HW != ignore_index
+    mapped_P = map_HW[valid_HW]
+    confidence_P = _confidence(core_BKHW[0])[valid_HW]
+    counted.reliability[:] += reliability_counts(confidence_P, mapped_P, mapped_P == y_HW[valid_HW], classes)
+    panels.keep(sample, piece.core, y_HW, map_HW)
+    return torch.stack([loss, weight]).cpu()
+
+
+def _confidence(logits_KHW: torch.Tensor) -> NDArray[np.float64]:
+    """The probability of the class that a pixel is mapped as, (H, W): one over the sum of exp(logit - largest). In
+    float64, class by class, so that what is counted of a pixel does not depend on its place in a tile."""
+    largest_HW = logits_KHW.amax(0)
+    total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
+    for logits_HW in logits_KHW:
+        total_HW += (logits_HW - largest_HW).double().exp_()
+    return total_HW.reciprocal_().cpu().numpy()

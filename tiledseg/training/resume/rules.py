@@ -104,6 +104,7 @@ RULES: dict[str, Rule] = {
     "train.augment_each": Rule(MAY, "as augment"),
     "run.output": Rule(OTHER, "another folder without checkpoints starts anew; with train.resume it goes on there"),
     "run.verbosity": Rule(OTHER, "it changes what is said"),
+    "run.panels": Rule(OTHER, "it changes what is drawn"),
 }
 
 

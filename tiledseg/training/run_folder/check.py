@@ -14,7 +14,9 @@ from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
+from tiledseg.training.run_folder.page import PAGE
 from tiledseg.training.run_folder.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
+from tiledseg.training.run_folder.validations import VALIDATION
 
 CHECKPOINTS = "checkpoints"
 _KEY = "run.output"
@@ -29,7 +31,7 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
     if not folder.exists():
         return
     sources = list(inputs)
-    for name in (CHECKPOINTS, EVENTS):
+    for name in (CHECKPOINTS, EVENTS, VALIDATION):
         _check_subfolder(folder / name, sources)
     own = folder / CONFIG
     if _is_record(own):  # a run may be started from its own record, which is written anew
@@ -56,7 +58,7 @@ def _outputs(folder: Path) -> list[Output]:
     latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
     return [
         Output(_KEY, folder / run_lock.NAME),
-        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, *latest)),
+        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, PAGE, *latest)),
     ]
 
 

@@ -8,20 +8,31 @@ from pathlib import Path
 from typing import Any
 
 from tiledseg.execution.progress import StepProgress
+from tiledseg.reporting.page import REMEDY
+from tiledseg.training.run_folder.page import PAGE, write_report
 from tiledseg.training.run_folder.report import MetricsLog, plot_progress
+from tiledseg.training.run_folder.validations import Scene, write_validation
 from tiledseg.training.step import StepResult
+from tiledseg.training.validation import Findings
 
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 
 
 class Journal:
-    """Of a run of `total` steps that has done `step` of them, and has `lines` of metrics. Close it before the last
-    drawing."""
+    """Of a run of `total` steps that has done `step` of them, and has `lines` of metrics; its validations are of
+    `scene`. Close it before the last drawing."""
 
     def __init__(
-        self, folder: Path, step: int, total: int, verbosity: int, title: str, lines: Sequence[Mapping[str, Any]]
+        self,
+        folder: Path,
+        step: int,
+        total: int,
+        verbosity: int,
+        title: str,
+        lines: Sequence[Mapping[str, Any]],
+        scene: Scene | None,
     ) -> None:
-        self._folder, self._title = folder, title
+        self._folder, self._title, self._scene = folder, title, scene
         self._log = MetricsLog(folder, step, lines)
         self.last_validation = last_validation([line for line in lines if line["step"] <= step])
         self._progress = StepProgress(total, step, verbosity)
@@ -32,17 +43,23 @@ class Journal:
         self._log.write(line)
         self._progress.step(line)
 
-    def validation(self, step: int, epoch: int, found: dict[str, Any]) -> None:
-        """The scores at the end of an epoch."""
-        self.last_validation = found
+    def validation(self, step: int, epoch: int, findings: Findings) -> None:
+        """What was found at the end of an epoch."""
+        assert self._scene is not None, "a run that validates says what its validations are of"
+        self.last_validation = found = findings.line()
+        panel = write_validation(self._folder, step, epoch, findings, self._scene)
         self._log.write({"step": step, "epoch": epoch, "val": found})
+        if panel is not None:
+            self._log.picture("val/panel", panel.picture, step)
         score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
     def draw(self, now: bool = False) -> None:
-        """The progress as a picture; unless `now`, only where the last one is some time ago."""
+        """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
             plot_progress(self._folder, self._title)
+            if not write_report(self._folder, self._folder / PAGE, running=not now) and now:
+                self._progress.say(f"no {PAGE}: jinja2 is not installed; {REMEDY}")
             self._drawn = time.monotonic()
 
     def close(self) -> None:

@@ -16,6 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiledseg.errors import OutputError
 from tiledseg.writing import replacing, writing
 
@@ -53,6 +56,12 @@ class MetricsLog:
                 return
             for tag, value in _scalars(line).items():
                 self._events.add_scalar(tag, value, line["step"])
+
+    def picture(self, tag: str, picture_HWC: NDArray[np.uint8], step: int) -> None:
+        """A picture for TensorBoard, where installed, after a line. Raises WriteError."""
+        if self._events is not None:
+            with writing(self.path.with_name(EVENTS)):
+                self._events.add_image(tag, picture_HWC, step, dataformats="HWC")
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,58 @@
+"""Panels: every pixel of a picture lies in its cell, and the legend names the classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tiledseg.reporting import panel as drawing
+from tiledseg.reporting.panel import draw_panel, write_panel
+from tiledseg.reporting.pictures import BLANK, RIGHT, WRONG, as_picture, class_picture, error_picture
+
+LEGEND = [("water", (1, 2, 200)), ("a class of a name much too long for its place in the legend", (7, 150, 9))]
+
+
+def test_pictures_lie_in_their_cells(tmp_path) -> None:
+    draw = np.random.default_rng(0)
+    rows = [
+        [draw.integers(0, 256, (*shape, 3)).astype(np.uint8) for _ in range(2)]
+        for shape in [(40, 90), (70, 30), (1, 1)]
+    ]
+    panel = draw_panel(rows, ("image", "map"), LEGEND)
+    write_panel(tmp_path / "panel.png", panel)
+    found = np.asarray(Image.open(tmp_path / "panel.png"))
+    for row, cells in zip(rows, panel.cells, strict=True):
+        for picture, cell in zip(row, cells, strict=True):
+            assert (found[cell.y : cell.y + cell.height, cell.x : cell.x + cell.width] == picture).all()
+    lowest = max(cell.y + cell.height for cells in panel.cells for cell in cells)
+    for _, colour in LEGEND:
+        assert (found[lowest:] == colour).all(-1).sum() > 80, "its square in the legend"
+
+
+def test_a_long_name_stays_in_its_place() -> None:
+    panel = draw_panel([[np.zeros((4, 400, 3), np.uint8)]], ("image",), LEGEND[1:])
+    below = panel.cells[0][0].y + 4
+    ink = (panel.picture[below:] != 255).any(-1).any(0)
+    assert ink.any()
+    assert not ink[drawing._KEY + 4 :].any()
+
+
+def test_errors_and_ignored_pixels() -> None:
+    labels_HW, map_HW = np.array([[0, 1, 255, 1]], np.uint8), np.array([[0, 0, 1, 255]], np.uint8)
+    assert error_picture(labels_HW, map_HW, 255)[0].tolist() == [list(c) for c in (RIGHT, WRONG, BLANK, BLANK)]
+    assert class_picture(labels_HW, [(1, 1, 1), (2, 2, 2)])[0].tolist() == [[1] * 3, [2] * 3, list(BLANK), [2] * 3]
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 5])
+def test_images_of_any_bands_become_colours(bands: int) -> None:
+    draw = np.random.default_rng(1)
+    pixels_CHW, valid_HW = draw.normal(1000, 50, (bands, 20, 20)), np.ones((20, 20), bool)
+    pixels_CHW[:, 3, 4], valid_HW[3, 4] = np.nan, False
+    picture = as_picture(pixels_CHW, valid_HW)
+    assert picture.shape == (20, 20, 3)
+    assert picture[3, 4].tolist() == list(BLANK)
+    assert picture[valid_HW].min() == 0
+    assert picture[valid_HW].max() == 255
+    small = draw.integers(90, 99, (3, 20, 20)).astype(np.uint8)
+    assert (as_picture(small, np.ones((20, 20), bool)) == np.moveaxis(small, 0, -1)).all(), "bytes stay as they are"

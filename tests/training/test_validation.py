@@ -1,0 +1,101 @@
+"""What a validation counts and keeps, against the undivided network, torchmetrics and a hand count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_confusion_matrix
+
+from tests.law.cases import IGNORED, ArrayReader, Case, as_batch
+from tests.law.test_halo_modes import one_rank
+from tiledseg.architecture.unet import UNet
+from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.reliability import BINS, calibration_error
+from tiledseg.planning.run.spread import Spread
+from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.statistics import Normalization
+from tiledseg.reporting.views import choose_views
+from tiledseg.training.panels import Panels
+from tiledseg.training.validation import Findings, validate
+
+CASE = Case(UNet(2, 1, 3, 4, bands=2, classes=3), (3, 2))
+COUNT = 2
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    """Two images of noise; some labels do not count."""
+    draw = np.random.default_rng(5)
+    shape = CASE.raster
+    labels = draw.integers(0, 3, (COUNT, 1, *shape)).astype(np.uint8)
+    labels[:, :, 2:5, 3:9] = IGNORED
+    return Dataset(
+        [ArrayReader(draw.normal(size=(2, *shape))) for _ in range(COUNT)],
+        [ArrayReader(label) for label in labels],
+        [CASE.tiling()] * COUNT,
+        LabelMap.from_config(3, IGNORED),
+        Normalization.identity(2),
+        "float64",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(data: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities (2, 3, H, W) of the undivided network, and labels (2, H, W)."""
+    network = CASE.network().eval()
+    undivided = replace(data, tilings=[CASE.tiling((1, 1))] * COUNT)
+    with torch.no_grad():
+        contexts = [undivided.load(number, 0) for number in range(COUNT)]
+        rows, cols = contexts[0].tile.core_in_output.slices
+        found = [network(as_batch(sample.x_CHW))[:, :, rows, cols].softmax(1) for sample in contexts]
+    return torch.cat(found), torch.from_numpy(np.concatenate([reader._pixels_CHW for reader in data.labels]))
+
+
+@pytest.fixture
+def found(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> tuple[Findings, Panels]:
+    monkeypatch.setattr("tiledseg.reporting.views.SIDE", 6)
+    panels = Panels(choose_views([CASE.raster] * COUNT, 4, 0), IGNORED)
+    run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
+    passes = run.over(data.tilings)
+    return validate(run.network, data, one_rank(), passes, 3, IGNORED, 1, 1, panels), panels
+
+
+def test_counts_are_those_of_the_undivided_network(
+    found: tuple[Findings, Panels], whole: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    probabilities, labels = whole
+    findings, _ = found
+    matrix = multiclass_confusion_matrix(probabilities, labels.long(), 3, ignore_index=IGNORED)
+    assert findings.matrix_KK.tolist() == matrix.tolist()
+    error = multiclass_calibration_error(probabilities, labels.long(), 3, BINS, ignore_index=IGNORED)
+    assert calibration_error(findings.reliability) == pytest.approx(float(error), abs=1e-6)
+    confidence = probabilities.amax(1)[labels != IGNORED].numpy()
+    assert findings.reliability[0].sum(0).tolist() == np.histogram(confidence, BINS, (0, 1))[0].tolist()
+
+
+def test_views_show_the_pixels_of_the_undivided_network(
+    found: tuple[Findings, Panels], whole: tuple[torch.Tensor, torch.Tensor], data: Dataset
+) -> None:
+    probabilities, labels = whole
+    findings, _ = found
+    assert len(findings.views) == 4
+    for seen in findings.views:
+        image, step = seen.view.image, seen.view.stride
+        rows, cols = (slice(side.start, side.stop, step) for side in (seen.view.box.row, seen.view.box.col))
+        assert (seen.map_HW == probabilities.argmax(1)[image, rows, cols].numpy()).all()
+        assert (seen.labels_HW == labels[image, rows, cols].numpy()).all()
+        pixels_CHW = data.images[image]._pixels_CHW[:, rows, cols].astype(np.float32)
+        assert (seen.image_CHW == pixels_CHW).all()
+
+
+def test_a_second_validation_gathers_maps_only(found: tuple[Findings, Panels], data: Dataset) -> None:
+    findings, panels = found
+    run = ParallelRun.open(Spread(), CASE.network(), one_rank(), "fp64")
+    again = validate(run.network, data, one_rank(), run.over(data.tilings), 3, IGNORED, 1, 1, panels)
+    for one, two in zip(findings.views, again.views, strict=True):
+        assert all((getattr(one, key) == getattr(two, key)).all() for key in ("image_CHW", "labels_HW", "map_HW"))
+    assert one.image_CHW is two.image_CHW

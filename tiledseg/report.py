@@ -1,0 +1,47 @@
+"""`tiledseg report --run runs/first`: the page of a run, from the files that it has left."""
+
+from __future__ import annotations
+
+from tiledseg.entry import enter
+
+if __name__ == "__main__":
+    enter("tiledseg.report")
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from tiledseg.command import Parser, run
+from tiledseg.config_flags import parse
+from tiledseg.console import answer
+from tiledseg.errors import ConfigError, OutputError
+from tiledseg.outputs import check_outputs, files_below, whole
+from tiledseg.reporting.page import REMEDY, can_render
+from tiledseg.training.run_folder.page import PAGE, write_report
+from tiledseg.training.run_folder.report import METRICS
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tiledseg report", description="Make the page of a run, one HTML file that opens anywhere.")
+    parser.add_argument("--run", type=str, required=True, help="folder of a run, finished or not")
+    parser.add_argument("--output", type=str, help=f"HTML file to write ({PAGE} in the run's folder)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and print its path; the exit code (0; 2 for bad input)."""
+    return run(lambda: _report(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
+
+
+def _report(options: Namespace) -> None:
+    if not can_render():
+        raise ConfigError(f"the page needs jinja2; {REMEDY}")
+    folder = Path(options.run)
+    if not (folder / METRICS).is_file():
+        raise OutputError(f"--run is {options.run}, but there is no {METRICS} in it; give the folder of a run")
+    output = Path(options.output) if options.output is not None else folder / PAGE
+    own = [file for file in files_below(folder) if file.name != PAGE or file.parent != folder]
+    check_outputs([whole("--output", options.output or output)], [*own, *options.config])
+    write_report(folder, output)
+    answer(str(output))
