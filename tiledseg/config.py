@@ -27,8 +27,9 @@ class DataConfig:
     """Rasters to learn from.
 
     Args:
-        images: paths, globs or URLs of the training images, or one HDF5 tile store
-        labels: paths, globs or URLs of their labels, in the same order
+        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
+            tile store (docs/own-data.md)
+        labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png
         val_images: images to validate on
         val_labels: their labels
         classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
@@ -60,10 +61,9 @@ class DataConfig:
         check_values("data", self)
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
-        if bool(self.val_images) != bool(self.val_labels):
+        if self.val_labels and not self.val_images:
             raise ConfigError(
-                f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
-                "give both or neither"
+                f"data.val_images has no entries and data.val_labels {_count(self.val_labels)}; give both or neither"
             )
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")

@@ -112,15 +112,16 @@ def plan_store(config: Config) -> StorePlan:
     """Everything that can be known, and refused, before a pixel is read. Raises InputError of some kind."""
     from tiledseg.raster.labels import check_grids_match
     from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sources import as_list, expand_sources, pair_sources
+    from tiledseg.raster.sources import as_list, find_sources, pair_sources
     from tiledseg.raster.statistics import check_alike
     from tiledseg.raster.tile_store_writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")
-    if data.labels:
+    found = find_sources(as_list(data.images), keys[0])
+    if data.labels or any(source.labels for source in found):
         image_paths, label_paths = pair_sources(as_list(data.images), as_list(data.labels), keys)
     else:
-        image_paths, label_paths = expand_sources(as_list(data.images), keys[0]), ()
+        image_paths, label_paths = tuple(source.path for source in found), ()
     images, labels = [], []
     for path in image_paths:
         with open_raster(path, data.bands, data.nodata, data.references) as reader:

@@ -13,6 +13,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("b.tif", "a.tif", "c.png", "odd[1].tif", "deep/d.tif", "deep/er/e.tif"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / "bare").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -24,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["c.png", "?.tif"], ["c.png", "a.tif", "b.tif"]),
         (["b.tif", "a.tif"], ["b.tif", "a.tif"]),
         (["odd[1].tif"], ["odd[1].tif"]),
+        (["deep"], ["deep/d.tif"]),
         (["deep/**/*.tif"], ["deep/d.tif", "deep/er/e.tif"]),
         (["s3://bucket/*.tif", "a.tif"], ["s3://bucket/*.tif", "a.tif"]),
         (["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"], ["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"]),
@@ -39,7 +41,7 @@ def test_expands_in_the_order_given_and_globs_by_name(folder: Path, patterns: li
         ([], "data.images is empty"),
         (["x*.tif"], "nothing matches the glob x*.tif"),
         (["none.tif"], "none.tif does not exist"),
-        (["deep"], "deep is a folder; give its files, as in 'deep/*.tif'"),
+        (["bare"], "the folder bare holds no raster (.tif, "),
         (["a.tif", "b.tif", "./a.tif"], "holds ./a.tif twice, at positions 0 and 2"),
         (["*.tif", "b.tif"], "twice, at positions 1 and 3"),
         (["s3://b/a.tif", "s3://b/a.tif"], "twice, at positions 0 and 1"),

@@ -6,11 +6,26 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
+from tiledseg.raster.manifest import TRAIN, VALIDATION, is_manifest, read_manifest
+from tiledseg.raster.pairing import is_pattern, labels_for, matched
 from tiledseg.raster.store_header import is_tile_store
 from tiledseg.raster.tile_store import parse_store_name, store_images
+
+IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
+"""Of the files that a folder stands for."""
+
+VECTOR_ENDINGS = (".geojson", ".gpkg", ".shp", ".fgb")
+"""Of files of polygons."""
+
+Parts = tuple[str | None, ...]
+LEARNT: Parts = (None, TRAIN)
+HELD_OUT: Parts = (VALIDATION,)
+HELD_OUT_ALONE: Parts = (None, VALIDATION)
+"""Of a list that is given for validation."""
 
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
@@ -20,44 +35,117 @@ def as_list(paths: str | Sequence[str]) -> list[str]:
     return [paths] if isinstance(paths, str) else list(paths)
 
 
-def expand_sources(patterns: Sequence[str], key: str) -> tuple[str, ...]:
-    """The paths that `patterns` mean: in the order given, each glob's matches sorted by name.
+class Source(NamedTuple):
+    """A raster as it was found: `labels` where a list gives some, `wildcards` what those of its glob stand for, and
+    `place` where a list names it."""
+
+    path: str
+    labels: str | None = None
+    wildcards: tuple[str, ...] = ()
+    place: str = ""
+
+
+def expand_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[str, ...]:
+    """The paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each folder,
+    sorted by name.
 
     A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
-    `[`. A tile store stands for all of its images. `key` (such as "data.images") is what error messages name.
+    `[`. A tile store stands for all of its images, a list (see `manifest`) for those of the `parts` of the data (None:
+    images of which it says no part). `key` (such as "data.images") is what error messages name.
 
-    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder, and for a path that
-    occurs twice.
+    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, and
+    for a path that occurs twice.
     """
+    return tuple(source.path for source in find_sources(patterns, key, parts))
+
+
+def find_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[Source, ...]:
+    """`expand_sources` with what is known of each."""
     if not patterns:
-        raise RasterError(f"{key} is empty; give at least one path, glob or URL")
-    paths = [path for pattern in patterns for path in _expand(os.fspath(pattern), key)]
+        raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
+    sources = [source for pattern in patterns for source in _expand(os.fspath(pattern), key, parts)]
     first: dict[str, int] = {}
-    for at, path in enumerate(paths):
-        same = path if is_named(path) else os.path.realpath(path)
+    for at, source in enumerate(sources):
+        same = source.path if is_named(source.path) else os.path.realpath(source.path)
         if same in first:
-            raise RasterError(f"{key} holds {path} twice, at positions {first[same]} and {at}; remove one")
+            raise RasterError(f"{key} holds {source.path} twice, at positions {first[same]} and {at}; remove one")
         first[same] = at
-    return tuple(paths)
+    return tuple(sources)
+
+
+def has_validation(patterns: Sequence[str]) -> bool:
+    """Whether a list among the images names some to validate on."""
+    manifests = [pattern for pattern in patterns if not is_named(pattern) and is_manifest(pattern)]
+    return any(entry.split == VALIDATION for path in manifests for entry in read_manifest(path))
 
 
 def pair_sources(
-    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str]
+    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str], parts: Parts = LEARNT
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The images and, paired with them in order, their labels; those in a tile store go by themselves without labels.
+    """The images and, with them, their labels.
+
+    Labels are paired in order; by name where both are one folder each; by a pattern (see `pairing`) where they are one;
+    one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
+    `parts`: as `expand_sources`.
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
-    image_paths = expand_sources(images, keys[0])
-    if labels:
-        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1]))
+    found = find_sources(images, keys[0], parts)
+    image_paths = tuple(source.path for source in found)
+    pattern = _pattern(images, labels)
+    if pattern is not None:
+        named = [labels_for(source.path, source.wildcards, pattern, keys[1]) for source in found]
+        label_paths = tuple(_existing(source, labels, keys) for source, labels in zip(found, named, strict=True))
+    elif len(labels) == 1 and is_vector(labels[0]):
+        label_paths = (_exists(labels[0], keys[1]),) * len(found)
+    elif labels:
+        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1], parts))
     else:
-        without = [path for path in image_paths if _labels_of(path) is None]
-        if without:
-            raise RasterError(f"{keys[1]} is empty and {without[0]} is no tile store; give one label raster an image")
-        label_paths = tuple(str(_labels_of(path)) for path in image_paths)
+        label_paths = tuple(_own_labels(source, keys) for source in found)
     check_counts(image_paths, label_paths, keys)
     return image_paths, label_paths
+
+
+def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
+    """The pattern by which labels are named, if they are: two folders are paired by their files' names."""
+    if len(labels) != 1 or (is_named(labels[0]) and not is_pattern(labels[0])):
+        return None
+    if os.path.isdir(labels[0]) and len(images) == 1 and os.path.isdir(images[0]):
+        return os.path.join(labels[0], "{stem}.*")
+    return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
+
+
+def _existing(source: Source, labels: str, keys: tuple[str, str]) -> str:
+    """The labels of an image by its pattern; `.*` is any ending."""
+    if labels.endswith(".*"):
+        ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if os.path.isfile(labels[:-2] + ending)]
+        if len(ends) != 1:
+            count = "no labels" if not ends else f"several labels ({', '.join(ends)})"
+            raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
+        return ends[0]
+    if not is_named(labels) and not os.path.isfile(labels):
+        raise RasterError(
+            f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
+        )
+    return labels
+
+
+def _own_labels(source: Source, keys: tuple[str, str]) -> str:
+    """The labels that come with an image. Raises RasterError where none do."""
+    labels = source.labels or _labels_of(source.path)
+    if labels is not None:
+        if not is_named(labels) and parse_store_name(labels) is None:
+            _exists(labels, source.place or keys[1])
+        return labels
+    if source.place:
+        raise RasterError(f"{source.place} names no labels, and {keys[1]} is empty; give {source.path} its labels")
+    raise RasterError(f"{keys[1]} is empty and {source.path} is no tile store; give one label raster an image")
+
+
+def _exists(path: str, key: str) -> str:
+    if not is_named(path) and not os.path.isfile(path):
+        raise RasterError(f"{key}: {path} does not exist; give a path, glob or URL of a raster")
+    return path
 
 
 def _labels_of(path: str) -> str | None:
@@ -85,6 +173,11 @@ def is_named(path: str) -> bool:
     return is_remote(path) or re.match(r"\w{2,}:", path) is not None
 
 
+def is_vector(path: str) -> bool:
+    """Whether the path is of polygons, by its ending."""
+    return path.lower().endswith(VECTOR_ENDINGS)
+
+
 def gdal_path(path: str) -> str:
     """The path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
     match = _URL.fullmatch(path)
@@ -95,21 +188,41 @@ def gdal_path(path: str) -> str:
     return "/vsicurl/" + path
 
 
-def _expand(pattern: str, key: str) -> list[str]:
+def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
     if is_named(pattern) or parse_store_name(pattern):
-        return [pattern]
+        return [Source(pattern)]
     if is_tile_store(pattern):
-        return [str(name) for name in store_images(pattern)]
+        return [Source(str(name)) for name in store_images(pattern)]
     if os.path.isdir(pattern):
-        raise RasterError(f"{key}: {pattern} is a folder; give its files, as in '{os.path.join(pattern, '*.tif')}'")
+        return _in_folder(pattern, key)
     kind = irregular_kind(pattern)
     if kind is not None:
         raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
+    if is_manifest(pattern):
+        return _listed(pattern, key, parts)
     if os.path.exists(pattern):
-        return [pattern]
+        return [Source(pattern)]
     if not glob.has_magic(pattern):
         raise RasterError(f"{key}: {pattern} does not exist; give a path, glob or URL of a raster")
     matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
     if not matches:
         raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
-    return matches
+    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+
+
+def _in_folder(folder: str, key: str) -> list[Source]:
+    names = sorted(name for name in os.listdir(folder) if name.lower().endswith(IMAGE_ENDINGS))
+    if not names:
+        endings = ", ".join(IMAGE_ENDINGS)
+        raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
+    return [Source(os.path.join(folder, name), wildcards=(os.path.splitext(name)[0],)) for name in names]
+
+
+def _listed(path: str, key: str, parts: Parts) -> list[Source]:
+    found = [entry for entry in read_manifest(path) if entry.split in parts]
+    if not found:
+        raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
+    for entry in found:
+        if not is_named(entry.image) and not os.path.isfile(entry.image):
+            raise RasterError(f"{entry.place}: {entry.image} does not exist; give the path of a raster")
+    return [Source(entry.image, entry.label, place=entry.place) for entry in found]

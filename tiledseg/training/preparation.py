@@ -25,7 +25,7 @@ from tiledseg.raster.layout import check_cut, layout_warning
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import Sampler
-from tiledseg.raster.sources import as_list, pair_sources
+from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.edge_objective import KEYS, choose_objective
@@ -33,6 +33,8 @@ from tiledseg.training.first_weights import check_imagenet
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
+
+_TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,12 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
     """
     config.check()
     label_map = label_map_of(config.data)
-    found = _inspect(config.data, label_map, "images", "labels")
+    found = _inspect(config.data, label_map, _TRAINING, LEARNT)
     _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
-    held_out = None
-    if config.data.val_images:
-        held_out = _inspect(config.data, label_map, "val_images", "val_labels")
+    held_out = _held_out(config.data, label_map)
+    if held_out:
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count))
     train = config.train
@@ -145,10 +146,16 @@ class _Found:
         return RasterSet(self.image_paths, self.label_paths, tilings, data.bands, data.nodata, data.references)
 
 
-def _inspect(data: DataConfig, label_map: LabelMap, image_key: str, label_key: str) -> _Found:
-    image_paths, label_paths = pair_sources(
-        as_list(getattr(data, image_key)), as_list(getattr(data, label_key)), (f"data.{image_key}", f"data.{label_key}")
-    )
+def _held_out(data: DataConfig, label_map: LabelMap) -> _Found | None:
+    """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
+    if data.val_images:
+        return _inspect(data, label_map, _VALIDATION, HELD_OUT_ALONE)
+    return _inspect(data, label_map, _TRAINING, HELD_OUT) if has_validation(as_list(data.images)) else None
+
+
+def _inspect(data: DataConfig, label_map: LabelMap, keys: tuple[str, str], parts: Parts) -> _Found:
+    images_given, labels_given = (as_list(getattr(data, key)) for key in keys)
+    image_paths, label_paths = pair_sources(images_given, labels_given, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
     images, labels = [], []
     for image_path, label_path in zip(image_paths, label_paths, strict=True):
         with (

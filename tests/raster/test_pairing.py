@@ -1,0 +1,140 @@
+"""Images and labels as people keep them: folders, patterns, lists and manifests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiledseg.errors import RasterError
+from tiledseg.raster.pairing import matched
+from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, find_sources, has_validation, pair_sources
+
+KEYS = "data.images", "data.labels"
+CITIES = {"aachen": ("000000_000019", "000001_000019"), "bochum": ("000000_000313",)}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def touch(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+def test_camvid_has_labels_with_a_suffix() -> None:
+    stems = ("0001TP_006690", "Seq05VD_f00000")
+    touch(*(f"images/{stem}.png" for stem in stems), *(f"labels/{stem}_L.png" for stem in stems))
+    wanted = tuple(
+        tuple(f"{kind}/{stem}{end}.png" for stem in stems) for kind, end in (("images", ""), ("labels", "_L"))
+    )
+    for images in ("images", "images/*.png", "images/*"):
+        for labels in ("labels/{stem}_L.png", "labels/{1}_L.png"):
+            if images.endswith("*") and "{1}" in labels:
+                continue  # the wildcard takes the ending too
+            assert pair_sources([images], [labels], KEYS) == wanted
+
+
+def test_cityscapes_has_a_folder_a_city() -> None:
+    names = [(city, f"{city}_{number}") for city, numbers in CITIES.items() for number in numbers]
+    images = [f"leftImg8bit/train/{city}/{name}_leftImg8bit.png" for city, name in names]
+    labels = [f"gtFine/train/{city}/{name}_gtFine_labelIds.png" for city, name in names]
+    touch(*images, *labels)
+    for pattern in ("gtFine/train/{1}/{2}_gtFine_labelIds.png", "gtFine/train/{parent}/{2}_gtFine_labelIds.png"):
+        found = pair_sources(["leftImg8bit/train/*/*_leftImg8bit.png"], [pattern], KEYS)
+        assert found == (tuple(images), tuple(labels))
+
+
+def test_two_folders_are_paired_by_name() -> None:
+    touch("a/x.jpg", "a/y.jpg", "b/y.png", "b/x.png", "b/z.png")
+    assert pair_sources(["a"], ["b"], KEYS) == (("a/x.jpg", "a/y.jpg"), ("b/x.png", "b/y.png"))
+    touch("b/x.tif")
+    with pytest.raises(RasterError, match=r"a/x.jpg has several labels"):
+        pair_sources(["a"], ["b"], KEYS)
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "parts"),
+    [
+        ("a/*/b?_*.tif", "a/one/b2_three.tif", ("one", "2", "three")),
+        ("**/*.tif", "x/y/z.tif", ("x/y", "z")),
+        ("**/*.tif", "z.tif", ("", "z")),
+        ("a[0-9].tif", "a7.tif", ("7",)),
+        ("a[!0-9](+).tif", "ab(+).tif", ("b",)),
+    ],
+)
+def test_what_wildcards_stand_for(glob: str, path: str, parts: tuple[str, ...]) -> None:
+    assert matched(glob, path) == parts
+
+
+def test_lists() -> None:
+    touch("set/i/1.png", "set/i/2.png", "set/l/1.png", "set/l/2.png", "set/i/3.png", "set/l/3.png")
+    Path("set/images.txt").write_text("# of May\ni/2.png\n\ni/1.png\n")
+    Path("set/pairs.txt").write_text("i/2.png\tl/2.png\ni/1.png\tl/1.png\n")
+    Path("set/pairs.csv").write_text(
+        "image,label,split\ni/2.png,l/2.png,train\ni/1.png,l/1.png,\ni/3.png,l/3.png,val\n"
+    )
+    features = [
+        {"type": "Feature", "geometry": None, "properties": {"image": f"i/{n}.png", "label": f"l/{n}.png"}}
+        for n in (2, 1)
+    ]
+    features.append({"properties": {"image": "i/3.png", "label": "l/3.png", "split": "validation"}})
+    Path("set/pairs.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    wanted = ("set/i/2.png", "set/i/1.png"), ("set/l/2.png", "set/l/1.png")
+    assert pair_sources(["set/images.txt"], ["set/l/{stem}.png"], KEYS) == wanted
+    for name in ("pairs.txt", "pairs.csv", "pairs.geojson"):
+        assert pair_sources([f"set/{name}"], [], KEYS) == wanted
+    for name in ("pairs.csv", "pairs.geojson"):
+        assert has_validation([f"set/{name}"])
+        assert pair_sources([f"set/{name}"], [], KEYS, HELD_OUT) == (("set/i/3.png",), ("set/l/3.png",))
+    assert not has_validation(["set/pairs.txt", "set/i/*.png"])
+    assert len(find_sources(["set/pairs.csv"], KEYS[0], HELD_OUT_ALONE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.txt", "", ["a.txt lists no image"]),
+        ("a.txt", "i.png\nnone.png\n", ["a.txt, line 2", "none.png does not exist"]),
+        ("a.txt", "i.png\tl.png\tx\n", ["a.txt, line 1", "3 columns"]),
+        ("a.txt", "i.png\n", ["a.txt, line 1 names no labels", "data.labels is empty"]),
+        ("a.txt", "i.png\tm.png\n", ["a.txt, line 1", "m.png does not exist"]),
+        ("a.csv", "picture,label\ni.png,l.png\n", ["a.csv, line 1", "image,label,split"]),
+        ("a.csv", "image,label\ni.png\n", ["a.csv, line 2", "1 columns", "2"]),
+        ("a.csv", "image,label,split\ni.png,l.png,often\n", ["a.csv, line 2", "often", "train, val or test"]),
+        ("a.csv", "image,label,split\ni.png,l.png,test\n", ["a.csv lists no image of split train"]),
+        ("a.csv", "image,label\n,l.png\n", ["a.csv, line 2 names no image"]),
+        ("a.geojson", "{\n'x'}", ["a.geojson, line 2", "no JSON"]),
+        ("a.geojson", "[]", ["no FeatureCollection"]),
+        ("a.geojson", '{"features": [{"properties": {"image": 3}}]}', ["feature 0", "image 3", "text"]),
+        ("a.geojson", '{"features": [7]}', ["feature 0 names no image"]),
+    ],
+)
+def test_lists_that_cannot_be(name: str, text: str, words: list[str]) -> None:
+    touch("i.png", "l.png")
+    Path(name).write_text(text)
+    with pytest.raises(RasterError) as caught:
+        pair_sources([name], [], KEYS)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        ("a/*.png", "b/{stem}_L.png", ["a/1.png", "no labels b/1_L.png", "data.labels"]),
+        ("a", "b", ["a/1.png", "no labels b/1.*"]),
+        ("a/*.png", "b/{2}.png", ["{2}", "{stem}, {parent}, {1}"]),
+        ("a/*.png", "b/{}.png", ["{}", "{stem}"]),
+    ],
+)
+def test_images_without_labels(images: str, labels: str, words: list[str]) -> None:
+    touch("a/1.png", "b/2.png")
+    with pytest.raises(RasterError) as caught:
+        pair_sources([images], [labels], KEYS)
+    assert all(word in str(caught.value) for word in words), caught.value
