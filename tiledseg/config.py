@@ -61,9 +61,10 @@ class DataConfig:
         check_values("data", self)
         if not self.images:
             raise ConfigError("data.images is empty; give at least one image")
-        if self.val_labels and not self.val_images:
+        if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
             raise ConfigError(
-                f"data.val_images has no entries and data.val_labels {_count(self.val_labels)}; give both or neither"
+                f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
+                "give both or neither"
             )
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
@@ -71,6 +72,12 @@ class DataConfig:
             one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
+
+
+def _lists(paths: str | list[str]) -> bool:
+    """Whether all are files that may name labels too."""
+    every = [paths] if isinstance(paths, str) else paths
+    return bool(every) and all(path.lower().endswith((".txt", ".csv", ".geojson", ".json")) for path in every)
 
 
 def _count(paths: str | list[str]) -> int:

@@ -21,6 +21,8 @@ RASTERS = (
     train("image-is-a-folder", "--data.images ROOT/folder", "data.images", "folder"),
     train("same-image-twice", "--data.images [ROOT/image.tif,ROOT/image.tif]", "image.tif", "twice"),
     train("more-images-than-labels", "--data.images [ROOT/image.tif,ROOT/second.tif]", "2 rasters", "has 1"),
+    train("list-of-nothing", "--data.images ROOT/empty.csv", "empty.csv, line 1", "image,label,split"),
+    train("pattern-without-labels", "--data.labels ROOT/{stem}_L.png", "image.tif has no labels", "image_L.png"),
     train("validation-without-labels", "--data.val_images ROOT/second.tif", "data.val_images", "data.val_labels"),
     train(
         "validation-of-other-bands",

@@ -90,6 +90,7 @@ def _make_broken_files(root: Path) -> None:
     packed[middle : middle + 400] = bytes(400)
     (root / "damaged.tif").write_bytes(packed)
     (root / "empty.tif").write_bytes(b"")
+    (root / "empty.csv").write_bytes(b"")
     (root / "text.tif").write_text("this is no raster\n")
     (root / "file").write_text("a file in the way\n")
 
