@@ -16,7 +16,7 @@ from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
 
-AUTO, IMAGENET = "auto", "imagenet"
+AUTO, IMAGENET, MEDIAN_FREQUENCY = "auto", "imagenet", "median_frequency"
 CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
 GRID = "auto, a number of at least 1, or [rows, cols]"
 LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
@@ -219,6 +219,8 @@ class TrainConfig:
         epochs: passes over the training images
         tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
+        class_weights: none, median_frequency (of all classes' frequencies in the training images, over the class's own),
+            a list of one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
@@ -239,6 +241,7 @@ class TrainConfig:
     epochs: int = number(1, 1, MOST)
     tiles_per_step: int | None = number(None, 1, MOST)
     images_per_step: int = number(1, 1, MOST)
+    class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
     precision: str = "fp32"
     seed: int = number(0, 0, 2**63 - 1)
     checkpoint_every: int = number(100, 1, MOST)
@@ -259,6 +262,8 @@ class TrainConfig:
         augmentation(self.augment)
         one_of("train.augment_each", self.augment_each, EACH)
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
+        if isinstance(self.class_weights, str):
+            one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
         if self.tiles_per_step is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "

@@ -89,7 +89,9 @@ def one_line(error: Exception) -> str:
 
 _WORDS = (  # the longer first
     ("dict[str | int, int | None]", "a map of raw value or colour to class"),
-    ("dict[str, float]", "a map of name pattern to number"),
+    ("dict[str | int, float]", "a map of class to weight"),
+    ("dict[str, float]", "a map of name to number"),
+    ("list[float]", "a list of numbers [a,b]"),
     ("list[int]", "a list of whole numbers [a,b]"),
     ("list[str]", "a list [a,b]"),
     ("list", "a list [a,b]"),

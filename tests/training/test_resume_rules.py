@@ -66,6 +66,7 @@ OTHERS: dict[str, Any] = {
     "train.epochs": 7,
     "train.tiles_per_step": 2,
     "train.images_per_step": 2,
+    "train.class_weights": {"1": 4.0},
     "train.precision": "bf16",
     "train.seed": 9,
     "train.checkpoint_every": 7,

@@ -65,7 +65,8 @@ class Resumed:
 @dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
-    of the steps depends on; `sources` (none in older checkpoints): the training images as they were."""
+    of the steps depends on; `sources` (none in older checkpoints): the training images as they were; `class_weights`: of the loss, none where all
+    are 1."""
 
     config: Config
     network: Network
@@ -78,6 +79,7 @@ class SavedState:
     resumed: tuple[Resumed, ...] = ()
     pretrained: Origin | None = None
     random: dict[str, Any] = field(default_factory=dict)
+    class_weights: tuple[float, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def parse_state(state: Any) -> SavedState:
         raise MalformedError(f"state.config.data.classes has {count} classes for {saved.network.classes} outputs")
     _check_normalization(saved.normalization, saved.network.bands)
     _check_progress(saved)
+    _check_weights(saved)
     return saved
 
 
@@ -134,6 +137,12 @@ def _check_normalization(found: Normalization, bands: int) -> None:
             raise MalformedError(f"state.normalization.{name} holds {wrong[0]}, not a finite number{above}")
     if not all(0 <= band < bands for band in found.constant):
         raise MalformedError(f"state.normalization.constant is {quoted(list(found.constant))} with {bands} bands")
+
+
+def _check_weights(saved: SavedState) -> None:
+    found = saved.class_weights
+    if found and (len(found) != saved.network.classes or not all(math.isfinite(w) and w >= 0 for w in found)):
+        raise MalformedError(f"state.class_weights is {quoted(list(found))}, not a weight a class, of none below 0")
 
 
 def _check_progress(saved: SavedState) -> None:

@@ -12,7 +12,7 @@ from tiledseg.comm.collectives import Communicator
 
 class StepSums(NamedTuple):
     """Summed over all ranks: of losses and of their weights, ranks that were asked to stop, seconds waited for samples
-    and for messages, and what was sent, as halos and between stages."""
+    and for messages, what was sent, as halos and between stages, and valid pixels."""
 
     loss: float
     weight: float
@@ -23,6 +23,7 @@ class StepSums(NamedTuple):
     halo_messages: float
     stage_bytes: float = 0.0
     stage_messages: float = 0.0
+    pixels: float = 0.0
 
 
 class RankFigures(NamedTuple):

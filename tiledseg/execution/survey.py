@@ -1,4 +1,5 @@
-"""One look at every training pixel before the first step: statistics of the bands, and that every label has a class.
+"""One look at every training pixel before the first step: statistics of the bands, that every label has a class, and,
+where asked, how many pixels each class has.
 
 The ranks share the blocks; the result has the same bits for any number of them.
 """
@@ -6,25 +7,46 @@ The ranks share the blocks; the result has the same bits for any number of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import InputError
+from tiledseg.raster.class_counts import count_classes
 from tiledseg.raster.labels import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.statistics import Normalization, PartialSums, finish, measure, merge, statistics_blocks
+from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish, measure, merge, statistics_blocks
+
+
+class Survey(NamedTuple):
+    """`counts_IK`: valid pixels of each class in each image; None where nobody asked."""
+
+    normalization: Normalization
+    counts_IK: NDArray[np.int64] | None
 
 
 def survey(
-    mesh: Mesh, images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap, normalize: bool
-) -> Normalization:
-    """The normalisation of `images`. Collective; any rank's InputError (a label outside the classes, a block that
-    cannot be read) is raised on every rank."""
+    mesh: Mesh,
+    images: Sequence[RasterReader],
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+    normalize: bool,
+    count: bool = False,
+) -> Survey:
+    """The normalisation of `images`, and with `count` the pixels of each class that are valid in image and label.
+
+    Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is raised on every
+    rank. To count, the images are read once more: for which of their pixels are valid.
+    """
     error: InputError | None = None
     sums: PartialSums | None = None
+    counts_IK = np.zeros((len(images), label_map.count), np.int64) if count else None
     try:
         with doing("looking at every label"):
-            check_labels(labels, label_map, mesh.rank, mesh.size)
+            check_labels(labels, label_map, mesh.rank, mesh.size, images, counts_IK)
         if normalize:
             blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
             with doing("taking the statistics of the bands"):
@@ -32,19 +54,40 @@ def survey(
     except InputError as found:
         error = found
     mesh.agree(error)
+    counts_IK = sum(mesh.communicator.gather_objects(counts_IK)) if count else None
     if not normalize:
-        return Normalization.identity(images[0].info.bands)
+        return Survey(Normalization.identity(images[0].info.bands), counts_IK)
     parts = mesh.communicator.gather_objects(sums)
-    return mesh.on_root(lambda: finish(merge(parts)))
+    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts_IK)
 
 
-def check_labels(labels: Sequence[RasterReader], label_map: LabelMap, rank: int, size: int) -> None:
-    """Raise LabelError for the first value outside the classes in this rank's share of the blocks."""
+def check_labels(
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+    rank: int,
+    size: int,
+    images: Sequence[RasterReader] = (),
+    counts_IK: NDArray[np.int64] | None = None,
+) -> None:
+    """Raise LabelError for the first value outside the classes in this rank's share of the blocks.
+
+    Adds what is counted in them to `counts_IK`, where it is given, with the `images` that the labels are of.
+    """
     maps = [label_map.resolve(reader.info) for reader in labels]
-    current = None
+    current: tuple[RasterReader, ...] = ()
     for block in ticking(statistics_blocks([reader.info for reader in labels], rank, size)):
-        reader = labels[block.image]
-        if current is not None and current is not reader:
-            current.release()  # blocks come file by file: no more than one is held open
-        current = reader
-        read_labels(reader, maps[block.image], block.box)
+        readers = (labels[block.image], *([images[block.image]] if counts_IK is not None else []))
+        if current and current[0] is not readers[0]:
+            for reader in current:
+                reader.release()  # blocks come file by file: no more than one of each kind is held open
+        current = readers
+        classes_HW = read_labels(readers[0], maps[block.image], block.box)
+        if counts_IK is not None:
+            counts_IK[block.image] += _counted(classes_HW, readers[1], block, label_map)
+
+
+def _counted(
+    classes_HW: NDArray[np.uint8], image: RasterReader, block: Block, label_map: LabelMap
+) -> NDArray[np.int64]:
+    valid_HW = image.read(block.box)[1] & (classes_HW != label_map.ignore_index)
+    return count_classes(classes_HW, valid_HW, label_map.count)

@@ -69,15 +69,22 @@ class EdgeObjective:
 KEYS = ("edge_weight", "edge_balance", "edge_radius", "attention_weight", "dual_weight")
 
 
-def choose_objective(network: Network, given: Mapping[str, Any], ignore_index: int) -> Objective:
-    """What a network is trained for; `given`: `train.` keys by name. Raises ConfigError for one that is not as it comes
-    where the network gives no edges."""
+def choose_objective(
+    network: Network, given: Mapping[str, Any], ignore_index: int, weights: tuple[float, ...] = ()
+) -> Objective:
+    """What a network is trained for; `given`: `train.` keys by name; `weights` of the classes, none where all are 1.
+
+    Raises ConfigError for a key that is not as it comes where the network gives no edges, and for weights where it
+    does.
+    """
     if isinstance(network, GatedSCNN):
+        if weights:
+            raise ConfigError("train.class_weights does not go with gated_scnn, whose loss has four terms; leave it out")
         return EdgeObjective(ignore_index, **given)
     for key, value in given.items():
         if value != getattr(EdgeObjective, key):
             raise ConfigError(f"train.{key} is {value}, but only gated_scnn gives edges; leave it out")
-    return ClassObjective(ignore_index)
+    return ClassObjective(ignore_index, weights=weights)
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:

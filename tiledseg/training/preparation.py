@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
-from tiledseg.config import IMAGENET, Config, DataConfig, OptimizerConfig
+from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, OptimizerConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.raster.class_counts import median_frequency_weights
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import check_cut, layout_warning
@@ -28,9 +32,10 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.class_weights import given_weights
 from tiledseg.training.edge_objective import KEYS, choose_objective
 from tiledseg.training.first_weights import check_imagenet
-from tiledseg.training.objective import Objective
+from tiledseg.training.objective import ClassObjective, Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
 
@@ -64,6 +69,7 @@ class Preparation:
     plan: RunPlan
     label_map: LabelMap
     objective: Objective
+    class_weights: tuple[float, ...]  # of the loss; none where all are 1, or as long as they are not counted
     sampler: Sampler
     training: RasterSet
     validation: RasterSet | None
@@ -88,7 +94,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count))
     train = config.train
-    objective = choose_objective(network, {key: getattr(train, key) for key in KEYS}, label_map.ignore_index)
+    weights = given_weights(train.class_weights, label_map)
+    objective = objective_of(config, network, label_map, weights)
     question = RunQuestion(
         network,
         found.extents,
@@ -113,6 +120,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         plan,
         label_map,
         objective,
+        weights,
         sampler,
         found.cut(plan.tilings, config.data),
         held_out.cut(plan.held_out, config.data) if held_out else None,
@@ -195,6 +203,7 @@ def recipe_of(config: Config) -> Recipe:
         config.model.pretrained,
         data.normalize is not False,
         data.normalize == IMAGENET,
+        train.class_weights == MEDIAN_FREQUENCY,
         data.workers,
         data.prefetch,
         Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints),
@@ -204,6 +213,29 @@ def recipe_of(config: Config) -> Recipe:
         augmentation(train.augment),
         train.augment_each,
     )
+
+
+def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
+    """What the network is trained for. Weights that are still to be counted stand as 1, so that all is refused now."""
+    counted = config.train.class_weights == MEDIAN_FREQUENCY
+    stand_in = (1.0,) * label_map.count if counted else weights
+    return choose_objective(
+        network, {key: getattr(config.train, key) for key in KEYS}, label_map.ignore_index, stand_in
+    )
+
+
+def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
+    """With the weights of classes in its loss."""
+    assert isinstance(preparation.objective, ClassObjective), "another one is refused beside weights"
+    return replace(preparation, class_weights=weights, objective=replace(preparation.objective, weights=weights))
+
+
+def with_counts(preparation: Preparation, counts_IK: NDArray[np.int64]) -> Preparation:
+    """With the weights of classes by how often each is in the training images; a warning for one that none has."""
+    absent = [str(k) for k, count in enumerate(counts_IK.sum(axis=0).tolist()) if not count]
+    note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
+    preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
+    return with_class_weights(preparation, median_frequency_weights(counts_IK))
 
 
 def update_of(optimizer: OptimizerConfig) -> Update:

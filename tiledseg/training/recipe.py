@@ -49,6 +49,7 @@ class Cadence:
 class Recipe:
     """`title`: the network's name; `seed`: of weights and dropout; `wide_sums`: gradients are summed in float64;
     `pretrained`: a file of first weights; `imagenet`: its mean and deviation normalise the first three bands;
+    `counts_classes`: weights of classes are counted;
     `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the configuration as JSON, which a
     checkpoint keeps. The rest as the keys of these names."""
 
@@ -63,6 +64,7 @@ class Recipe:
     pretrained: str | None
     normalize: bool
     imagenet: bool
+    counts_classes: bool
     threads: int
     prefetch: int
     cadence: Cadence

@@ -22,13 +22,13 @@ from tiledseg.errors import OutputError
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.execution.progress import StepProgress
-from tiledseg.execution.survey import survey
+from tiledseg.execution.survey import Survey, survey
 from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
 from tiledseg.training.first_weights import first_weights, imagenet
-from tiledseg.training.preparation import Preparation, prepare
+from tiledseg.training.preparation import Preparation, prepare, with_class_weights, with_counts
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
@@ -62,7 +62,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     first = first_weights(fresh, preparation.plan.network, mesh)
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
-    normalization = _normalization(preparation, beginning, mesh)
+    normalization, preparation = _looked(preparation, beginning, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
@@ -122,24 +122,36 @@ def _check_newest(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _normalization(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> Normalization:
-    """Of the checkpoint, whose weights have learned with it; else measured. All labels that are new are looked at."""
-    checkpoint = beginning.checkpoint
-    if checkpoint is None:
-        recipe, numbers = preparation.recipe, range(len(preparation.training.images))
-        found = _survey(preparation, numbers, recipe.normalize, mesh)
-        return imagenet(found) if recipe.imagenet else found
-    if beginning.added:
-        _survey(preparation, beginning.added, False, mesh)
-    return checkpoint.saved.normalization
+def _looked(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple[Normalization, Preparation]:
+    """The normalisation, and the preparation with its classes' weights: of the checkpoint, whose network has learned
+    with them; else measured. All labels that are new are looked at. Collective."""
+    checkpoint, recipe = beginning.checkpoint, preparation.recipe
+    count = recipe.counts_classes and not beginning.has_class_weights
+    whole = checkpoint is None or count
+    numbers = range(len(preparation.training.images)) if whole else beginning.added
+    if not numbers:
+        assert checkpoint is not None, "a new run looks at all its images"
+        return checkpoint.saved.normalization, _with_weights_of(checkpoint, preparation)
+    found = _survey(preparation, numbers, recipe.normalize and checkpoint is None, count, mesh)
+    if found.counts_IK is not None:
+        preparation = with_counts(preparation, found.counts_IK)
+    if checkpoint is not None:
+        return checkpoint.saved.normalization, preparation if count else _with_weights_of(checkpoint, preparation)
+    return imagenet(found.normalization) if recipe.imagenet else found.normalization, preparation
 
 
-def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, mesh: Mesh) -> Normalization:
+def _with_weights_of(checkpoint: Checkpoint, preparation: Preparation) -> Preparation:
+    """With the weights of classes that the run has counted before, where it counts them."""
+    weights = checkpoint.saved.class_weights
+    return with_class_weights(preparation, weights) if preparation.recipe.counts_classes else preparation
+
+
+def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, count: bool, mesh: Mesh) -> Survey:
     rasters = preparation.training
     with ExitStack() as stack:
         images = [stack.enter_context(rasters.open_image(number)) for number in numbers]
         labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
-        return survey(mesh, images, labels, preparation.label_map, normalize)
+        return survey(mesh, images, labels, preparation.label_map, normalize, count)
 
 
 def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int | None) -> None:
@@ -166,5 +178,7 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
         progress.say(f"halo mode {plan.spread.in_words}")
     if plan.pipeline is not None:
         progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
+    if preparation.class_weights:
+        progress.say(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
     if beginning.checkpoint is not None:
         progress.say(f"resuming from {beginning.checkpoint.path}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from tiledseg.comm.axes import Axes
@@ -28,7 +29,8 @@ from tiledseg.training.objective import ClassObjective, Objective
 class StepResult:
     """What a step gave, the same on every rank.
 
-    `loss`: mean over the valid core pixels of all tiles (None where there was none); `pixels`: their number;
+    `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0);
+    `pixels`: their number;
     `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
     together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop; `pipeline`: None without
     stages.
@@ -73,6 +75,7 @@ class Stepper:
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
         self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
+        self._pixels = 0
 
     def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
         """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
@@ -85,6 +88,7 @@ class Stepper:
         self._reducer.zero()
         self._halos.reset()
         self._sums.zero_()
+        self._pixels = 0
         waited = self._passes.train(
             samples, parts, lambda image: DropoutKey(self._rules.seed, step, image), self._loss, self._reducer
         )
@@ -92,12 +96,12 @@ class Stepper:
         with self._waits.running():
             self._reducer.finish()
         sums, each = self._over_ranks(stop, waited)
-        pixels = int(sums.weight)
-        if pixels:
-            self._update(step, sums.loss / pixels, 1 / pixels)
+        loss = sums.loss / sums.weight if sums.weight else None
+        if loss is not None:
+            self._update(step, loss, 1 / sums.weight)
         return StepResult(
-            loss=sums.loss / pixels if pixels else None,
-            pixels=pixels,
+            loss=loss,
+            pixels=int(sums.pixels),
             seconds=time.perf_counter() - begun,
             data_seconds=sums.data_seconds / self._mesh.size,
             communication_seconds=sums.communication_seconds / self._mesh.size,
@@ -116,7 +120,9 @@ class Stepper:
         """The loss of one piece, to differentiate; adds it and its weight to the step's sums."""
         assert sample.y_HW is not None, "a tile without labels cannot be trained on"
         margin = self._objective.margin
-        y_HW = sample.labels(piece.core, margin) if margin else sample.y_HW[piece.in_part.slices]
+        own_HW = sample.y_HW[piece.in_part.slices]
+        y_HW = sample.labels(piece.core, margin) if margin else own_HW
+        self._pixels += np.count_nonzero(own_HW != self._rules.ignore_index)
         target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
         outputs_BKHW = (piece.logits_BKHW, *piece.others)
         loss, weight = self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
@@ -128,7 +134,7 @@ class Stepper:
             loss, weight = self._sums.tolist()
         halos, stages = self._halos, self._passes.figures()
         communicated = halos.seconds + self._waits.seconds()
-        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
+        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages, pixels=self._pixels)
         own = RankFigures(peak_memory(self._mesh.device))
         if stages is not None:
             sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)

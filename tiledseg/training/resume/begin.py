@@ -37,6 +37,14 @@ class Beginning:
     warnings: tuple[str, ...] = ()
     pretrained: Origin | None = None
 
+    @property
+    def has_class_weights(self) -> bool:
+        """Whether the checkpoint has the weights of classes that this run asks for: the key has not changed since."""
+        if self.checkpoint is None or not self.checkpoint.saved.class_weights:
+            return False
+        step = self.checkpoint.saved.step
+        return not any(r.step == step and "train.class_weights" in r.changed for r in self.resumed)
+
 
 def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     """Raises CheckpointError, in one line with both values, where the run would not be that of the checkpoint."""

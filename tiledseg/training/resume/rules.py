@@ -88,6 +88,9 @@ RULES: dict[str, Rule] = {
     ),
     "train.tiles_per_step": Rule(EDGE, _ORDER),
     "train.images_per_step": Rule(EDGE, _ORDER),
+    "train.class_weights": Rule(
+        MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
+    ),
     "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
     "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
     "train.checkpoint_every": Rule(MAY, "it trains nothing"),
