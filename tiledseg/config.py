@@ -7,11 +7,12 @@ that need the data or the network stand where these are known. The group `parall
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tiledseg.augmentation import EACH, augmentation
 from tiledseg.config_checks import MOST, check_values, number, one_of, shown
+from tiledseg.config_loss import check_loss
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
@@ -219,8 +220,14 @@ class TrainConfig:
         epochs: passes over the training images
         tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
-        class_weights: none, median_frequency (of all classes' frequencies in the training images, over the class's own),
-            a list of one weight a class, or a map of class to weight, 1 for others (docs/training.md)
+        loss: cross_entropy, focal, dice, tversky, or a map of some to how much each counts, as
+            {cross_entropy: 1, dice: 1} (docs/training.md)
+        focal_gamma: power of the focal loss; 0 makes it the cross-entropy
+        tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
+        tversky_beta: what one wrongly not in it weighs
+        label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
+        class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
+            one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
@@ -241,6 +248,11 @@ class TrainConfig:
     epochs: int = number(1, 1, MOST)
     tiles_per_step: int | None = number(None, 1, MOST)
     images_per_step: int = number(1, 1, MOST)
+    loss: str | dict[str, float] = number("cross_entropy", 0.0, 1e6, above=True)
+    focal_gamma: float = number(2.0, 0.0, 100.0)
+    tversky_alpha: float = number(0.3, 0.0, 1e3)
+    tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
+    label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
     class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
     precision: str = "fp32"
     seed: int = number(0, 0, 2**63 - 1)
@@ -262,6 +274,7 @@ class TrainConfig:
         augmentation(self.augment)
         one_of("train.augment_each", self.augment_each, EACH)
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
+        check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
         if self.tiles_per_step is not None and self.images_per_step != 1:

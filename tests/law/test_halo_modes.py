@@ -109,7 +109,7 @@ def steps(
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(count):
-        samples = (dataset.load(part.image, part.tile) for part in parts)
+        samples = (dataset.load(part.image, part.tile) for _ in range(stepper.rounds(parts)) for part in parts)
         losses.append(stepper.run(KEY.step + step, samples, parts, stop=False).loss)
         agree_on_buffers(network, parallel.axes.weights, passes.mode.speaks(parts))
     stepper.close()

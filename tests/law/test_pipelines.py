@@ -62,7 +62,8 @@ def steps(
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(STEPS):
-        samples = (dataset.load(part.image, part.tile) for part in parts if passes.loads)
+        loaded = [part for _ in range(stepper.rounds(parts)) for part in parts if passes.loads]
+        samples = (dataset.load(part.image, part.tile) for part in loaded)
         losses.append(stepper.run(KEY.step + step, samples, parts, stop=False).loss)
     stepper.close()
     run.close()

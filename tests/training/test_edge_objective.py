@@ -17,7 +17,8 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.edge_objective import KEYS, EdgeObjective, choose_objective, edges_of
+from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective
+from tiledseg.training.edge_objective import EdgeObjective, edges_of
 from tiledseg.training.objective import ClassObjective, cross_entropy_sums
 
 K, IGNORED, SHAPE = 3, 255, (41, 37)
@@ -117,11 +118,16 @@ def test_a_perfect_answer_costs_nothing() -> None:
 
 
 def test_the_objective_follows_from_the_network() -> None:
-    as_they_come = {key: getattr(TrainConfig(), key) for key in KEYS}
-    assert choose_objective(UNet(), as_they_come, 9) == ClassObjective(9)
-    assert choose_objective(GatedSCNN(), as_they_come, 9) == EdgeObjective(9)
-    found = choose_objective(GatedSCNN(), as_they_come | {"edge_radius": 4}, 9)
+    as_they_come, losses = ({key: getattr(TrainConfig(), key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    assert choose_objective(UNet(), as_they_come, losses, 9) == ClassObjective(9)
+    assert choose_objective(GatedSCNN(), as_they_come, losses, 9) == EdgeObjective(9)
+    found = choose_objective(GatedSCNN(), as_they_come | {"edge_radius": 4}, losses, 9)
     assert found == EdgeObjective(9, edge_radius=4)
     assert found.margin == 4
     with pytest.raises(ConfigError, match=r"train.dual_weight is 2.0, but only gated_scnn gives edges; leave it out"):
-        choose_objective(UNet(), as_they_come | {"dual_weight": 2.0}, 9)
+        choose_objective(UNet(), as_they_come | {"dual_weight": 2.0}, losses, 9)
+    for key, value in (("loss", "dice"), ("loss", {"cross_entropy": 2.0}), ("label_smoothing", 0.1)):
+        with pytest.raises(ConfigError, match=rf"train.{key} is .*does not go with gated_scnn.*leave it out"):
+            choose_objective(GatedSCNN(), as_they_come, losses | {key: value}, 9)
+    with pytest.raises(ConfigError, match=r"train.class_weights does not go with gated_scnn"):
+        choose_objective(GatedSCNN(), as_they_come, losses, 9, (1.0, 2.0))

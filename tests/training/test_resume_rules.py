@@ -14,7 +14,7 @@ from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.edge_objective import KEYS
+from tiledseg.training.choose_objective import EDGE_KEYS
 from tiledseg.training.preparation import prepare, recipe_of
 from tiledseg.training.resume.begin import begin, flat
 from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
@@ -66,6 +66,8 @@ OTHERS: dict[str, Any] = {
     "train.epochs": 7,
     "train.tiles_per_step": 2,
     "train.images_per_step": 2,
+    "train.loss": {"cross_entropy": 1.0, "dice": 0.5},
+    "train.label_smoothing": 0.1,
     "train.class_weights": {"1": 4.0},
     "train.precision": "bf16",
     "train.seed": 9,
@@ -82,7 +84,7 @@ OTHERS: dict[str, Any] = {
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
 ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band", "build", "arguments")}
-ELSEWHERE |= {f"train.{key}" for key in KEYS}
+ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta")}
 """Keys that cannot change alone: below, in `test_resume_sources.py`, and in `tests/foreign/test_build.py`."""
 
 

@@ -65,8 +65,8 @@ class Resumed:
 @dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
-    of the steps depends on; `sources` (none in older checkpoints): the training images as they were; `class_weights`: of the loss, none where all
-    are 1."""
+    of the steps depends on; `sources` (none in older checkpoints): the training images as they were;
+    `class_weights`: of the loss, none where all are 1."""
 
     config: Config
     network: Network

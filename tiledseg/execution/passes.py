@@ -16,11 +16,28 @@ from tiledseg.comm.doing import doing, ticking
 from tiledseg.execution.halo_modes import HaloMode, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
+from tiledseg.models.still import still_statistics
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
 
-Loss = Callable[[Piece, Sample], torch.Tensor]  # what to differentiate of a piece
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
+
+
+class Loss(Protocol):
+    """What to differentiate of a step's pieces. Where it looks first, it wants the sums of the step before it says."""
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether it is to be shown all pieces beforehand, and then to `agree`, unless one call has them all."""
+
+    def look(self, piece: Piece, sample: Sample) -> None:
+        """Adds a piece, which has no gradients, to the sums of the step."""
+
+    def agree(self) -> None:
+        """The ranks add up what each has looked at; once a step. Collective where it looks first, else nothing."""
+
+    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
+        """What to differentiate of pieces that are at hand together, a scalar. It agrees where that is not done."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,13 @@ class Passes(Protocol):
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
-        """Differentiates the loss of every micro-batch of `parts`; the seconds that were waited for samples."""
+        """Differentiates the loss of every micro-batch of `parts`; the seconds that were waited for samples.
+
+        `samples` come as often as `rounds` says.
+        """
+
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        """How often `train` takes the samples of `parts`: twice where it has to go forward once more, to look first."""
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         """The network's output on every micro-batch of `parts`, in order, where it is made. Call without gradients."""
@@ -73,17 +96,30 @@ class SerialPasses:
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
         timed = Timed(samples)
+        if self.rounds(parts, loss.looks_first) > 1:
+            with torch.no_grad(), still_statistics([self.mode.network]):
+                for piece, sample in self._each(timed, parts, key):
+                    loss.look(piece, sample)
+            loss.agree()
         left = self.pieces(parts)
+        for piece, sample in self._each(timed, parts, key):
+            if left == 1:
+                reducer.overlap()
+            loss([(piece, sample)]).backward()
+            left -= 1
+        return timed.seconds
+
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        return 2 if looks_first and self.pieces(parts) > 1 else 1
+
+    def _each(self, samples: Iterator[Sample], parts: Sequence[Part], key: Key) -> Iterator[tuple[Piece, Sample]]:
+        """The pieces of a step's parts, one after the other."""
         for _ in parts:
-            sample = next(timed)
+            sample = next(samples)
             set_dropout_key(self.mode.network, key(sample.image))
             with doing("tile %d of image %d", sample.tile.index, sample.image):
                 for piece in ticking(self._pieces(sample)):
-                    if left == 1:
-                        reducer.overlap()
-                    loss(piece, sample).backward()
-                    left -= 1
-        return timed.seconds
+                    yield piece, sample
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:

@@ -18,6 +18,7 @@ from tiledseg.execution.passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import Tensors
+from tiledseg.models.still import still_statistics
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.raster.dataset import Sample
 
@@ -67,6 +68,8 @@ class PipelinePasses:
     def _train(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer) -> None:
         if self._executor is not None:
             self._executor.busy.reset()
+            if self.rounds(parts, loss.looks_first) > 1:
+                self._look(timed, parts, key, loss)
             feed = _Feed(timed, self.mode, self.loads_pixels)
             numbered = list(enumerate(self._micro_batches(parts)))
             size = self._round_size or max(1, len(numbered))
@@ -75,13 +78,28 @@ class PipelinePasses:
                 batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
                 self._executor.train(batch, reducer.overlap if last_round else _not_yet)
 
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        return 2 if looks_first and parts else 1
+
+    def _look(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss) -> None:
+        """Forward once, and the sums of the step's loss. All ranks of a pipeline have the same parts, so all come."""
+        with torch.no_grad(), still_statistics([self.mode.network]):
+            for sample, piece in self._outputs(timed, parts, key):
+                loss.look(piece, sample)
+        loss.agree()
+
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
+        yield from self._outputs(samples, parts)
+
+    def _outputs(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key | None = None
+    ) -> Iterator[tuple[Sample, Piece]]:
         if self._executor is None:
             return
         feed = _Feed(samples, self.mode, self.loads_pixels)
         numbered = enumerate(self._micro_batches(parts))
         while batch := list(islice(numbered, _FORWARD_ROUND)):
-            staged = [_Staged(self.mode, one, number, feed) for number, one in batch]
+            staged = [_Staged(self.mode, one, number, feed, key) for number, one in batch]
             for number, output_BKHW in self._executor.outputs(staged):
                 done = staged[number]
                 yield done.sample, done.micro_batch.piece(output_BKHW)
@@ -163,6 +181,6 @@ class _Staged:
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         assert self._loss is not None, "a pass without gradients takes no loss"
-        result = self._loss(self.micro_batch.piece(*outputs_BKHW), self.sample)
+        result = self._loss([(self.micro_batch.piece(*outputs_BKHW), self.sample)])
         self._sample = None  # its labels are not needed again
         return result

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.comm.doing import doing
-from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part
+from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part, Piece
 from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
@@ -58,8 +58,11 @@ class StepPasses(SerialPasses):
                 if stop < nodes:
                     self.mode.norm_together(stop, [(image.micro_batch, image.tensors) for image in images])
                 first = stop + 1
-            self._backward([self._loss(image, loss) for image in images])
+            self._backward(loss([self._piece(image) for image in images]), len(images))
         return timed.seconds
+
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        return 1  # all are at hand together
 
     def _loaded(self, part: Part, samples: Iterator[Sample]) -> Iterator[_Image]:
         sample = next(samples)
@@ -67,13 +70,13 @@ class StepPasses(SerialPasses):
         for micro_batch, x_BCHW in zip(self.mode.micro_batches(part), inputs, strict=True):
             yield _Image(sample, micro_batch, {0: x_BCHW})
 
-    def _loss(self, image: _Image, loss: Loss) -> torch.Tensor:
+    def _piece(self, image: _Image) -> tuple[Piece, Sample]:
         outputs_BKHW = map(image.tensors.pop, self.mode.network.graph.results)
-        return loss(image.micro_batch.piece(*outputs_BKHW), image.sample)
+        return image.micro_batch.piece(*outputs_BKHW), image.sample
 
-    def _backward(self, losses: Sequence[torch.Tensor]) -> None:
-        if losses:
-            torch.stack(list(losses)).sum().backward()
+    def _backward(self, loss: torch.Tensor, images: int) -> None:
+        if images:
+            loss.backward()
             return
         graph = self.mode.network.graph
         for k in reversed(self._norms):

@@ -22,10 +22,10 @@ from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish
 
 
 class Survey(NamedTuple):
-    """`counts_IK`: valid pixels of each class in each image; None where nobody asked."""
+    """`counts`: valid pixels of each class in each image; None where nobody asked."""
 
     normalization: Normalization
-    counts_IK: NDArray[np.int64] | None
+    counts: NDArray[np.int64] | None
 
 
 def survey(
@@ -43,10 +43,10 @@ def survey(
     """
     error: InputError | None = None
     sums: PartialSums | None = None
-    counts_IK = np.zeros((len(images), label_map.count), np.int64) if count else None
+    counts = np.zeros((len(images), label_map.count), np.int64) if count else None
     try:
         with doing("looking at every label"):
-            check_labels(labels, label_map, mesh.rank, mesh.size, images, counts_IK)
+            check_labels(labels, label_map, mesh.rank, mesh.size, images, counts)
         if normalize:
             blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
             with doing("taking the statistics of the bands"):
@@ -54,11 +54,11 @@ def survey(
     except InputError as found:
         error = found
     mesh.agree(error)
-    counts_IK = sum(mesh.communicator.gather_objects(counts_IK)) if count else None
+    counts = sum(mesh.communicator.gather_objects(counts)) if count else None
     if not normalize:
-        return Survey(Normalization.identity(images[0].info.bands), counts_IK)
+        return Survey(Normalization.identity(images[0].info.bands), counts)
     parts = mesh.communicator.gather_objects(sums)
-    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts_IK)
+    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts)
 
 
 def check_labels(
@@ -67,23 +67,23 @@ def check_labels(
     rank: int,
     size: int,
     images: Sequence[RasterReader] = (),
-    counts_IK: NDArray[np.int64] | None = None,
+    counts: NDArray[np.int64] | None = None,
 ) -> None:
     """Raise LabelError for the first value outside the classes in this rank's share of the blocks.
 
-    Adds what is counted in them to `counts_IK`, where it is given, with the `images` that the labels are of.
+    Adds what is counted in them to `counts`, where it is given, with the `images` that the labels are of.
     """
     maps = [label_map.resolve(reader.info) for reader in labels]
     current: tuple[RasterReader, ...] = ()
     for block in ticking(statistics_blocks([reader.info for reader in labels], rank, size)):
-        readers = (labels[block.image], *([images[block.image]] if counts_IK is not None else []))
+        readers = (labels[block.image], *([images[block.image]] if counts is not None else []))
         if current and current[0] is not readers[0]:
             for reader in current:
                 reader.release()  # blocks come file by file: no more than one of each kind is held open
         current = readers
         classes_HW = read_labels(readers[0], maps[block.image], block.box)
-        if counts_IK is not None:
-            counts_IK[block.image] += _counted(classes_HW, readers[1], block, label_map)
+        if counts is not None:
+            counts[block.image] += _counted(classes_HW, readers[1], block, label_map)
 
 
 def _counted(

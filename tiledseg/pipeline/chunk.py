@@ -26,7 +26,6 @@ The law: outputs, gradients and buffers are those of the layers run in one piece
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +33,7 @@ import torch
 from torch import nn
 
 from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.models.still import still_statistics
 from tiledseg.pipeline.partition import Cut
 
 
@@ -131,7 +131,7 @@ class Chunk:
         """
         if held.inputs is not None:
             inputs, held.inputs = held.inputs, None
-            with _still_statistics(self._modules):
+            with still_statistics(self._modules):
                 held = self._differentiable(micro_batch, inputs)[0]
         if held.scalar is not None:
             if not self.is_last:
@@ -206,16 +206,3 @@ class _Leave(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, *ctx.box
-
-
-@contextmanager
-def _still_statistics(modules: list[nn.Module]) -> Iterator[None]:
-    """Running statistics have moved in the first pass: here norms use the batch's, and keep the running ones."""
-    tracking = [m for module in modules for m in module.modules() if getattr(m, "track_running_stats", False)]
-    for module in tracking:
-        module.track_running_stats = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in tracking:
-            module.track_running_stats = True  # type: ignore[assignment]

@@ -18,17 +18,14 @@ halo like any other; edges and gradients of labels come from the labels around a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
 
-from tiledseg.architecture.gated_scnn import GRADIENTS, REACH, GatedSCNN
-from tiledseg.architecture.network import Network
-from tiledseg.errors import ConfigError
-from tiledseg.training.objective import ClassObjective, Objective, Sums, cross_entropies
+from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
+from tiledseg.training.objective import Sums
+from tiledseg.training.pixel_losses import cross_entropies
 
 SURE = 0.8  # of an edge
 _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
@@ -64,27 +61,6 @@ class EdgeObjective:
         dual_P = _dual(gradients_BCHW, target_BHW, self.ignore_index, self.margin).reshape(-1)
         losses_P = losses_P + self.dual_weight * dual_P
         return losses_P.sum(dtype=torch.float64), valid_P.sum(dtype=torch.float64)
-
-
-KEYS = ("edge_weight", "edge_balance", "edge_radius", "attention_weight", "dual_weight")
-
-
-def choose_objective(
-    network: Network, given: Mapping[str, Any], ignore_index: int, weights: tuple[float, ...] = ()
-) -> Objective:
-    """What a network is trained for; `given`: `train.` keys by name; `weights` of the classes, none where all are 1.
-
-    Raises ConfigError for a key that is not as it comes where the network gives no edges, and for weights where it
-    does.
-    """
-    if isinstance(network, GatedSCNN):
-        if weights:
-            raise ConfigError("train.class_weights does not go with gated_scnn, whose loss has four terms; leave it out")
-        return EdgeObjective(ignore_index, **given)
-    for key, value in given.items():
-        if value != getattr(EdgeObjective, key):
-            raise ConfigError(f"train.{key} is {value}, but only gated_scnn gives edges; leave it out")
-    return ClassObjective(ignore_index, weights=weights)
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:

@@ -1,18 +1,19 @@
-"""The loss, as two sums: of losses and of weights, over the valid pixels of a tile's core.
+"""The loss of a step, from sums over the valid pixels of the cores of its tiles.
 
 Kept apart, sums add up over tiles and ranks to those of the whole raster; an average of averages would not. A tile
-without a valid pixel gives (0, 0), not NaN.
+without a valid pixel gives zeros, not NaN.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch.nn import functional
 
-Sums = tuple[torch.Tensor, torch.Tensor]
+from tiledseg.training.pixel_losses import cross_entropies, focal_losses, weights_of
+
+Sums = tuple[torch.Tensor, ...]
 
 
 class Objective(Protocol):
@@ -23,54 +24,77 @@ class Objective(Protocol):
         """Pixels around a tile's core whose labels it looks at."""
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        """(sum of losses, sum of weights), float64 scalars, of a network's outputs, float, on some pixels.
+        """(sum of losses, sum of weights, ...), float64, of a network's outputs, float, on some pixels; the first
+        two are scalars.
 
-        The loss of a step is the one over the other, of all its tiles. Without class weights a valid pixel has
-        weight 1. `target_BHW`: integer classes of these and of `margin` pixels around them; -1 beyond the raster.
+        The loss of a step is the one over the other, of all its tiles, unless it is a `Ratios`. Without class weights a
+        valid pixel has weight 1. `target_BHW`: integer classes of these and of `margin` pixels around them; -1 beyond
+        the raster.
         """
+
+
+@runtime_checkable
+class Ratios(Objective, Protocol):
+    """An objective whose loss is no single sum over another."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers `sums` gives."""
+
+    def value(self, totals: torch.Tensor) -> torch.Tensor | None:
+        """The loss of a step, of all numbers that `sums` gives, float64, summed over its tiles; differentiable. None
+        where the step has no pixel that counts."""
+
+
+@dataclass(frozen=True)
+class PixelTerms:
+    """Losses of single pixels and what each counts; `gamma` of the focal loss, `smoothing` of the cross-entropy."""
+
+    cross_entropy: float = 1.0
+    focal: float = 0.0
+    gamma: float = 2.0
+    smoothing: float = 0.0
 
 
 @dataclass(frozen=True)
 class ClassObjective:
-    """The cross-entropy of classes; `ignore_index` where a pixel counts nowhere; `weights` of the classes, all 1 where
-    there are none."""
+    """Losses of classes, pixel by pixel; `ignore_index` where a pixel counts nowhere; `weights` of the classes, all 1
+    where there are none."""
 
     ignore_index: int
     margin: int = 0
     weights: tuple[float, ...] = ()
+    terms: PixelTerms = field(default_factory=PixelTerms)
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        return cross_entropy_sums(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights)
+        return pixel_sums(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights, self.terms)
 
 
-def cross_entropy_sums(
-    logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...] = ()
+def pixel_sums(
+    logits_BKHW: torch.Tensor,
+    target_BHW: torch.Tensor,
+    ignore_index: int,
+    weights: tuple[float, ...] = (),
+    terms: PixelTerms | None = None,
 ) -> Sums:
-    """(sum of w * cross-entropy, sum of w), both float64 scalars: w is the weight of a valid pixel's class, or 1.
+    """(sum of w * loss, sum of w), both float64 scalars: w is the weight of a valid pixel's class, or 1.
 
     `logits_BKHW` float; `target_BHW` integer classes, `ignore_index` where a pixel counts nowhere. The sum is taken in
     float64 so that the loss line does not depend on how the raster was cut.
     """
-    losses_P = cross_entropies(logits_BKHW, target_BHW, ignore_index, weights)
-    return losses_P.sum(dtype=torch.float64), weights_of(target_BHW, ignore_index, weights)
+    found, terms = [], terms or PixelTerms()
+    if terms.cross_entropy:
+        losses_P = cross_entropies(logits_BKHW, target_BHW, ignore_index, weights, terms.smoothing)
+        found.append((terms.cross_entropy, losses_P))
+    if terms.focal:
+        found.append((terms.focal, focal_losses(logits_BKHW, target_BHW, ignore_index, weights, terms.gamma)))
+    total = logits_BKHW.new_zeros((), dtype=torch.float64)
+    for factor, losses_P in found:
+        summed = losses_P.sum(dtype=torch.float64)
+        total = total + (summed if factor == 1 else factor * summed)
+    return total, weights_of(target_BHW, ignore_index, weights)
 
 
-def cross_entropies(
-    logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...] = ()
-) -> torch.Tensor:
-    """Of each pixel, image by image and row by row, times its class's weight; 0 where it counts nowhere."""
-    # Pixels as rows: the two-dim form of the loss has deterministic kernels on every device.
-    logits_PK = logits_BKHW.permute(0, 2, 3, 1).reshape(-1, logits_BKHW.shape[1])
-    target_P = target_BHW.reshape(-1).long()
-    weights_K = logits_PK.new_tensor(weights) if weights else None
-    return functional.cross_entropy(logits_PK, target_P, weights_K, ignore_index=ignore_index, reduction="none")
-
-
-def weights_of(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...]) -> torch.Tensor:
-    """The sum of the weights of all valid pixels, their number where classes have none: a float64 scalar."""
-    if not weights:
-        return (target_BHW != ignore_index).sum(dtype=torch.float64)
-    table = torch.zeros(256, dtype=torch.float64, device=target_BHW.device)
-    table[: len(weights)] = table.new_tensor(weights)
-    table[ignore_index] = 0.0
-    return table[target_BHW.long()].sum()
+def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> Sums:
+    """(sum of cross-entropies, number of valid pixels): see `pixel_sums`."""
+    return pixel_sums(logits_BKHW, target_BHW, ignore_index)

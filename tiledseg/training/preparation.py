@@ -32,10 +32,10 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.class_weights import given_weights
-from tiledseg.training.edge_objective import KEYS, choose_objective
 from tiledseg.training.first_weights import check_imagenet
-from tiledseg.training.objective import ClassObjective, Objective
+from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
 
@@ -219,23 +219,21 @@ def objective_of(config: Config, network: Network, label_map: LabelMap, weights:
     """What the network is trained for. Weights that are still to be counted stand as 1, so that all is refused now."""
     counted = config.train.class_weights == MEDIAN_FREQUENCY
     stand_in = (1.0,) * label_map.count if counted else weights
-    return choose_objective(
-        network, {key: getattr(config.train, key) for key in KEYS}, label_map.ignore_index, stand_in
-    )
+    edges, losses = ({key: getattr(config.train, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    return choose_objective(network, edges, losses, label_map.ignore_index, stand_in)
 
 
 def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
     """With the weights of classes in its loss."""
-    assert isinstance(preparation.objective, ClassObjective), "another one is refused beside weights"
-    return replace(preparation, class_weights=weights, objective=replace(preparation.objective, weights=weights))
+    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
 
 
-def with_counts(preparation: Preparation, counts_IK: NDArray[np.int64]) -> Preparation:
+def with_counts(preparation: Preparation, counts: NDArray[np.int64]) -> Preparation:
     """With the weights of classes by how often each is in the training images; a warning for one that none has."""
-    absent = [str(k) for k, count in enumerate(counts_IK.sum(axis=0).tolist()) if not count]
+    absent = [str(k) for k, count in enumerate(counts.sum(axis=0).tolist()) if not count]
     note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
     preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
-    return with_class_weights(preparation, median_frequency_weights(counts_IK))
+    return with_class_weights(preparation, median_frequency_weights(counts))
 
 
 def update_of(optimizer: OptimizerConfig) -> Update:

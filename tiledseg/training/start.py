@@ -133,8 +133,8 @@ def _looked(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple
         assert checkpoint is not None, "a new run looks at all its images"
         return checkpoint.saved.normalization, _with_weights_of(checkpoint, preparation)
     found = _survey(preparation, numbers, recipe.normalize and checkpoint is None, count, mesh)
-    if found.counts_IK is not None:
-        preparation = with_counts(preparation, found.counts_IK)
+    if found.counts is not None:
+        preparation = with_counts(preparation, found.counts)
     if checkpoint is not None:
         return checkpoint.saved.normalization, preparation if count else _with_weights_of(checkpoint, preparation)
     return imagenet(found.normalization) if recipe.imagenet else found.normalization, preparation

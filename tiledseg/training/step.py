@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from tiledseg.comm.axes import Axes
@@ -15,7 +14,7 @@ from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.errors import TiledsegError
-from tiledseg.execution.halo_modes import Part, Piece
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.passes import Passes
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
@@ -23,6 +22,7 @@ from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Sample
 from tiledseg.training.objective import ClassObjective, Objective
+from tiledseg.training.step_loss import StepLoss
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,10 @@ class Stepper:
         self._axes = axes
         self._halos = axes.point_to_point.meter
         self._rules = rules
-        self._objective = rules.objective or ClassObjective(rules.ignore_index)
+        objective = rules.objective or ClassObjective(rules.ignore_index)
+        self._loss = StepLoss(objective, rules.ignore_index, mesh)
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
-        self._sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)
-        self._pixels = 0
 
     def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
         """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
@@ -87,18 +86,18 @@ class Stepper:
         begun = time.perf_counter()
         self._reducer.zero()
         self._halos.reset()
-        self._sums.zero_()
-        self._pixels = 0
+        self._loss.reset()
         waited = self._passes.train(
             samples, parts, lambda image: DropoutKey(self._rules.seed, step, image), self._loss, self._reducer
         )
+        self._loss.agree()  # where this rank had no piece
         self._waits.reset()
         with self._waits.running():
             self._reducer.finish()
         sums, each = self._over_ranks(stop, waited)
-        loss = sums.loss / sums.weight if sums.weight else None
+        loss, factor = self._loss.of_step(sums.loss, sums.weight)
         if loss is not None:
-            self._update(step, loss, 1 / sums.weight)
+            self._update(step, loss, factor)
         return StepResult(
             loss=loss,
             pixels=int(sums.pixels),
@@ -112,29 +111,21 @@ class Stepper:
             pipeline=pipeline_result(sums, each, self._axes),
         )
 
+    def rounds(self, parts: Sequence[Part]) -> int:
+        """How often `run` takes the samples of `parts`, one after the other."""
+        return self._passes.rounds(parts, self._loss.looks_first)
+
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
 
-    def _loss(self, piece: Piece, sample: Sample) -> torch.Tensor:
-        """The loss of one piece, to differentiate; adds it and its weight to the step's sums."""
-        assert sample.y_HW is not None, "a tile without labels cannot be trained on"
-        margin = self._objective.margin
-        own_HW = sample.y_HW[piece.in_part.slices]
-        y_HW = sample.labels(piece.core, margin) if margin else own_HW
-        self._pixels += np.count_nonzero(own_HW != self._rules.ignore_index)
-        target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
-        outputs_BKHW = (piece.logits_BKHW, *piece.others)
-        loss, weight = self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
-        self._sums += torch.stack([loss.detach(), weight])
-        return loss
-
     def _over_ranks(self, stop: bool, waited: float) -> tuple[StepSums, tuple[RankFigures, ...]]:
         with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks
-            loss, weight = self._sums.tolist()
+            loss, weight = self._loss.own()
         halos, stages = self._halos, self._passes.figures()
         communicated = halos.seconds + self._waits.seconds()
-        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages, pixels=self._pixels)
+        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
+        sums = sums._replace(pixels=self._loss.pixels)
         own = RankFigures(peak_memory(self._mesh.device))
         if stages is not None:
             sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
@@ -151,8 +142,3 @@ class Stepper:
             clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline)
         self._reducer.deliver()
         self._optimizer.step()
-
-
-def logits_dtype(logits: torch.Tensor) -> torch.dtype:
-    """The loss is taken in float32 at least."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -128,7 +128,12 @@ class Trainer:
             (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, cadence.epochs)
         )
-        mine = (self._drawn(part, position) for position, _, parts in ahead for part in parts)
+        mine = (
+            self._drawn(part, position)
+            for position, _, parts in ahead
+            for _ in range(self.stepper.rounds(parts))
+            for part in parts
+        )
         samples = read_ahead(self.passes, training, mine, recipe.threads, recipe.prefetch)
         self.network.train()
         with contextlib.closing(samples):  # type: ignore[type-var]

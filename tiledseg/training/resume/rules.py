@@ -88,6 +88,11 @@ RULES: dict[str, Rule] = {
     ),
     "train.tiles_per_step": Rule(EDGE, _ORDER),
     "train.images_per_step": Rule(EDGE, _ORDER),
+    "train.loss": Rule(MAY, _LOSS),
+    "train.focal_gamma": Rule(MAY, _LOSS),
+    "train.tversky_alpha": Rule(MAY, _LOSS),
+    "train.tversky_beta": Rule(MAY, _LOSS),
+    "train.label_smoothing": Rule(MAY, _LOSS),
     "train.class_weights": Rule(
         MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
     ),

@@ -151,7 +151,7 @@ def plot_progress(folder: Path, title: str) -> bool:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     left = figure.add_subplot()
     left.plot([s["step"] for s in steps], [s["loss"] for s in steps], color="C0", linewidth=1, label="training loss")
-    left.set(xlabel="optimizer step", ylabel="cross-entropy a pixel [nat]", title=title)
+    left.set(xlabel="optimizer step", ylabel="loss", title=title)
     drawn = [(c["step"], c["val"]) for c in checks if c["val"]["loss"] is not None]
     left.plot([s for s, _ in drawn], [v["loss"] for _, v in drawn], "o-", color="C1", label="validation loss")
     left.grid(alpha=0.3)

@@ -1,0 +1,64 @@
+"""Whole runs with weights of classes that all ranks count, and a loss of ratios: the loss lines of one rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ParallelConfig, RunConfig
+
+STEPS = 4
+
+
+def weighted(shared: Path, output: Path, epochs: int = STEPS) -> Config:
+    config = configuration(shared, output, "fp64", "sgd", None)
+    train = replace(
+        config.train,
+        epochs=epochs,
+        validate_every=2,
+        loss={"cross_entropy": 1.0, "focal": 0.5, "dice": 1.0},
+        label_smoothing=0.1,
+        class_weights="median_frequency",
+    )
+    return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
+
+
+def counted(shared: Path) -> list[float]:
+    """By hand, of the one image: pixels that are valid in the image too."""
+    with rasterio.open(shared / "image.tif") as image, rasterio.open(shared / "labels.tif") as labels:
+        found = labels.read(1)[(image.read_masks() > 0).any(0)]
+    frequencies = [float(np.mean(found == k)) for k in range(3)]
+    return [sorted(frequencies)[1] / frequency for frequency in frequencies]
+
+
+@pytest.fixture(scope="module")
+def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
+    return meshes["gloo"].on_root(lambda: run(weighted(shared, shared / "weighted-one"), alone()))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("halo", ["read", "layer"])
+def test_a_run_that_is_resumed_has_the_loss_lines_of_one_rank(
+    halo: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
+) -> None:
+    """The second half has the weights that the first has counted; the labels are not looked at again."""
+    mesh, folder = meshes["gloo"], shared / f"weighted-{halo}"
+    for epochs in (STEPS // 2, STEPS):
+        config = replace(weighted(shared, folder, epochs), parallel=ParallelConfig(halo=halo))
+        found = run(replace(config, run=RunConfig(str(folder), 0)), mesh)
+    assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
+    assert len(losses(found)) == STEPS
+    assert losses(found)[-1] < losses(found)[0]
+    checks = [[line["val"]["loss"] for line in lines if "val" in line] for lines in (found, reference)]
+    assert checks[0] == pytest.approx(checks[1], rel=1e-10)
+    expected = counted(shared)
+    assert find_checkpoint(folder).saved.class_weights == pytest.approx(expected, rel=1e-14)
+    assert json.loads((folder / "summary.json").read_text())["class_weights"] == pytest.approx(expected, rel=1e-14)

@@ -1,0 +1,106 @@
+"""What of each piece of a step is differentiated, so that the gradients add up to that of the step's loss.
+
+Where the loss is one sum over another, and the other one of labels alone, each piece's part of the first is
+differentiated by itself, and the gradient divided in the end: one pass.
+
+Where it is a ratio of what the network gives (`Ratios`), its slopes at the sums of the whole step come first: a pass
+without gradients, or the pieces themselves where a rank holds all of its own at once; one all-reduce of the sums; then
+each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums alone, so that is the
+chain rule, and exact over any tiles and ranks.
+
+It cannot deadlock: every rank starts that all-reduce once a step, before any sum of gradients, a rank without a piece
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tiledseg.comm.doing import waiting
+from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.halo_modes import Piece
+from tiledseg.raster.dataset import Sample
+from tiledseg.training.objective import Objective, Ratios, Sums
+
+
+class StepLoss:
+    """The loss of one step after the other: `reset` before each. See `execution.passes.Loss`."""
+
+    def __init__(self, objective: Objective, ignore_index: int, mesh: Mesh) -> None:
+        self._objective, self._ignore_index, self._mesh = objective, ignore_index, mesh
+        self._ratios = objective if isinstance(objective, Ratios) else None
+        self.reset()
+
+    @property
+    def looks_first(self) -> bool:
+        return self._ratios is not None
+
+    def reset(self) -> None:
+        size = 2 if self._ratios is None else self._ratios.size
+        self._totals = torch.zeros(size, dtype=torch.float64, device=self._mesh.device)
+        self._slopes: torch.Tensor | None = None
+        self._value: float | None = None
+        self.pixels = 0
+
+    def look(self, piece: Piece, sample: Sample) -> None:
+        self._add(_flat(self._sums(piece, sample)), piece, sample)
+
+    def agree(self) -> None:
+        if self._ratios is None or self._slopes is not None:
+            return
+        with waiting("the sums of the step's loss"):
+            self._mesh.communicator.all_reduce_sum(self._totals).wait()
+        with torch.enable_grad():
+            totals = self._totals.clone().requires_grad_()
+            value = self._ratios.value(totals)
+        self._slopes = torch.zeros_like(totals) if value is None else torch.autograd.grad(value, totals)[0]
+        self._value = None if value is None else float(value.detach())
+
+    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
+        sums = [self._sums(piece, sample) for piece, sample in pieces]
+        if self._slopes is None:
+            for own, (piece, sample) in zip(sums, pieces, strict=True):
+                self._add(_flat(own).detach(), piece, sample)
+        self.agree()
+        if self._slopes is None:
+            parts = [own[0] for own in sums]
+        else:
+            parts = [(_flat(own) * self._slopes).sum() for own in sums]
+        return parts[0] if len(parts) == 1 else torch.stack(parts or [self._totals[0] * 0]).sum()
+
+    def own(self) -> tuple[float, float]:
+        """This rank's sums of losses and of weights, where the step's loss is one over the other."""
+        loss, weight = (0.0, 0.0) if self.looks_first else self._totals.tolist()
+        return loss, weight
+
+    def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
+        """The step's loss, None where no pixel counted, and what gradients are to be multiplied by, of `own` summed
+        over the ranks."""
+        if self.looks_first:
+            return self._value, 1.0
+        return (loss / weight, 1 / weight) if weight else (None, 1.0)
+
+    def _sums(self, piece: Piece, sample: Sample) -> Sums:
+        assert sample.y_HW is not None, "a tile without labels cannot be trained on"
+        margin = self._objective.margin
+        y_HW = sample.labels(piece.core, margin) if margin else sample.y_HW[piece.in_part.slices]
+        target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
+        outputs_BKHW = (piece.logits_BKHW, *piece.others)
+        return self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
+
+    def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
+        assert sample.y_HW is not None, "it has been looked at"
+        self._totals += sums
+        self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self._ignore_index))
+
+
+def _flat(sums: Sums) -> torch.Tensor:
+    return torch.cat([part.reshape(-1) for part in sums])
+
+
+def logits_dtype(logits: torch.Tensor) -> torch.dtype:
+    """The loss is taken in float32 at least."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
