@@ -16,9 +16,8 @@ _OF = {"focal_gamma": FOCAL, "tversky_alpha": TVERSKY, "tversky_beta": TVERSKY, 
 def loss_terms(loss: str | Mapping[str, float]) -> dict[str, float]:
     """Each loss and how much it counts, of a name or a map. Raises ConfigError for what is none."""
     terms = {loss: 1.0} if isinstance(loss, str) else {name: float(factor) for name, factor in loss.items()}
-    wrong = next((name for name in terms if name not in LOSSES), None)
-    if wrong is not None or not terms:
-        what = shown(loss) if wrong is None else f"'{shown(wrong)}'"
+    if not terms or not terms.keys() <= set(LOSSES):
+        what = f"'{shown(loss)}'" if isinstance(loss, str) else shown(loss)
         raise ConfigError(
             f"train.loss is {what}; give one of {', '.join(LOSSES)}, or a map of some to what each counts"
         )

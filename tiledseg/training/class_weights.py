@@ -12,7 +12,7 @@ _KEY = "train.class_weights"
 
 
 def given_weights(given: str | Sequence[float] | Mapping[str | int, float], label_map: LabelMap) -> tuple[float, ...]:
-    """The weight of each class: of a list, or of a map of class number to weight, 1 for others; none for a word.
+    """The weight of each class: of a list, or a map of class number or name to weight, 1 elsewhere; none for a word.
 
     Raises ConfigError where they are not of these classes, or all are 0.
     """
@@ -45,7 +45,11 @@ def _of_map(given: Mapping[str | int, float], label_map: LabelMap) -> tuple[floa
 
 def _class_number(key: str | int, label_map: LabelMap) -> int:
     known = {str(k): k for k in range(label_map.count)}
+    known |= {record.name: k for k, record in enumerate(label_map.classes)}  # a name that is a number goes first
     number = known.get(str(key).strip())
     if number is None:
-        raise ConfigError(f"{_KEY} has '{shown(key)}', which is no class; give some of 0 to {label_map.count - 1}")
+        names = shown(", ".join(record.name for record in label_map.classes))
+        raise ConfigError(
+            f"{_KEY} has '{shown(key)}', which is no class; give some of 0 to {label_map.count - 1}, or of {names}"
+        )
     return number

@@ -21,12 +21,8 @@ from tiledseg.execution.reliability import empty_counts, reliability_counts
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import TileReference
 from tiledseg.training.objective import cross_entropy_sums
-<<<<<<< HEAD
 from tiledseg.training.panels import Panels, SeenView
-from tiledseg.training.step import logits_dtype
-=======
 from tiledseg.training.step_loss import logits_dtype
->>>>>>> 689bc51 (Focal, Dice and Tversky losses, sums of losses, label smoothing: exact over tiles, ranks and stages)
 
 
 @dataclass(frozen=True)
