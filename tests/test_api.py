@@ -161,4 +161,5 @@ def test_ranks_of_a_program_share_a_map(material: Material, run: Path, tmp_path:
     tiledseg.predict_raster(run, image, tmp_path / "alone.tif", grid=1)
     expected = (tmp_path / "alone.tif").read_bytes()
     assert (tmp_path / "first.tif").read_bytes() == (tmp_path / "second.tif").read_bytes() == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.tif", "first.tif", "second.tif"]
+    assert sorted(path.name for path in tmp_path.glob("*.tif")) == ["alone.tif", "first.tif", "second.tif"]
+    assert not list(tmp_path.glob(".*")), "nothing unfinished"

@@ -105,6 +105,8 @@ def predict_raster(
     probabilities: str | Path | None = None,
     precision: str = "fp32",
     references: bool = False,
+    format: str = "cog",
+    compress: str = "deflate",
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
@@ -112,7 +114,8 @@ def predict_raster(
     module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
     which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
-    this with it. `probabilities`: a second raster, a band a class. Where a norm takes statistics over the image, the
+    this with it. `probabilities`: a second raster, a band a class. `format` (cog, gtiff) and `compress` (deflate, zstd,
+    lzw, none): how both are kept. Where a norm takes statistics over the image, the
     ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
@@ -120,12 +123,19 @@ def predict_raster(
     from tiledseg.comm.joining import joined_mesh
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import Request, predict
+    from tiledseg.map_formats import COMPRESSIONS, FORMATS, Packing
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.widths import ACTIVATION_BYTES
 
-    if precision not in ACTIVATION_BYTES:
-        raise ConfigError(f"precision is '{precision}'; give one of {', '.join(ACTIVATION_BYTES)}")
+    words = (
+        ("precision", precision, ACTIVATION_BYTES),
+        ("format", format, FORMATS),
+        ("compress", compress, COMPRESSIONS),
+    )
+    for key, value, known in words:
+        if value not in known:
+            raise ConfigError(f"{key} is '{value}'; give one of {', '.join(known)}")
     tiling = TilingConfig(grid=list(grid) if isinstance(grid, tuple) else grid)
     tiling.check()
     request = Request(
@@ -135,6 +145,7 @@ def predict_raster(
         grid=tiling.grid_shape(),
         precision=precision,
         references=references,
+        packing=Packing(format, compress),
         verbosity=0,
     )
     given = {"bands": bands, "normalize": normalize, "classes": classes}

@@ -23,6 +23,7 @@ from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
+from tiledseg.map_formats import COMPRESSIONS, FORMATS, Packing
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -37,6 +38,20 @@ def build_parser() -> Parser:
     parser.add_argument("--image", type=str, required=True, help="raster to map: a path or URL")
     parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write")
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default="cog",
+        help="cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/maps.md)",
+    )
+    parser.add_argument("--compress", choices=COMPRESSIONS, default="deflate", help="of the maps (default deflate)")
+    parser.add_argument("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
+    parser.add_argument(
+        "--polygons-minimum-area",
+        dest="minimum_area",
+        metavar="AREA",
+        help="leave out smaller ones: as 50, in square units of the CRS, or 12px",
+    )
     own = parser.add_argument_group("a network of your own (docs/own-network.md)")
     own.add_argument(
         "--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network; it is imported and run"
@@ -101,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Range(1, 256).check("--workers", options.workers)
         parallel = parse_parallel(options)
         check_own(options)
+        check_files(options)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
@@ -146,6 +162,12 @@ def _parse_balance(text: str) -> list[int] | str:
     """Counts of layers, or the word as it is, for `ParallelConfig` to judge."""
     inner = re.fullmatch(r"\[?\s*(\d+(?:\s*,\s*\d+)+)\s*\]?", text)
     return [int(count) for count in inner[1].split(",")] if inner else text
+
+
+def check_files(options: Namespace) -> None:
+    """Raise ConfigError for a flag without the one that it belongs to."""
+    if options.minimum_area is not None and options.polygons is None:
+        raise ConfigError(f"--polygons-minimum-area is {options.minimum_area}, but --polygons is not given; give it")
 
 
 def check_own(options: Namespace) -> None:
@@ -198,6 +220,9 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         precision=options.precision,
         parallel=parallelism(parallel),
         references=options.references,
+        packing=Packing(options.format, options.compress),
+        polygons=options.polygons,
+        minimum_area=options.minimum_area,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,

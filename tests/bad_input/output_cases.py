@@ -37,6 +37,15 @@ MAPS = (
         "--probabilities ROOT/folder/../map.tif",
         *("--probabilities", "--output", "one file", "two names"),
     ),
+    predict("format", "--format png", "--format", "png", "cog"),
+    predict("compress", "--compress zip", "--compress", "zip", "deflate"),
+    predict("style-is-a-fifo", "--output ROOT/styled.tif", "styled.qml", "is a FIFO"),
+    predict("polygons-of-another-kind", "--polygons ROOT/new.shp", "--polygons", "new.shp", ".gpkg"),
+    predict("polygons-are-no-database", "--polygons ROOT/text.gpkg", "text.gpkg", "no GeoPackage", "choose another"),
+    predict("polygons-beside-a-layer", "--polygons ROOT/parcels.gpkg", "parcels.gpkg", "layer mine", "lost"),
+    predict("polygons-in-no-folder", "--polygons ROOT/nowhere/new.gpkg", "nowhere", "make it first"),
+    predict("least-area-word", "--polygons ROOT/new.gpkg --polygons-minimum-area big", "minimum-area", "big", "12px"),
+    predict("least-area-alone", "--polygons-minimum-area 5", "--polygons-minimum-area", "--polygons"),
     predict("probabilities-are-a-fifo", "--probabilities ROOT/fifo", "--probabilities", "is a FIFO"),
 )
 

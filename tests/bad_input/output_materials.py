@@ -6,12 +6,20 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pyogrio
+import shapely
+
 
 def make_outputs(root: Path) -> None:
     """Everything beside what `make_materials` and `make_inputs` have made. One rank calls it."""
     (root / "link.tif").symlink_to(root / "image.tif")
     (root / "dangling").symlink_to(root / "nowhere" / "file")
     os.mkfifo(root / "pipe.png")
+    os.mkfifo(root / "styled.qml")
+    (root / "text.gpkg").write_text("no database\n")
+    square = shapely.to_wkb(np.array([shapely.box(0, 0, 1, 1)], object))
+    pyogrio.raw.write(root / "parcels.gpkg", square, [], [], layer="mine", geometry_type="Polygon", crs="EPSG:32611")
     (root / "folder.png").mkdir()
     for name in (".own.tif.part", "mask.tif.msk", "own.h5.partial"):
         shutil.copy(root / "image.tif", root / name)

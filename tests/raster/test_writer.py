@@ -20,8 +20,10 @@ from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster import writer
+from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.writer import BLOCK, RasterLayout, RasterWriter, discard, lay_out, publish
+from tiledseg.raster.packing import BLOCK
+from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, pack_layout, publish
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -103,17 +105,18 @@ def test_processes_write_what_one_process_writes(tmp_path: Path) -> None:
 
 def test_grid_nodata_colours_and_names_come_back(tmp_path: Path) -> None:
     info = Info(700, 600)
-    colormap = {0: (10, 20, 30), 4: (1, 2, 3)}
-    layout = lay_out(tmp_path / "a.tif", info, 1, "uint8", 255, colormap, ["class"])
+    legend = [ClassRecord("water", (10, 20, 30)), ClassRecord("a & b", (1, 2, 3))]
+    layout = lay_out(tmp_path / "a.tif", info, 1, "uint8", 255, legend, ["class"])
     write_boxes(layout, [Box.of_shape((700, 600))], pixels_of((1, 700, 600)))
+    pack_layout(layout)
     publish(layout)
     with rasterio.open(tmp_path / "a.tif") as dataset:
         assert (dataset.crs, dataset.transform, dataset.nodata) == (info.crs, info.transform, 255)
-        assert dataset.colormap(1)[4][:3] == (1, 2, 3)
+        assert dataset.colormap(1)[1][:3] == (1, 2, 3)
         assert dataset.descriptions == ("class",)
         assert dataset.block_shapes == [(BLOCK, BLOCK)]
         np.testing.assert_array_equal(dataset.read(), pixels_of((1, 700, 600)))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.tif"]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.tif", "a.tif.aux.xml", "a.qml"}
 
 
 @pytest.mark.parametrize("nodata", [None, 0, 255])
@@ -220,7 +223,7 @@ def test_a_file_that_cannot_be_laid_out_leaves_nothing(tmp_path: Path, monkeypat
     def broken(*_: object) -> np.ndarray:
         raise OutputError("cannot write: its blocks overlap")
 
-    monkeypatch.setattr(writer, "_block_offsets", broken)
+    monkeypatch.setattr(writer, "block_offsets", broken)
     with pytest.raises(OutputError, match="overlap"):
         lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8")
     assert not list(tmp_path.iterdir())

@@ -18,6 +18,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.inference.trained import load_trained
 from tiledseg.models.network import GraphNetwork
+from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import network_modules
 from tiledseg.tracing.trace import trace
@@ -33,7 +34,7 @@ class Mapper:
 
     `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each.
     `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
-    what no output may take the place of.
+    what no output may take the place of. `legend`: its classes' names and colours, where they are known.
     """
 
     describe: Callable[[], Network]
@@ -43,6 +44,7 @@ class Mapper:
     ignore_index: int = IGNORED
     normalization: Normalization | None = None
     files: tuple[str, ...] = ()
+    legend: tuple[ClassRecord, ...] | None = None
 
 
 def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor] | None = None) -> Mapper:
@@ -61,6 +63,7 @@ def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor
         data.ignore_index,
         saved.normalization,
         tuple(map(str, checkpoint_files(checkpoint))),
+        saved.label_map.classes,
     )
 
 

@@ -7,7 +7,8 @@ no lock, no gathering. After a barrier of the caller one rank gives the file its
     layout_ = lay_out(path, info, bands=1, dtype="uint8", nodata=255)     one rank; broadcast the value
     with RasterWriter(layout_) as writer:                                 every rank
         writer.write(box, pixels_CHW)
-    publish(layout_)                                                      one rank, after a barrier
+    pack_layout(layout_)                                                  one rank, after a barrier
+    publish(layout_)                                                      the same
 
 The bytes of the file depend on the pixels only, not on how, when or by whom they were written.
 """
@@ -17,11 +18,10 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import rasterio
@@ -31,16 +31,15 @@ from rasterio.errors import NotGeoreferencedWarning
 from tiledseg.claim import check_unclaimed, taken
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
+from tiledseg.map_formats import PLAIN, Packing
 from tiledseg.outputs import Output, temporary, whole
-from tiledseg.raster.georeferencing import lost, placement
+from tiledseg.raster.classes import ClassRecord
+from tiledseg.raster.georeferencing import lost
 from tiledseg.raster.info import RasterInfo
-from tiledseg.writing import writing
-
-BLOCK = 512
-"""Side of a block, pixels."""
-
-_CLASSIC_LIMIT = 4_000_000_000
-"""Bytes above which a file is BigTIFF: classic TIFF has 32-bit offsets, and needs room for its directory."""
+from tiledseg.raster.legend import add_names, style_path, write_style
+from tiledseg.raster.packing import BLOCK, pack, packed_name, packing_names, remove_packed
+from tiledseg.raster.plain_tiff import add_meaning, block_offsets, create, pixel_bytes
+from tiledseg.writing import replacing, writing
 
 _SIDECARS = (".ovr", ".msk", ".aux.xml")
 
@@ -51,6 +50,7 @@ class RasterLayout:
 
     `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
     file from one that another job has put in its place. `notes` say what of the source's place the file cannot keep.
+    `packing`: how the file is kept that gets the name; `legend`: what its numbers mean, of a class map.
     """
 
     path: Path
@@ -62,6 +62,19 @@ class RasterLayout:
     dtype: str
     offsets: NDArray[np.int64]
     notes: tuple[str, ...] = ()
+    packing: Packing = PLAIN
+    legend: tuple[ClassRecord, ...] = ()
+
+    @property
+    def whole(self) -> Path:
+        """The file that gets the name, once it is whole."""
+        return packed_name(self.temporary) if self.packing.second_file else self.temporary
+
+    @property
+    def style(self) -> Path | None:
+        """The style that is written beside a class map; None where somebody's own is there, which stays."""
+        place = style_path(self.path)
+        return place if self.legend and not place.exists() else None
 
 
 def lay_out(
@@ -70,14 +83,16 @@ def lay_out(
     bands: int,
     dtype: str,
     nodata: float | None = None,
-    colormap: Mapping[int, Sequence[int]] | None = None,
+    legend: Sequence[ClassRecord] = (),
     descriptions: Sequence[str] = (),
+    packing: Packing = PLAIN,
+    scale: float | None = None,
 ) -> RasterLayout:
     """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
 
-    `colormap` maps a value to (red, green, blue) of 0 ... 255, for one band of uint8. Unwritten pixels hold 0.
-    The caller has asked `check_outputs` about `raster_output`. Raises OutputError where the file cannot be
-    made, or another job is writing it.
+    `legend`: a name and a colour for each value from 0, for one band of uint8. `scale`: what a stored value is times,
+    to get what it means. Unwritten pixels hold 0. The caller has asked `check_outputs` about `raster_output`. Raises
+    OutputError where the file cannot be made, or another job is writing it.
     """
     path = Path(path)
     part = temporary(path)
@@ -85,10 +100,12 @@ def lay_out(
     try:
         part.unlink(missing_ok=True)
         _own_sidecar(part).unlink(missing_ok=True)
+        remove_packed(part)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
-            _create(part, _profile(info, bands, dtype), nodata, colormap, descriptions)
-            offsets = _block_offsets(part, bands)
+            create(part, info, bands, dtype, legend, descriptions)
+            add_meaning(part, nodata, scale)
+            offsets = block_offsets(part, bands)
             notes = _lost(part, info)
         inode = part.stat().st_ino
     except BaseException as error:
@@ -98,83 +115,26 @@ def lay_out(
         if isinstance(error, (OSError, rasterio.errors.RasterioError)):
             raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
         raise
-    return RasterLayout(path, part, inode, bands, info.height, info.width, dtype, offsets, notes)
+    places = bands, info.height, info.width, dtype, offsets, notes
+    return RasterLayout(path, part, inode, *places, packing, tuple(legend))
 
 
-def raster_output(key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str) -> Output:
+def raster_output(
+    key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
+) -> Output:
     """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
-    output = whole(key, path, _bytes(info, bands, dtype), _SIDECARS)
-    return replace(output, beside=(*output.beside, *map(_own_sidecar, output.beside[:1])))
-
-
-def _bytes(info: RasterInfo, bands: int, dtype: str) -> int:
-    return bands * _blocks(info.height) * _blocks(info.width) * BLOCK * BLOCK * np.dtype(dtype).itemsize
-
-
-def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
-    return {
-        "driver": "GTiff",
-        "height": info.height,
-        "width": info.width,
-        "count": bands,
-        "dtype": dtype,
-        **placement(info),
-        "tiled": True,
-        "blockxsize": BLOCK,
-        "blockysize": BLOCK,
-        "interleave": "band",
-        "compress": "none",
-        "endianness": "little",
-        "bigtiff": "yes" if _bytes(info, bands, dtype) > _CLASSIC_LIMIT else "no",
-    }
-
-
-def _create(
-    path: Path,
-    profile: dict[str, Any],
-    nodata: float | None,
-    colormap: Mapping[int, Sequence[int]] | None,
-    descriptions: Sequence[str],
-) -> None:
-    with rasterio.open(path, "w", **profile) as dataset:
-        if colormap is not None:
-            dataset.write_colormap(1, {value: tuple(colour) for value, colour in colormap.items()})
-        for band, description in enumerate(descriptions, start=1):
-            dataset.set_band_description(band, description)
-    if nodata is None:
-        return
-    # In a second step: a file made with a nodata value other than 0 is filled with it, every byte written twice.
-    with rasterio.open(path, "r+", driver="GTiff") as dataset:
-        dataset.nodata = nodata
-
-
-def _block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
-    """Offsets as the file states them; OutputError unless blocks are whole, distinct and inside the file."""
-    with rasterio.open(path, driver="GTiff") as dataset:
-        shape = bands, _blocks(dataset.height), _blocks(dataset.width)
-        expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
-        offsets = np.zeros(shape, np.int64)
-        for band, row, col in np.ndindex(shape):
-            offset, size = (
-                int(dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1) or 0)
-                for what in ("OFFSET", "SIZE")
-            )
-            if offset <= 0 or size != expected:
-                raise OutputError(f"block ({row}, {col}) was laid out as {size} bytes at {offset}")
-            offsets[band, row, col] = offset
-    ordered = np.sort(offsets, axis=None)
-    if (np.diff(ordered) < expected).any() or ordered[-1] + expected > path.stat().st_size:
-        raise OutputError("its blocks were laid out to overlap, or beyond its end")
-    return offsets
+    output = whole(key, path, packing.bytes(pixel_bytes(info, bands, dtype)), _SIDECARS)
+    if not output.beside:
+        return output
+    part = output.beside[0]
+    packed = packing_names(part) if packing.second_file else ()
+    style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
+    return replace(output, beside=(*output.beside, _own_sidecar(part), *packed, *style))
 
 
 def _lost(path: Path, info: RasterInfo) -> tuple[str, ...]:
     with rasterio.open(path, driver="GTiff") as dataset:
         return lost(info, dataset)
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK)
 
 
 class RasterWriter:
@@ -264,25 +224,48 @@ def _open(layout: RasterLayout) -> int:
     return descriptor
 
 
+def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
+    """Make the file that `publish` gives the name to, where it is another one than the ranks have written (`packing`).
+
+    Call it on one rank, after every writer is closed. Raises OutputError where another job has replaced the laid-out
+    file, and WriteError.
+    """
+    with writing(layout.path):
+        _check_ours(layout)
+        if layout.packing.second_file:
+            pack(layout.temporary, layout.packing, layout.path, threads, beat)
+        if layout.legend:
+            add_names(_own_sidecar(layout.whole), layout.legend)
+
+
+def _check_ours(layout: RasterLayout) -> None:
+    if layout.temporary.stat().st_ino != layout.inode:
+        raise taken(layout.path)
+
+
 def publish(layout: RasterLayout) -> None:
     """Give the finished file its final name, replacing an older one and its overviews and statistics.
 
-    Call it on one rank, after every writer is closed. Raises OutputError, and leaves an older file as it was, where
+    Call it on one rank, after `pack_layout`. Raises OutputError, and leaves an older file as it was, where
     another job has replaced the laid-out file, and WriteError where it is gone or cannot be renamed.
     """
     with writing(layout.path):
-        if layout.temporary.stat().st_ino != layout.inode:
-            raise taken(layout.path)
+        _check_ours(layout)
         _replace_sidecars(layout)
-        os.replace(layout.temporary, layout.path)
+        os.replace(layout.whole, layout.path)
+        if layout.style is not None:
+            with replacing(layout.style) as style:
+                write_style(style, layout.legend)
+    if layout.packing.second_file:
+        discard(layout)
 
 
 def _replace_sidecars(layout: RasterLayout) -> None:
-    """Away with the old file's, which do not describe the new one; its own holds what of its place a TIFF cannot."""
+    """Away with the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
     for suffix in _SIDECARS:
         layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
-    if _own_sidecar(layout.temporary).exists():
-        os.replace(_own_sidecar(layout.temporary), _own_sidecar(layout.path))
+    if _own_sidecar(layout.whole).exists():
+        os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))
 
 
 def _own_sidecar(path: Path) -> Path:
@@ -293,6 +276,7 @@ def discard(layout: RasterLayout) -> None:
     """Remove the unfinished file; nothing where it is gone or another job's."""
     with contextlib.suppress(OSError):
         if layout.temporary.stat().st_ino == layout.inode:
+            remove_packed(layout.temporary)
             layout.temporary.unlink()
             _own_sidecar(layout.temporary).unlink(missing_ok=True)
 

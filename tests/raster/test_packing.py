@@ -1,0 +1,184 @@
+"""Maps as people open them: what each format and compression keeps, held to the plain file and to rio cogeo's rules."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import numpy as np
+import pytest
+import rasterio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from rasterio.errors import RasterioIOError
+from rio_cogeo.cogeo import cog_info, cog_validate
+
+from tests.raster.gdal_meaning import meaning
+from tests.raster.test_writer import PLACE, UTM, Info, write_boxes
+from tiledseg.errors import OutputError, WriteError
+from tiledseg.geometry.box import Box
+from tiledseg.map_formats import COMPRESSIONS, FORMATS, PLAIN, Packing
+from tiledseg.raster import packing
+from tiledseg.raster.classes import ClassRecord
+from tiledseg.raster.writer import discard, lay_out, pack_layout, publish, raster_output
+
+LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
+WAYS = [Packing(*pair) for pair in itertools.product(FORMATS, COMPRESSIONS)]
+
+
+def classes_of(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Patches of classes, a corner without data."""
+    coarse_HW = np.random.default_rng(seed).integers(0, 3, (-(-height // 9), -(-width // 7)))
+    found_HW = np.kron(coarse_HW, np.ones((9, 7)))[:height, :width].astype(np.uint8)
+    found_HW[: height // 5, : width // 4] = 255
+    return found_HW
+
+
+def write_map(path: Path, pixels_CHW: NDArray, how: Packing, threads: int = 1, **meaning: object) -> None:
+    bands, height, width = pixels_CHW.shape
+    layout = lay_out(path, Info(height, width), bands, str(pixels_CHW.dtype), packing=how, **meaning)  # type: ignore[arg-type]
+    write_boxes(layout, [Box.of_shape((height, width))], pixels_CHW)
+    pack_layout(layout, threads)
+    publish(layout)
+
+
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: f"{how.format}-{how.compress}")
+def test_every_way_keeps_the_map(tmp_path: Path, how: Packing) -> None:
+    classes_HW = classes_of(1100, 700)
+    write_map(tmp_path / "map.tif", classes_HW[None], how, nodata=255.0, legend=LEGEND)
+    with rasterio.open(tmp_path / "map.tif") as made:
+        np.testing.assert_array_equal(made.read(1), classes_HW)
+        assert (made.crs, made.transform, made.nodata) == (UTM, PLACE, 255)
+        assert [made.colormap(1)[k][:3] for k in range(3)] == [one.colour for one in LEGEND]
+        assert (made.profile.get("compress") or "none") == how.compress
+        assert made.block_shapes == [(512, 512)]
+        assert bool(made.overviews(1)) == (how.format == "cog")
+    names = [one.name for one in LEGEND]
+    rows = [[str(k), one.name, *map(str, one.colour)] for k, one in enumerate(LEGEND)]
+    assert meaning(tmp_path / "map.tif") == (names, rows)
+    style = Xml.parse(tmp_path / "map.qml").getroot().findall(".//paletteEntry")
+    assert [(e.get("value"), e.get("label"), e.get("color")) for e in style] == [
+        ("0", "water", "#0000ff"),
+        ("1", "a & <b>", "#010203"),
+        ("2", "Straße", "#090807"),
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml"}
+    valid, faults, warnings = cog_validate(tmp_path / "map.tif", strict=True)
+    assert valid == (how.format == "cog"), (faults, warnings)
+
+
+@settings(derandomize=True, max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(height=st.integers(1, 1300), width=st.integers(1, 1300), seed=st.integers(0, 99), threads=st.integers(1, 3))
+def test_a_cog_of_any_size_is_valid_and_does_not_depend_on_threads(
+    tmp_path: Path, height: int, width: int, seed: int, threads: int
+) -> None:
+    classes_HW = classes_of(height, width, seed)
+    for name, count in (("one", 1), ("many", threads)):
+        write_map(tmp_path / f"{name}.tif", classes_HW[None], Packing(), count, nodata=255.0)
+    assert (tmp_path / "one.tif").read_bytes() == (tmp_path / "many.tif").read_bytes()
+    assert cog_validate(tmp_path / "one.tif", strict=True) == (True, [], [])
+    with rasterio.open(tmp_path / "one.tif") as made:
+        np.testing.assert_array_equal(made.read(1), classes_HW)
+
+
+def test_an_overview_has_the_class_of_most_pixels_with_data(tmp_path: Path) -> None:
+    """By counting, where one class leads; what has no data does not vote."""
+    classes_HW = classes_of(1024, 1024)
+    write_map(tmp_path / "map.tif", classes_HW[None], Packing(), nodata=255.0)
+    with rasterio.open(tmp_path / "map.tif", overview_level=0) as half:
+        found_HW = half.read(1)
+    fours = classes_HW.reshape(512, 2, 512, 2).swapaxes(1, 2).reshape(512, 512, 4)
+    votes = np.stack([(fours == k).sum(-1) for k in range(3)], -1)
+    ordered = np.sort(votes, -1)
+    clear_HW = ordered[..., -1] > ordered[..., -2]
+    assert clear_HW.mean() > 0.7
+    np.testing.assert_array_equal(found_HW[clear_HW], votes.argmax(-1)[clear_HW])
+    np.testing.assert_array_equal(found_HW == 255, votes.sum(-1) == 0)
+
+
+def test_an_overview_of_shares_has_their_mean(tmp_path: Path) -> None:
+    shares_CHW = np.random.default_rng(1).random((2, 1024, 600), np.float32)
+    shares_CHW[:, :100, :101] = np.nan
+    write_map(tmp_path / "p.tif", shares_CHW, Packing(average=True), nodata=float("nan"), descriptions=["a", "b"])
+    with rasterio.open(tmp_path / "p.tif") as made, rasterio.open(tmp_path / "p.tif", overview_level=0) as half:
+        np.testing.assert_array_equal(made.read(), shares_CHW)
+        assert made.descriptions == ("a", "b")
+        fours = shares_CHW.reshape(2, 512, 2, 300, 2).swapaxes(2, 3).reshape(2, 512, 300, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
+            np.testing.assert_allclose(half.read(), np.nanmean(fours, -1), rtol=1e-6)
+
+
+def test_a_style_of_somebody_stays(tmp_path: Path) -> None:
+    (tmp_path / "map.qml").write_text("my own")
+    write_map(tmp_path / "map.tif", classes_of(40, 50)[None], Packing(), nodata=255.0, legend=LEGEND)
+    assert (tmp_path / "map.qml").read_text() == "my own"
+
+
+def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
+    """Noise, which does not compress: the files on the disk while GDAL packs are never more."""
+    noise_CHW = np.random.default_rng(3).integers(0, 255, (1, 1536, 1536), np.uint8)
+    for how in WAYS:
+        seen = []
+        layout = lay_out(tmp_path / "n.tif", Info(1536, 1536), 1, "uint8", packing=how)
+        write_boxes(layout, [Box.of_shape((1536, 1536))], noise_CHW)
+        size = packing._size
+
+        def measured(plain: Path, size=size, seen=seen) -> int:
+            seen.append(plain.stat().st_size + size(plain))
+            return seen[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(packing, "_size", measured)
+            patch.setattr(packing, "_LOOK_SECONDS", 0.002)
+            pack_layout(layout)
+        seen.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+        discard(layout)
+        asked = raster_output("--output", tmp_path / "n.tif", Info(1536, 1536), 1, "uint8", how).size
+        assert max(seen) <= asked + 4096, how
+
+
+def test_large_files_are_bigtiff() -> None:
+    """By the bytes of their pixels, and room for what does not compress."""
+    assert PLAIN.is_big(4_000_000_001)
+    assert not PLAIN.is_big(4_000_000_000)
+    assert Packing().is_big(3_000_000_000)
+    assert not Packing().is_big(2_900_000_000)
+
+
+def test_a_large_map_is_packed_as_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiledseg.map_formats._CLASSIC_LIMIT", 100_000)
+    for name, how in (("cog", Packing()), ("gtiff", Packing("gtiff", "lzw"))):
+        write_map(tmp_path / f"{name}.tif", classes_of(600, 600)[None], how)
+        assert (tmp_path / f"{name}.tif").read_bytes()[:4] == b"II+\0", "43: BigTIFF"
+    assert cog_info(tmp_path / "cog.tif").COG
+
+
+@pytest.mark.parametrize("fails", ["copy", "kept"])
+def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    (tmp_path / "map.tif").write_bytes(b"old")
+    layout = lay_out(tmp_path / "map.tif", Info(40, 50), 1, "uint8", packing=Packing())
+    write_boxes(layout, [Box.of_shape((40, 50))], classes_of(40, 50)[None])
+
+    def broken(*_: object, **__: object) -> None:
+        raise RasterioIOError("No space left on device")
+
+    if fails == "copy":
+        monkeypatch.setattr(packing.rasterio.shutil, "copy", broken)
+    else:
+        monkeypatch.setitem(packing._KEPT, "CRS", id)
+    with pytest.raises(WriteError, match=r"No space left" if fails == "copy" else r"not kept the CRS"):
+        pack_layout(layout)
+    assert (tmp_path / "map.tif").read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"map.tif", ".map.tif.part"}
+
+
+def test_a_file_of_another_job_is_not_packed(tmp_path: Path) -> None:
+    first = lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", packing=Packing())
+    first.temporary.rename(tmp_path / "elsewhere")  # its inode stays taken
+    lay_out(tmp_path / "a.tif", Info(30, 40), 1, "uint8", packing=Packing())
+    with pytest.raises(OutputError, match="another job"):
+        pack_layout(first)

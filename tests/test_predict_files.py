@@ -1,0 +1,150 @@
+"""The files that predict writes: formats, polygons."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyogrio
+import pytest
+import rasterio
+import shapely
+from numpy.typing import NDArray
+from rasterio.features import shapes
+from rio_cogeo.cogeo import cog_validate
+
+from tests.crash.runs import Material
+from tests.raster.gdal_meaning import meaning
+from tests.small_files import PLACE, UTM, write_raster
+from tiledseg.predict import main
+from tiledseg.train import main as train
+
+SHAPE = (61, 83)
+CLASSES = {"water": (0, 0, 255), "wood & field": (0, 170, 16), "roof": (255, 0, 0)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained network, and an image with a corner without data."""
+    root = tmp_path_factory.mktemp("files")
+    material = Material.make(root)
+    classes = f"--data.classes={json.dumps([{'name': name, 'colour': colour} for name, colour in CLASSES.items()])}"
+    assert train([*material.train_command(root / "run")[1:], "--train.epochs", "1", classes]) == 0
+    pixels_CHW = np.random.default_rng(2).integers(1, 256, (3, *SHAPE), np.uint8)
+    pixels_CHW[:, :9, :13] = 0
+    write_raster(root / "image.tif", pixels_CHW, nodata=0)
+    return root
+
+
+def predict(folder: Path, output: Path, *options: str) -> int:
+    files = ["--checkpoint", str(folder / "run"), "--image", str(folder / "image.tif"), "--output", str(output)]
+    return main([*files, "--tiling.grid", "3", "--verbosity", "0", *options])
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> NDArray[np.uint8]:
+    """The classes of the map that is kept as the ranks have written it."""
+    assert predict(folder, folder / "plain.tif", "--format", "gtiff", "--compress", "none") == 0
+    with rasterio.open(folder / "plain.tif") as file:
+        return file.read(1)
+
+
+@pytest.mark.parametrize("options", [[], ["--format", "gtiff"], ["--compress", "zstd"]], ids=" ".join)
+def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_path: Path, options: list[str]) -> None:
+    shares = tmp_path / "p.tif"
+    assert predict(folder, tmp_path / "map.tif", *options, "--probabilities", str(shares)) == 0
+    with rasterio.open(tmp_path / "map.tif") as made, rasterio.open(shares) as probabilities:
+        np.testing.assert_array_equal(made.read(1), plain)
+        assert [made.colormap(1)[k][:3] for k in range(3)] == list(CLASSES.values())
+        assert made.tags(1)["CLASS_1"] == "wood & field"
+        assert made.profile["compress"] == ("zstd" if "zstd" in options else "deflate")
+        assert probabilities.shape == SHAPE
+        assert probabilities.descriptions[2] == "probability of roof"
+    for path in (tmp_path / "map.tif", shares):
+        with rasterio.open(path) as file:
+            assert (file.tags(ns="IMAGE_STRUCTURE").get("LAYOUT") == "COG") == ("gtiff" not in options)
+    assert meaning(tmp_path / "map.tif")[0] == list(CLASSES)
+    for path in (tmp_path / "map.tif", shares):
+        assert cog_validate(path)[0], "of one block either kind keeps the rules"
+    assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
+
+
+def read_polygons(path: Path) -> tuple[dict, NDArray, NDArray, NDArray, NDArray]:
+    meta, _, wkb, (numbers, names, pixels) = pyogrio.raw.read(path, layer="classes")
+    return meta, shapely.from_wkb(wkb), numbers, names, pixels
+
+
+def test_polygons_are_those_of_the_whole_map(
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rasterio outlines the written map at once, on the ground; by strips of 7 rows."""
+    monkeypatch.setattr("tiledseg.raster.geopackage.STRIP_ROWS", 7)
+    monkeypatch.setattr("tiledseg.raster.geopackage._AT_ONCE", 50)
+    gpkg = tmp_path / "classes.gpkg"
+    assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg)) == 0
+    meta, found, numbers, names, pixels = read_polygons(gpkg)
+    expected = list(shapes(plain, plain != 255, connectivity=4, transform=PLACE))
+    wanted = {(int(n), shapely.normalize(shapely.geometry.shape(s)).wkb) for s, n in expected}
+    assert {(int(n), shapely.normalize(one).wkb) for n, one in zip(numbers, found, strict=True)} == wanted
+    assert len(found) == len(expected) > 100
+    assert meta["crs"] == UTM
+    assert [list(CLASSES)[n] for n in numbers] == list(names)
+    np.testing.assert_allclose(shapely.area(found), pixels * 0.25)
+    assert pixels.sum() == (plain != 255).sum()
+    assert {p.name for p in tmp_path.iterdir()} == {"classes.gpkg", "map.tif", "map.tif.aux.xml", "map.qml"}
+
+
+@pytest.mark.parametrize(("area", "pixels"), [("12px", 12), ("3", 12), ("3.1", 13), ("0", 0), ("1e9", 4e9)])
+def test_small_polygons_are_left_out(
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, area: str, pixels: float
+) -> None:
+    """By pixels, or by square metres: a pixel has a quarter of one."""
+    gpkg = tmp_path / "classes.gpkg"
+    options = ["--polygons", str(gpkg), "--polygons-minimum-area", area]
+    assert predict(folder, tmp_path / "map.tif", *options) == 0
+    expected = [shapely.geometry.shape(s).area for s, _ in shapes(plain, plain != 255, connectivity=4)]
+    found = read_polygons(gpkg)[4]
+    assert sorted(found) == sorted(area for area in expected if area >= pixels)
+
+
+def test_an_older_file_of_polygons_is_replaced(folder: Path, tmp_path: Path) -> None:
+    gpkg = tmp_path / "classes.gpkg"
+    for area in ("0", "20px"):
+        assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg), "--polygons-minimum-area", area) == 0
+    assert read_polygons(gpkg)[4].min() >= 20
+
+
+def test_a_failure_leaves_the_old_polygons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpkg = tmp_path / "classes.gpkg"
+    assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 0
+    old, names = gpkg.read_bytes(), {path.name for path in tmp_path.iterdir()}
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("database or disk is full")
+
+    monkeypatch.setattr(pyogrio.raw, "write", fail)
+    assert predict(folder, tmp_path / "m.tif", "--polygons", str(gpkg)) == 1
+    assert gpkg.read_bytes() == old
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_polygons_need_their_extra(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before any work."""
+    monkeypatch.setitem(sys.modules, "pyogrio", None)
+    assert predict(folder, tmp_path / "m.tif", "--polygons", str(tmp_path / "c.gpkg")) == 2
+    assert "tiledseg[vector]" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_polygons_of_a_raster_without_a_place_are_in_pixels(folder: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image.tif"
+    write_raster(image, np.full((3, 20, 30), 9, np.uint8), crs=None, transform=None)
+    gpkg = tmp_path / "classes.gpkg"
+    assert predict(folder, tmp_path / "m.tif", "--image", str(image), "--polygons", str(gpkg)) == 0
+    meta, found, *_ = read_polygons(gpkg)
+    assert meta["crs"] is None
+    assert shapely.total_bounds(found).tolist() == [0, 0, 30, 20]
