@@ -26,7 +26,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.writing import flush, write_error, writing
 
 if TYPE_CHECKING:
-    from tiledseg.raster.polygons import ClassPolygon
+    from tiledseg.raster.outlines import ClassPolygon
 
 LAYER = "classes"
 """The one layer: a feature is a polygon, with its `class` (number), its `name` and its `pixels`."""
@@ -227,7 +227,7 @@ def polygon_notes(info: RasterInfo) -> tuple[str, ...]:
 
 def open_polygons(plain: Path, ignored: int, beat: Callable[[], None]) -> Iterator[Any]:
     """The polygons of the finished plain file of a class map; a `beat` a strip."""
-    from tiledseg.raster.polygons import class_polygons
+    from tiledseg.raster.outlines import class_polygons
 
     def beating() -> Iterator[NDArray[np.uint8]]:
         for strip_HW in strips(plain):
