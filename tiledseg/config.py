@@ -138,6 +138,7 @@ class ModelConfig:
             none in a U-Net, batch in the other networks
         upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
         dropout: probability to drop a channel
+        freeze_norm: running statistics of batch norms are constants, in training too (docs/transfer.md)
         encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
         pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
         image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
@@ -156,6 +157,7 @@ class ModelConfig:
     norm: str = AUTO
     upsampling: str = AUTO
     dropout: float = number(0.0, 0.0, 1.0, below=True)
+    freeze_norm: bool = False
     encoder: str = AUTO
     pretrained: str | None = None
     image_mean: bool = True
@@ -228,6 +230,7 @@ class TrainConfig:
         label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
+        tiles_per_batch: tiles of one shape that run as one batch, at most; auto: as many as fit and pay (docs/plan.md)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
@@ -254,6 +257,7 @@ class TrainConfig:
     tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
     label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
     class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
+    tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
     precision: str = "fp32"
     seed: int = number(0, 0, 2**63 - 1)
     checkpoint_every: int = number(100, 1, MOST)
@@ -277,11 +281,19 @@ class TrainConfig:
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
+        self.batch()
         if self.tiles_per_step is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
                 "give one of them"
             )
+
+    def batch(self) -> int | None:
+        """Tiles of a batch, or None for auto."""
+        if isinstance(self.tiles_per_batch, int):
+            return self.tiles_per_batch
+        one_of("train.tiles_per_batch", self.tiles_per_batch, (AUTO, "a number of tiles from 1 on"))
+        return None
 
 
 @dataclass

@@ -82,6 +82,7 @@ VALUES = (
     train("preset-contradicted", "--model.name small --model.levels 3", "model.levels", "3", "small", "6"),
     train("norm-that-tiles-change", "--model.norm instance", "model.norm", "instance", "parallel.exact false"),
     train("batch-norm-that-tiles-change", "--model.norm batch", "model.norm", "batch", "parallel.exact false"),
+    train("no-norm-to-freeze", "--model.freeze_norm true", "model.freeze_norm is true", "U-Net", "no batch norm"),
     train(
         "norm-of-one-pixel",
         "--data.images ROOT/tiny.tif --data.labels ROOT/tiny-labels.tif --tiling.grid 1 --model.norm instance "

@@ -47,3 +47,13 @@ class Somebody(nn.Module):
 def build(bands: int, classes: int, width: int = 4, norm: bool = False) -> nn.Module:
     """What `model.build` names."""
     return Somebody(bands, classes, width, norm)
+
+
+def build_measured(bands: int, classes: int, width: int = 4) -> nn.Module:
+    """With norms that come with statistics, as weights trained elsewhere do."""
+    module = Somebody(bands, classes, width, norm=True)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.normal_(part.running_mean)
+            nn.init.uniform_(part.running_var, 0.5, 2.0)
+    return module

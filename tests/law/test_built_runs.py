@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.foreign.modules import Somebody
@@ -53,6 +54,26 @@ def test_a_norm_over_the_image_is_that_of_one_rank(shared: Path, meshes: dict[st
     expected = losses(meshes["gloo"].on_root(lambda: run(built(shared, "alone-norm", layer, norm=True), alone())))
     found = losses(run(built(shared, "norm", layer, norm=True), meshes["gloo"]))
     assert found == pytest.approx(expected, rel=1e-10)
+
+
+def still(folder: Path, name: str, grid: int, parallel: ParallelConfig) -> Config:
+    config = built(folder, name, parallel)
+    model = ModelConfig(build="tests.foreign.modules:build_measured", arguments={"width": 3}, freeze_norm=True)
+    return replace(config, model=model, tiling=replace(config.tiling, grid=grid))
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("without_plots")
+def test_norms_that_stand_still_are_those_of_whole_images(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Tiles by `read` against one rank with one tile; all statistics are those that the module came with."""
+    mesh = meshes["gloo"]
+    alone_ = still(shared, "alone-still", 1, ParallelConfig())
+    expected = losses(mesh.on_root(lambda: run(alone_, alone())))
+    assert losses(run(still(shared, "still", 3, ParallelConfig()), mesh)) == pytest.approx(expected, rel=1e-10)
+    one, other = (load_file(find_checkpoint(shared / n).path / "model.safetensors") for n in ("alone-still", "still"))
+    moved = [key for key in one if "running" in key and not torch.equal(one[key], other[key])]
+    assert moved == []
+    assert int(other["stem.norm.num_batches_tracked"]) == 0
 
 
 @pytest.mark.mpi

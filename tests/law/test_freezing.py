@@ -1,14 +1,16 @@
-"""The law of frozen weights: losses and weights are those of torch's own network with `requires_grad` False there.
+"""The law of frozen weights: losses and weights are those of torch's own network with `requires_grad` False there;
+and of statistics that stand still: those of torch's batch norm in evaluation, in a module that is trained.
 
 In every halo mode and with two stages, of which the first is frozen from end to end: no gradient comes back to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from tests.law.cases import IGNORED, KEY, Case, as_batch
@@ -32,13 +34,39 @@ STEPS = 3
 ENCODER, MIDDLE = {"encoder*": 0.0, "bottom*": 0.0}, {"encoder0*": 0.0, "*.bias": 0.0, "decoder*": 0.0}
 CASE = Strip(UNet(3, 1, 3, 4, "same", "pixel", "bilinear", bands=2, classes=3), (4, 3))
 MEASURED = Strip(replace(CASE.unet, norm="batch"), (4, 3))  # exact in mode layer
+
+
+@dataclass(frozen=True)
+class Still(Strip):
+    """Batch norms with statistics of other data, which stand still."""
+
+    def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
+        network, draw = super().network(dtype), torch.Generator().manual_seed(4)
+        for module in network.layers.values():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(generator=draw)
+                module.running_var.uniform_(0.5, 2.0, generator=draw)
+        return network.hold_statistics()
+
+
+def in_evaluation(module: nn.Module) -> nn.Module:
+    """torch's own batch norm with the same statistics, in evaluation."""
+    if not isinstance(module, nn.BatchNorm2d):
+        return module
+    norm = native(module).eval()
+    norm.load_state_dict(module.state_dict())
+    return norm
+
+
+STILL = Still(MEASURED.unet, (4, 3))
 Found = tuple[list[float | None], dict[str, torch.Tensor]]
 
 
 def whole(case: Case, factors: dict[str, float]) -> Found:
     """By torch alone, on the undivided raster."""
     network = case.network().train()
-    network.layers.update({name: native(module) for name, module in network.layers.items()})
+    other = in_evaluation if isinstance(case, Still) else native
+    network.layers.update({name: other(module) for name, module in network.layers.items()})
     for name, parameter in network.parameters_by_node():
         parameter.requires_grad = factor_of(name, factors) != 0
     sample = case.dataset((1, 1)).load(0, 0)
@@ -96,8 +124,16 @@ def check(case: Case, factors: dict[str, float], parallel: ParallelConfig, mesh:
 @pytest.mark.parametrize("factors", [ENCODER, MIDDLE], ids=["encoder", "middle"])
 @pytest.mark.parametrize(
     ("case", "halo", "overlap"),
-    [(CASE, "read", False), (CASE, "exchange", False), (CASE, "layer", True), (MEASURED, "layer", False)],
-    ids=["read", "exchange", "layer", "batch-norm"],
+    [
+        (CASE, "read", False),
+        (CASE, "exchange", False),
+        (CASE, "layer", True),
+        (MEASURED, "layer", False),
+        (STILL, "read", False),
+        (STILL, "exchange", False),
+        (STILL, "layer", True),
+    ],
+    ids=["read", "exchange", "layer", "batch-norm", "still-read", "still-exchange", "still-layer"],
 )
 def test_frozen_weights(
     case: Case, halo: str, overlap: bool, factors: dict[str, float], meshes: dict[str, Mesh]
@@ -107,13 +143,13 @@ def test_frozen_weights(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("recompute", ["never", "always"])
-@pytest.mark.parametrize("halo", ["read", "layer"])
-def test_a_frozen_stage(halo: str, recompute: str, meshes: dict[str, Mesh]) -> None:
-    """The first of two stages; on four ranks two pipelines."""
+@pytest.mark.parametrize(("case", "halo"), [(CASE, "read"), (CASE, "layer"), (STILL, "read")])
+def test_a_frozen_stage(case: Case, halo: str, recompute: str, meshes: dict[str, Mesh]) -> None:
+    """The first of two stages; on four ranks two pipelines. With still statistics all weights are trained."""
     mesh = meshes["gloo"]
     if mesh.size % 2:
         pytest.skip("two stages need ranks in pairs")
-    names = CASE.unet.graph().names[1:]
+    names = case.unet.graph().names[1:]
     first = next(k for k, name in enumerate(names) if name.startswith("decoder"))
     parallel = ParallelConfig(halo=halo, stages=2, balance=[first, len(names) - first], recompute=recompute)
-    check(CASE, ENCODER, parallel, mesh)
+    check(case, {} if case is STILL else ENCODER, parallel, mesh)

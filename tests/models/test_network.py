@@ -72,18 +72,31 @@ def test_a_skip_popped_twice_is_kept_until_its_last_pop() -> None:
 @pytest.mark.parametrize("probability", [0.25, 0.5])
 def test_dropout_drops_the_same_channels_of_every_tile_of_an_image(probability: float) -> None:
     layer = ChannelDropout("encoder0.dropout0", probability).train()
-    layer.key = DropoutKey(seed=1, step=2, image=3)
+    set_dropout_key(layer, DropoutKey(seed=1, step=2, image=3))
     tiles = [layer(torch.ones(1, 4000, *shape)) for shape in ((1, 1), (2, 3))]
     kept = [(t[0, :, 0, 0] != 0) for t in tiles]
     assert torch.equal(kept[0], kept[1])
     assert kept[0].float().mean().item() == pytest.approx(1 - probability, abs=0.04)
     assert tiles[0].max().item() == pytest.approx(1 / (1 - probability))
     for key in (DropoutKey(2, 2, 3), DropoutKey(1, 3, 3), DropoutKey(1, 2, 4)):
-        layer.key = key
+        set_dropout_key(layer, key)
         assert not torch.equal(layer(torch.ones(1, 4000, 1, 1))[0, :, 0, 0] != 0, kept[0])
     other = ChannelDropout("encoder0.dropout1", probability).train()
-    other.key = DropoutKey(1, 2, 3)
+    set_dropout_key(other, DropoutKey(1, 2, 3))
     assert not torch.equal(other(torch.ones(1, 4000, 1, 1))[0, :, 0, 0] != 0, kept[0])
+
+
+def test_each_image_of_a_batch_has_its_own_draw() -> None:
+    layer = ChannelDropout("encoder0.dropout0", 0.5).train()
+    keys = [DropoutKey(1, 2, image) for image in (3, 5, 3)]
+    ones_BCHW = torch.ones(3, 64, 1, 1)
+    set_dropout_key(layer, *keys)
+    together = layer(ones_BCHW)
+    for at, key in enumerate(keys):
+        set_dropout_key(layer, key)
+        assert torch.equal(together[at : at + 1], layer(ones_BCHW[at : at + 1]))
+    assert torch.equal(together[0], together[2])
+    assert not torch.equal(together[0], together[1])
 
 
 def test_dropout_is_off_in_evaluation_and_reaches_every_layer() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
@@ -17,6 +18,7 @@ from tiledseg.models.network import build_modules
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.tracing.trace import trace
 
 
 def one_tile(unet: UNet, raster: tuple[int, int]) -> Tiling:
@@ -95,3 +97,25 @@ def test_statistics_of_a_step_of_several_images_are_exact_or_refused(halo: str, 
     assert (three.spread.together, one.spread.together) == (True, False)
     alone = replace(asked, parallel=replace(asked.parallel, mesh=(2, 2)))
     assert plan_run(alone).memory > 2 * plan_run(replace(alone, images_per_step=1)).memory
+
+
+def test_statistics_that_stand_still_are_exact_everywhere() -> None:
+    layers = UNet(3, 1, base_channels=8, norm="batch").graph().with_still_statistics()
+    assert exact_modes(layers, 4) == HALO_MODES
+    assert norm_fault(layers, "read", 4, 3) is None
+    instance = UNet(3, 1, base_channels=8, norm="instance").graph()
+    assert instance.with_still_statistics() == instance, "only a batch norm has statistics to stand still"
+
+
+def test_a_norm_without_running_statistics_measures_maps_too() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, track_running_stats=False))
+    layers = trace(module, 2).graph
+    assert exact_modes(layers, 4, trains=False) == ("layer",)
+    fault = norm_fault(layers, "read", 4, 1, trains=False, keyed=False)
+    assert fault is not None
+    assert fault.startswith("'1' is a norm of kind batch: its statistics would be those of a tile")
+    assert fault.endswith("use parallel.halo layer, or tiling.grid 1")
+    trained = norm_fault(layers, "layer", 4, 3, keyed=False)
+    assert trained is not None
+    assert "norm none" not in trained
+    assert "freeze_norm" not in trained

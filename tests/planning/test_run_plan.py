@@ -153,3 +153,40 @@ def test_no_time_is_said_where_none_is_known(given: dict[str, Any]) -> None:
 def test_a_run_in_mode_exchange_counts_the_window_that_its_contexts_are_cut_from() -> None:
     read, exchange = (plan_run(question(grid=(2, 4), halo=halo, ranks=2)) for halo in ("read", "exchange"))
     assert exchange.memory > read.memory
+
+
+def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
+    """`batch_pixels` says up to where it pays; memory is counted for all tiles of a batch."""
+    asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4))
+    one = plan_run(asked)
+    pixels = one.tilings[0].context_max[0] * one.tilings[0].context_max[1]
+    assert one.tiles_per_batch == 1
+    four = plan_run(replace(asked, batch_pixels=4 * pixels + 1))
+    assert four.tiles_per_batch == 4
+    each = (four.memory - one.memory) / 3
+    assert each > 0.5 * one.memory
+    assert plan_run(replace(asked, batch_pixels=pixels * 100)).tiles_per_batch == 16, "of a step"
+    assert plan_run(replace(asked, batch_pixels=pixels * 100, ranks=8)).tiles_per_batch == 2
+    tight = replace(asked, batch_pixels=pixels * 100, memory=int(one.memory + 2.5 * each))
+    assert plan_run(tight).tiles_per_batch == 3
+    given = plan_run(replace(asked, tiles_per_batch=5))
+    assert (given.tiles_per_batch, given.memory) == (5, one.memory + 4 * each)
+    warned = plan_run(replace(asked, tiles_per_batch=5, memory=one.memory)).warnings
+    assert any("a training step on the largest tile needs" in note for note in warned)
+    assert plan_run(replace(asked, trains=False, batch_pixels=10**9)).tiles_per_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"stages": 2, "balance": "modelled"}, "in stages each tile is a micro-batch by itself; use parallel.stages 1"),
+        ({"halo": "layer"}, "a rank has no tiles, but a block of an image; use parallel.halo read or exchange"),
+        ({"norm": "batch", "exact": False}, "encoder0.norm0 takes its statistics over a batch.*model.freeze_norm"),
+    ],
+)
+def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words: str) -> None:
+    norm = given.pop("norm", "none")
+    asked = question(norm, grid=(4, 4), batch_pixels=10**9, **given)
+    assert plan_run(asked).tiles_per_batch == 1
+    with pytest.raises(ConfigError, match=rf"train.tiles_per_batch is 2, but .*{words}.*; or leave it out"):
+        plan_run(replace(asked, tiles_per_batch=2))

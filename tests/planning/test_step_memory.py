@@ -77,6 +77,15 @@ def test_a_frozen_part_keeps_nothing(norm: str, factors: dict[str, float]) -> No
     assert memory.total < all_trained.total
 
 
+@pytest.mark.parametrize("factors", [{}, {"encoder*": 0, "bottom*": 0}])
+def test_statistics_that_stand_still(factors: dict[str, float]) -> None:
+    """Within 0.1 %: torch keeps the norm's input, and of its statistics nothing."""
+    unet, context = UNet(4, base_channels=4, norm="batch"), (64, 96)
+    network = freeze(build_modules(unet, seed=0), factors).hold_statistics()
+    memory = training_memory(network.graph, unet.bands, context)
+    assert memory.activations + memory.backward == pytest.approx(measured_peak(network, context), rel=0.001)
+
+
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(
     st.builds(

@@ -69,6 +69,7 @@ OTHERS: dict[str, Any] = {
     "train.loss": {"cross_entropy": 1.0, "dice": 0.5},
     "train.label_smoothing": 0.1,
     "train.class_weights": {"1": 4.0},
+    "train.tiles_per_batch": 2,
     "train.precision": "bf16",
     "train.seed": 9,
     "train.checkpoint_every": 7,
@@ -83,9 +84,10 @@ OTHERS: dict[str, Any] = {
     "run.panels": 0,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
-ELSEWHERE |= {f"model.{key}" for key in ("encoder", "pretrained", "image_mean", "edge_band", "build", "arguments")}
+ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
+ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
 ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta")}
-"""Keys that cannot change alone: below, in `test_resume_sources.py`, and in `tests/foreign/test_build.py`."""
+"""Keys that cannot change alone: below, in `test_resume_sources.py`, `test_first_weights.py` and `test_build.py`."""
 
 
 @pytest.fixture(scope="module")

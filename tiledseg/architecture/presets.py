@@ -29,6 +29,7 @@ PRESETS = {
     "large": Preset(8, (18, 30, 44, 30, 14, 13)),
 }
 NAMES = (*KINDS, *PRESETS)
+OF_TRAINING = ("freeze_norm",)  # keys that say how any network is trained
 
 
 def network_kind(name: str) -> type[Any]:
@@ -61,7 +62,7 @@ def _foreign(model: ModelConfig, build: str, bands: int, classes: int) -> Networ
     default = ModelConfig()
     for field in fields(ModelConfig):
         given = getattr(model, field.name)
-        if field.name not in ("build", "arguments") and given != getattr(default, field.name):
+        if field.name not in ("build", "arguments", *OF_TRAINING) and given != getattr(default, field.name):
             raise ConfigError(
                 f"model.{field.name} is {given}, but {build} builds the network; leave it out, or say it in "
                 "model.arguments"
@@ -74,7 +75,7 @@ def _check_keys(model: ModelConfig, own: set[str]) -> None:
     preset, default = PRESETS.get(model.name), ModelConfig()
     for field in fields(ModelConfig):
         key, given = field.name, getattr(model, field.name)
-        if given == getattr(default, key) or key == "name":
+        if given == getattr(default, key) or key == "name" or key in OF_TRAINING:
             continue
         if key == "pretrained":
             if not hasattr(network_kind(model.name), "file_names"):

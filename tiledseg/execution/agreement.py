@@ -11,15 +11,17 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, TiledsegError
+from tiledseg.models.network import GraphNetwork
 
 
-def agree_on_buffers(network: nn.Module, communicator: Communicator, speaks: bool) -> None:
-    """Give every rank the mean of the buffers (running statistics of batch norm) of the ranks that speak. Collective.
+def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: bool) -> None:
+    """Give every rank the mean of the running statistics of the ranks that speak. Collective.
 
     Where one rank speaks for all, which is the exact case, that is its own to the last bit. Several speak where the
     batch statistics are of tiles and not exact (parallel.exact false): there the ranks must not drift apart.
     """
-    buffers = [buffer for buffer in network.buffers() if not buffer.is_meta]  # those of other stages are elsewhere
+    moving = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.tracks]
+    buffers = [b for module in moving for b in module.buffers() if not b.is_meta]  # those of other stages: elsewhere
     if communicator.size == 1 or not buffers:
         return
     voices = torch.tensor(int(speaks))

@@ -100,18 +100,23 @@ class HaloMode(Protocol):
 
 @dataclass(frozen=True)
 class ReadMode:
-    """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines."""
+    """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines.
+
+    `batch`: how many tiles of one shape may run at once; tiles of one shape then follow each other.
+    """
 
     network: GraphNetwork
     mesh: Mesh
     tilings: tuple[Tiling, ...]
     precision: str
     axes: Axes | None = None  # of pipelines; without stages each rank is on its own
+    batch: int = 1
 
     def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
         tiles = [Part(r.image, self.tilings[r.image].tiles[r.tile]) for r in step]
         if self.axes is None:
-            return deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
+            own = deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
+            return own if self.batch == 1 else tuple(sorted(own, key=lambda part: part.tile.context.shape))
         at = self.axes.position
         return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
 
@@ -138,9 +143,15 @@ class ExchangeMode(ReadMode):
     """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
 
     def __init__(
-        self, network: GraphNetwork, mesh: Mesh, axes: Axes, tilings: tuple[Tiling, ...], precision: str
+        self,
+        network: GraphNetwork,
+        mesh: Mesh,
+        axes: Axes,
+        tilings: tuple[Tiling, ...],
+        precision: str,
+        batch: int = 1,
     ) -> None:
-        super().__init__(network, mesh, tilings, precision)
+        super().__init__(network, mesh, tilings, precision, batch=batch)
         self._axes = axes
         self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
@@ -152,17 +163,20 @@ class ExchangeMode(ReadMode):
         return tuple(Part(i, exchange_block(self._images[i], at.row, at.col)) for i in _own_images(step, self._axes))
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
-        tiles = self._images[part.image].tiles(*part.tile.position)
-        return tuple(MicroBatch(part.image, tile, part.tile) for tile in tiles)
+        return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
         image, (row, col) = self._images[sample.image], sample.tile.position
         x_BCHW = to_network_input(sample.x_CHW, self.mesh.device)
         with torch.no_grad():
             window_BCHW, window = self._exchange(x_BCHW, image, row, col)
-        for tile in image.tiles(row, col):
+        for tile in self._tiles(sample.image, sample.tile.position):
             rows, cols = tile.context.relative_to(window).slices
             yield window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
+
+    def _tiles(self, image: int, at: tuple[int, int]) -> Sequence[Tile]:
+        tiles = self._images[image].tiles(*at)
+        return tiles if self.batch == 1 else sorted(tiles, key=lambda tile: tile.context.shape)
 
     def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
         """The block with the halo of all its tiles, and where that lies in the raster."""
@@ -203,11 +217,11 @@ class LayerMode(ReadMode):
         """Node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
         cuts = [(tensors, self._images[one.image].rows, self._images[one.image].cols) for one, tensors in images]
         with autocast(self.precision, self.mesh.device):
-            self.spatial.norm_together(k, cuts, self.spatial.axes.weights)
+            self.spatial.norm_together(k, cuts, self.spatial.axes.weights, self.mesh.device)
 
     def no_gradients(self, k: int) -> None:
         """The backward pass of `norm_together` on a rank that had no image."""
-        self.spatial.no_gradients(k, self.spatial.axes.weights)
+        self.spatial.no_gradients(k, self.spatial.axes.weights, self.mesh.device)
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         image = self._images[micro_batch.image]

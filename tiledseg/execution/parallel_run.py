@@ -59,11 +59,13 @@ class ParallelRun:
         spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.shares_layers else None
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision)
 
-    def over(self, tilings: Sequence[Tiling]) -> Passes:
-        """The passes over images that are cut by `tilings`."""
-        mode = self._mode(tuple(tilings))
+    def over(self, tilings: Sequence[Tiling], batch: int = 1) -> Passes:
+        """The passes over images that are cut by `tilings`; while training, up to `batch` tiles of one shape at once,
+        of which there are none in stages and in mode `layer`."""
+        mode = self._mode(tuple(tilings), batch)
         if self.pipeline is None:
-            return StepPasses(mode) if isinstance(mode, LayerMode) and self.spread.together else SerialPasses(mode)
+            together = self.spread.together
+            return StepPasses(mode) if isinstance(mode, LayerMode) and together else SerialPasses(mode, batch)
         meter = self.axes.stage_messages.meter
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 
@@ -71,11 +73,12 @@ class ParallelRun:
         """Ends the axes. Collective."""
         self.axes.close()
 
-    def _mode(self, tilings: tuple[Tiling, ...]) -> HaloMode:
+    def _mode(self, tilings: tuple[Tiling, ...], batch: int) -> HaloMode:
         if not self.spread.shares_images:
-            return ReadMode(self.network, self.mesh, tilings, self.precision, self.axes if self.pipeline else None)
+            axes = self.axes if self.pipeline else None
+            return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch)
         if self.spatial is None:
-            return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision)
+            return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain, islice
+from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.doing import doing, ticking
-from tiledseg.execution.halo_modes import HaloMode, Part, Piece
+from tiledseg.comm.doing import doing
+from tiledseg.execution.halo_modes import HaloMode, MicroBatch, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.still import still_statistics
@@ -84,13 +85,26 @@ class Passes(Protocol):
         """Of the last `train`; None without stages."""
 
 
+class _Loaded(NamedTuple):
+    """A micro-batch with its sample and the network's input."""
+
+    sample: Sample
+    micro_batch: MicroBatch
+    x_BCHW: torch.Tensor
+
+
 class SerialPasses:
-    """The whole network on this rank, micro-batch by micro-batch."""
+    """The whole network on this rank, micro-batch by micro-batch; while training, up to `batch` of one shape at once.
+
+    The law holds for any `batch`: losses are taken of each tile by itself and added up, dropout is drawn for each, and
+    norms that measure the batch are never run so (`planning.run.batch`).
+    """
 
     loads = loads_pixels = True
 
-    def __init__(self, mode: HaloMode) -> None:
+    def __init__(self, mode: HaloMode, batch: int = 1) -> None:
         self.mode = mode
+        self._batch = batch
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
@@ -98,32 +112,60 @@ class SerialPasses:
         timed = Timed(samples)
         if self.rounds(parts, loss.looks_first) > 1:
             with torch.no_grad(), still_statistics([self.mode.network]):
-                for piece, sample in self._each(timed, parts, key):
+                for piece, sample in chain.from_iterable(self._each(timed, parts, key)):
                     loss.look(piece, sample)
             loss.agree()
         left = self.pieces(parts)
-        for piece, sample in self._each(timed, parts, key):
-            if left == 1:
+        for pieces in self._each(timed, parts, key):
+            left -= len(pieces)
+            if left == 0:
                 reducer.overlap()
-            loss([(piece, sample)]).backward()
-            left -= 1
+            loss(pieces).backward()
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 2 if looks_first and self.pieces(parts) > 1 else 1
 
-    def _each(self, samples: Iterator[Sample], parts: Sequence[Part], key: Key) -> Iterator[tuple[Piece, Sample]]:
-        """The pieces of a step's parts, one after the other."""
-        for _ in parts:
-            sample = next(samples)
-            set_dropout_key(self.mode.network, key(sample.image))
-            with doing("tile %d of image %d", sample.tile.index, sample.image):
-                for piece in ticking(self._pieces(sample)):
-                    yield piece, sample
+    def _each(self, samples: Iterator[Sample], parts: Sequence[Part], key: Key) -> Iterator[list[tuple[Piece, Sample]]]:
+        """The pieces of a step's parts: those of a batch, one batch after the other."""
+        for loaded in self._batches(islice(samples, len(parts))):
+            own = [one.sample for one in loaded]
+            set_dropout_key(self.mode.network, *(key(sample.image) for sample in own))
+            with doing("tile %d of image %d", loaded[0].micro_batch.tile.index, own[0].image):
+                yield list(zip(self._run(loaded), own, strict=True))
+
+    def _batches(self, samples: Iterator[Sample]) -> Iterator[list[_Loaded]]:
+        """Micro-batches in their order, as many of one shape as may run at once."""
+        held: list[_Loaded] = []
+        for one in (one for sample in samples for one in self._inputs(sample)):
+            if held and held[0].x_BCHW.shape != one.x_BCHW.shape:
+                yield held
+                held = []
+            held.append(one)
+            if len(held) == self._batch:
+                yield held
+                held = []
+        if held:
+            yield held
+
+    def _inputs(self, sample: Sample) -> Iterator[_Loaded]:
+        micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
+        for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
+            yield _Loaded(sample, micro_batch, x_BCHW)
+
+    def _run(self, loaded: list[_Loaded]) -> list[Piece]:
+        """The network's outputs on micro-batches of one shape, computed as one batch. `loaded` is used up."""
+        graph, micro_batches = self.mode.network.graph, [one.micro_batch for one in loaded]
+        tensors = {0: _batched([one.x_BCHW for one in loaded])}
+        loaded.clear()
+        self.mode.run_nodes(micro_batches[0], tensors, 0, len(graph))
+        outputs = zip(*(_unbatched(tensors.pop(result)) for result in graph.results), strict=True)
+        return [one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True)]
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:
-            for piece in self._pieces(sample):
+            for one in self._inputs(sample):
+                (piece,) = self._run([one])
                 yield sample, piece
 
     def pieces(self, parts: Sequence[Part]) -> int:
@@ -132,13 +174,15 @@ class SerialPasses:
     def figures(self) -> None:
         return None
 
-    def _pieces(self, sample: Sample) -> Iterator[Piece]:
-        graph = self.mode.network.graph
-        micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
-        for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
-            tensors = {0: x_BCHW}
-            self.mode.run_nodes(micro_batch, tensors, 0, len(graph))
-            yield micro_batch.piece(*map(tensors.pop, graph.results))
+
+def _batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
+    if len(inputs_BCHW) == 1:
+        return inputs_BCHW[0]
+    return torch.cat(inputs_BCHW).contiguous(memory_format=torch.channels_last)
+
+
+def _unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (output_BKHW,) if len(output_BKHW) == 1 else output_BKHW.split(1)
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:

@@ -181,6 +181,10 @@ class Graph:
         """The same, with these nodes frozen and no others."""
         return Graph(tuple(replace(node, frozen=node.name in names) for node in self.nodes), self.outputs)
 
+    def with_still_statistics(self) -> Graph:
+        """The same, with running statistics that are constants in training too."""
+        return Graph(tuple(replace(node, layer=node.layer.stilled) for node in self.nodes), self.outputs)
+
 
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
     """Nodes one after the other."""

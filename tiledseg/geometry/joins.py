@@ -101,9 +101,8 @@ class ImageMean(Layer):
     def statistics(self) -> str | None:
         return "image"
 
-    @property
-    def in_words(self) -> str:
-        return "the network takes the mean of an image"
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes the mean of an image"
 
     def statistic_sets(self, channels: int) -> int:
         return channels

@@ -13,7 +13,7 @@ pixel; those that do not stand in the files beside this one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
@@ -115,14 +115,28 @@ class Layer:
         return None
 
     @property
+    def tracks(self) -> bool:
+        """Whether training moves running statistics, which are constants where the network is mapped."""
+        return False
+
+    @property
+    def is_still(self) -> bool:
+        """Whether running statistics are constants in training too."""
+        return False
+
+    @property
+    def stilled(self) -> Layer:
+        """The layer whose running statistics, if it has some, are constants in training too."""
+        return self
+
+    @property
     def needs_pixels(self) -> bool:
         """Whether a single pixel of a channel is too little for its statistics."""
         return False
 
-    @property
-    def in_words(self) -> str:
-        """What takes statistics, for the user."""
-        return type(self).__name__
+    def in_words(self, module: str | None) -> str:
+        """What takes statistics, for the user: `module` of somebody's network, or (None) what a key of ours names."""
+        return f"{module or 'the network'} takes statistics"
 
     def statistic_sets(self, channels: int) -> int:
         """Sets of values that have statistics of their own, of an image or a batch."""
@@ -203,29 +217,47 @@ class Mark(Layer):
 
 @dataclass(frozen=True)
 class Norm(Layer):
-    """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch."""
+    """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
+
+    `affine`: whether it has weights; of batch norms `running`, whether they have running statistics, and `still`,
+    whether these are constants in training too.
+    """
 
     kind: str = "none"
     groups: int = 1
+    affine: bool = True
+    running: bool = True
+    still: bool = False
 
     @property
     def keeps_zero(self) -> bool:
         return self.hands_on
 
     def parameters(self, channels: int) -> int:
-        return 0 if self.hands_on else 2 * channels
+        return 2 * channels if self.affine and not self.hands_on else 0
 
     @property
     def statistics(self) -> str | None:
-        return {"instance": "image", "group": "image", "batch": "batch"}.get(self.kind)
+        return None if self.still else {"instance": "image", "group": "image", "batch": "batch"}.get(self.kind)
+
+    @property
+    def tracks(self) -> bool:
+        return self.kind == "batch" and self.running and not self.still
+
+    @property
+    def is_still(self) -> bool:
+        return self.still
+
+    @property
+    def stilled(self) -> Norm:
+        return replace(self, still=True) if self.tracks else self
 
     @property
     def needs_pixels(self) -> bool:
-        return self.kind in ("instance", "batch")  # a group has several channels
+        return self.statistics is not None and self.kind != "group"  # which has several channels
 
-    @property
-    def in_words(self) -> str:
-        return f"model.norm is {self.kind}"
+    def in_words(self, module: str | None) -> str:
+        return f"model.norm is {self.kind}" if module is None else f"'{module}' is a norm of kind {self.kind}"
 
     def statistic_sets(self, channels: int) -> int:
         return self.groups if self.kind == "group" else channels
@@ -252,8 +284,10 @@ class Norm(Layer):
 
     def kept_besides(self, shape: Shape, width: int) -> int:
         """Pixel norm a mean and a deviation a pixel; others, in float64, a scale a channel, a mean and a deviation a
-        channel or group, and their count."""
+        channel or group, and their count; nothing where these are constants."""
         channels, height, columns = shape
+        if self.still:
+            return 0
         if self.kind == "pixel":
             return 2 * height * columns * self.input_width(width, width)
         return DOUBLE_BYTES * (channels + 2 * self.statistic_sets(channels) + 1)

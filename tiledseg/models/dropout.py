@@ -29,23 +29,24 @@ class ChannelDropout(nn.Module):
         super().__init__()
         self.name = name
         self.probability = probability
-        self.key = DropoutKey(0, 0, 0)
+        self.keys: tuple[DropoutKey, ...] = (DropoutKey(0, 0, 0),)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
             return x_BCHW
-        kept = self._kept(x_BCHW.shape[1]).to(x_BCHW.device, x_BCHW.dtype)
-        return x_BCHW * (kept / (1 - self.probability)).view(1, -1, 1, 1)
+        kept_BC = torch.stack([self._kept(key, x_BCHW.shape[1]) for key in self.keys])
+        return x_BCHW * (kept_BC.to(x_BCHW.device, x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
 
-    def _kept(self, channels: int) -> torch.Tensor:
-        words = f"{self.key.seed}/{self.key.step}/{self.key.image}/{self.name}".encode()
+    def _kept(self, key: DropoutKey, channels: int) -> torch.Tensor:
+        words = f"{key.seed}/{key.step}/{key.image}/{self.name}".encode()
         seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "little", signed=True)
         draws = torch.rand(channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return draws >= self.probability
 
 
-def set_dropout_key(network: nn.Module, key: DropoutKey) -> None:
-    """Tell every dropout of `network` what its next draw depends on."""
+def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
+    """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image."""
+    own = keys[:1] if len(set(keys)) == 1 else keys
     for module in network.modules():
         if isinstance(module, ChannelDropout):
-            module.key = key
+            module.keys = own

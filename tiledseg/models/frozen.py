@@ -40,3 +40,19 @@ def _is_frozen(module: nn.Module) -> bool:
     looked_up = [t for each in module.modules() if isinstance(each, Weights) for t in each.tensors()]
     weights = [t for t in (*module.parameters(), *looked_up) if isinstance(t, nn.Parameter)]
     return bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
+def still_note(network: GraphNetwork) -> str | None:
+    """What the user should know of statistics that stand still where nothing has measured them."""
+    still = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.is_still]
+    drawn = sum(_is_as_drawn(module) for module in still)
+    if not drawn:
+        return None
+    return (
+        f"model.freeze_norm is true, and {drawn} of {len(still)} batch norms keep the mean 0 and the variance 1 that "
+        "they began with; weights that were trained bring statistics (model.pretrained)"
+    )
+
+
+def _is_as_drawn(module: nn.Module) -> bool:
+    return bool((module.get_buffer("running_mean") == 0).all() and (module.get_buffer("running_var") == 1).all())

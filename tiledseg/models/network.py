@@ -72,12 +72,22 @@ class GraphNetwork(nn.Module):
         self.register_load_state_dict_post_hook(_forget_unnamed)
 
     def train(self, mode: bool = True) -> GraphNetwork:
-        """As of any module. Raises ConfigError for a network that only maps."""
+        """As of any module; norms whose statistics stand still are evaluated all the same. Raises ConfigError for a
+        network that only maps."""
         if mode and self.untrained:
             raise ConfigError(
                 f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
             )
-        return super().train(mode)
+        super().train(mode)
+        for module, layer in zip(self.layers.values(), self.graph.layers, strict=True):
+            if layer.is_still:
+                module.eval()
+        return self
+
+    def hold_statistics(self) -> GraphNetwork:
+        """The network, whose running statistics are constants from now on, in training too."""
+        self.graph = self.graph.with_still_statistics()
+        return self.train(self.training)
 
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of somebody's

@@ -127,6 +127,8 @@ def convert_layers(network: GraphNetwork | nn.Sequential, axes: Axes) -> Convert
         raise ConfigError(f"the network cannot be spread over ranks: {'; '.join(faults)}; or use parallel.halo read")
     rows, cols = ([layer.descriptions[dim] for layer in layers] for dim in (0, 1))
     if isinstance(network, GraphNetwork):
+        still = [layer.is_still for layer in network.graph.layers]
+        rows, cols = ([d.stilled if s else d for d, s in zip(each, still, strict=True)] for each in (rows, cols))
         return ConvertedNetwork(tuple(layers), network.graph.with_layers(rows), network.graph.with_layers(cols))
     names = [name for name, _ in network.named_children()]
     return ConvertedNetwork(tuple(layers), *(chain(zip(names, each, strict=True)) for each in (rows, cols)))

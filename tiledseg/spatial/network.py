@@ -90,7 +90,11 @@ class SpatialNetwork:
             tensors[result] = program[result - 1].own(tensors[result])
 
     def norm_together(
-        self, k: int, images: Sequence[tuple[Tensors, Partition, Partition]], ranks: Communicator
+        self,
+        k: int,
+        images: Sequence[tuple[Tensors, Partition, Partition]],
+        ranks: Communicator,
+        device: torch.device,
     ) -> None:
         """Node `k`, a batch norm, on this rank's blocks of several images, as `run_nodes` for each of them; its
         statistics are those of all images of all `ranks`. Collective over these; a rank may have none."""
@@ -100,13 +104,13 @@ class SpatialNetwork:
             action = self._program(rows, cols)[k]
             window = action.inputs[0].window(tensors[graph.sources[k][0]], self._exchangers[k][0], layer.fill)
             blocks.append((action.place, window))
-        normed = layer.together(blocks, ranks)
+        normed = layer.together(blocks, ranks, device)
         for (tensors, _, _), y_BCHW in zip(images, normed, strict=True):
             run_nodes(graph, lambda _, __, y_BCHW=y_BCHW: y_BCHW, tensors, k, k + 1)  # type: ignore[misc]
 
-    def no_gradients(self, k: int, ranks: Communicator) -> None:
+    def no_gradients(self, k: int, ranks: Communicator, device: torch.device) -> None:
         """The backward pass of `norm_together` on a rank that had no image."""
-        self._converted.layers[k].no_gradients(ranks)
+        self._converted.layers[k].no_gradients(ranks, device)
 
     def blocks(self, rows: Partition, cols: Partition) -> tuple[Box, ...]:
         """This rank's block of each tensor for an input so cut, in positions of the whole tensor."""

@@ -31,7 +31,9 @@ class SpatialNorm(SpatialLayer):
         self.module: Any = module
         self.axes = axes
         groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
-        self.descriptions = Norm(kind, groups), Norm(kind, groups)
+        running = kind != "batch" or module.running_mean is not None
+        description = Norm(kind, groups, module.weight is not None, running)
+        self.descriptions = description, description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         if place.is_whole:
@@ -56,16 +58,13 @@ class SpatialBatchNorm(SpatialNorm):
             return super().__call__(place, x_BCHW)
         return functional.batch_norm(x_BCHW, m.running_mean, m.running_var, m.weight, m.bias, False, 0.0, m.eps)
 
-    def together(self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator) -> tuple[torch.Tensor, ...]:
-        return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, self._device)
+    def together(
+        self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
+        return normed_together(self.module, [(x, place.owned(x)) for place, x in blocks], ranks, device)
 
-    def no_gradients(self, ranks: Communicator) -> None:
-        no_gradients(self.module, ranks, self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        device: torch.device = self.module.running_mean.device
-        return device
+    def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
+        no_gradients(self.module, ranks, device)
 
 
 @functools.cache

@@ -26,12 +26,15 @@ class SpatialLayer:
         """The outputs `place.given` from what is read of each input: `place.read` of the first."""
         raise NotImplementedError
 
-    def together(self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator) -> tuple[torch.Tensor, ...]:
+    def together(
+        self, blocks: Sequence[tuple[Place, torch.Tensor]], ranks: Communicator, device: torch.device
+    ) -> tuple[torch.Tensor, ...]:
         """Of a layer that takes statistics over a batch: of this rank's blocks of several images, where they are of all
-        images of all `ranks`. Collective over these; a rank may have none, and calls `no_gradients` backward."""
+        images of all `ranks`. Collective over these; a rank may have none, and calls `no_gradients` backward. On
+        `device` it then sums zeros."""
         raise NotImplementedError
 
-    def no_gradients(self, ranks: Communicator) -> None:
+    def no_gradients(self, ranks: Communicator, device: torch.device) -> None:
         """The backward pass of `together` on a rank that had no image. Collective."""
         raise NotImplementedError
 

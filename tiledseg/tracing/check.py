@@ -21,7 +21,7 @@ def check_halo(network: GraphNetwork) -> tuple[Interval, Interval]:
     graph leaves out: its tiles would not be exact. Networks that take the mean of an image depend on all of it, and
     cannot be asked. Costs a forward and a backward pass on an image of a few times the halo.
     """
-    if any(node.layer.statistics == "image" for node in network.graph.nodes):
+    if any(node.layer.statistics and not node.layer.tracks for node in network.graph.nodes):
         raise GeometryError("each output depends on the whole image, of which the network takes statistics: no halo")
     dims = network.graph, network.graph.along_columns
     size, at = _place(dims)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
-from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, OptimizerConfig
+from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
@@ -77,11 +77,12 @@ class Preparation:
     files: tuple[str, ...]  # all that the rasters are read from
 
 
-def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
+def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes` is what one rank may use; `ranks` how many there are: both change speed and memory only. Raises
-    InputError of some kind for the first thing that cannot be.
+    `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
+    that pays on their devices: all change speed and memory only. Raises InputError of some kind for the first thing
+    that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -109,7 +110,11 @@ def prepare(config: Config, memory_bytes: int, ranks: int) -> Preparation:
         tiles_per_step=train.tiles_per_step,
         images_per_step=train.images_per_step,
         frozen=_frozen(network, config.optimizer),
+        still_norms=config.model.freeze_norm,
+        tiles_per_batch=train.batch(),
+        batch_pixels=batch_pixels,
     )
+    _check_norms(config.model, network)
     plan = plan_run(question)
     sampler = Sampler(tuple(map(len, plan.tilings)), train.seed, train.tiles_per_step, train.images_per_step)
     every = [part for part in (found, held_out) if part]
@@ -201,6 +206,7 @@ def recipe_of(config: Config) -> Recipe:
         train.precision,
         train.deterministic,
         config.model.pretrained,
+        config.model.freeze_norm,
         data.normalize is not False,
         data.normalize == IMAGENET,
         train.class_weights == MEDIAN_FREQUENCY,
@@ -253,6 +259,15 @@ def _frozen(network: Network, optimizer: OptimizerConfig) -> frozenset[str]:
     modules = freeze(network_modules(network), optimizer.lr_factors)
     parameter_groups(modules.parameters_by_node(), update_of(optimizer))
     return frozen_nodes(modules)
+
+
+def _check_norms(model: ModelConfig, network: Network) -> None:
+    """Nothing is accepted and ignored."""
+    if model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
+        raise ConfigError(
+            f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
+            "statistics; leave it out"
+        )
 
 
 def label_map_of(data: DataConfig) -> LabelMap:

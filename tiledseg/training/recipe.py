@@ -48,10 +48,10 @@ class Cadence:
 @dataclass(frozen=True)
 class Recipe:
     """`title`: the network's name; `seed`: of weights and dropout; `wide_sums`: gradients are summed in float64;
-    `pretrained`: a file of first weights; `imagenet`: its mean and deviation normalise the first three bands;
-    `counts_classes`: weights of classes are counted;
-    `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the configuration as JSON, which a
-    checkpoint keeps. The rest as the keys of these names."""
+    `pretrained`: a file of first weights; `still_norms`: running statistics of batch norms are constants; `imagenet`:
+    its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are counted; `threads`
+    read `prefetch` tiles ahead on each rank; `record`: every key of the configuration as JSON, which a checkpoint
+    keeps. The rest as the keys of these names."""
 
     title: str
     folder: Path
@@ -62,6 +62,7 @@ class Recipe:
     precision: str
     wide_sums: bool
     pretrained: str | None
+    still_norms: bool
     normalize: bool
     imagenet: bool
     counts_classes: bool

@@ -19,6 +19,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import OutputError
+from tiledseg.execution.batching import batch_pixels
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.execution.progress import StepProgress
@@ -46,7 +47,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     """
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     memory = memory_per_rank(mesh)
-    preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size))
+    preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size, batch_pixels(mesh.device)))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
     mesh.on_root(lambda: _check_weights(preparation, mesh))
@@ -74,7 +75,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             _announce(preparation, beginning, warnings)
         weights = first.tensors if first else {}
         about = About(command, warnings, hosts)
-        return Trainer(mesh, preparation, normalization, beginning, weights, lines, about).run()
+        trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, about)
+        if mesh.is_root and trainer.note:
+            _progress(preparation).say(f"warning: {trainer.note}")
+        return trainer.run()
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
@@ -167,8 +171,12 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int |
             drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
 
 
+def _progress(preparation: Preparation) -> StepProgress:
+    return StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
+
+
 def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> None:
-    progress = StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
+    progress = _progress(preparation)
     for warning in warnings:
         progress.say(f"warning: {warning}")
     plan = preparation.plan

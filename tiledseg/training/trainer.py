@@ -23,7 +23,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
-from tiledseg.models.frozen import freeze
+from tiledseg.models.frozen import freeze, still_note
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.draws import Drawer
@@ -78,6 +78,7 @@ class Trainer:
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         freeze(self.network, recipe.update.lr_factors)
+        self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
         self.optimizer = build_optimizer(
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
@@ -93,7 +94,7 @@ class Trainer:
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
-        self.passes = self.parallel.over(plan.tilings)
+        self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
         rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, preparation.objective)
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
@@ -302,8 +303,9 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
     """How a run was spread, as `summary.json` says it."""
     spread = asdict(plan.spread)
     parallel = {"halo": spread.pop("mode"), **spread}
+    found: dict[str, Any] = {"parallel": parallel, "tiles_per_batch": plan.tiles_per_batch, "pipeline": None}
     if plan.pipeline is None:
-        return {"parallel": parallel, "pipeline": None}
+        return found
     pipeline = asdict(plan.pipeline)
     settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
-    return {"parallel": parallel, "pipeline": {**pipeline, "settings": settings}}
+    return {**found, "pipeline": {**pipeline, "settings": settings}}

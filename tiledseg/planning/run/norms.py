@@ -5,9 +5,10 @@
 | none, pixel | nothing, or one pixel | everywhere |
 | instance, group | the pixels of an image | where an image is one tile, or in mode `layer`, whose ranks sum them |
 | batch, trained | the pixels of all images of a step, and moves running ones | there with one image; several: `layer` |
-| batch, mapped | nothing: its statistics are constants | everywhere |
+| batch, mapped, or still | nothing: its statistics are constants | everywhere |
+| batch, without running statistics, mapped | the pixels of an image | as instance |
 
-Without stages: these have one micro-batch after the other.
+Still: by `model.freeze_norm`. Several images only without stages: these have one micro-batch after the other.
 """
 
 from __future__ import annotations
@@ -22,18 +23,14 @@ from tiledseg.geometry.tiling import Tiling
 
 
 def measuring(graph: Graph, trains: bool = True) -> tuple[Node, ...]:
-    """The nodes that take statistics over the pixels of an image, where the network is trained or else mapped."""
-    return tuple(node for node in graph.nodes if node.layer.statistics == "image" or _moves(node, trains))
+    """The nodes that take statistics over the pixels of an image, where the network is trained or else mapped: then
+    running ones are constants."""
+    return tuple(node for node in graph.nodes if node.layer.statistics and (trains or not node.layer.tracks))
 
 
-def _moves(node: Node, trains: bool) -> bool:
-    """Whether it moves running statistics: mapped, these are constants."""
-    return trains and node.layer.statistics == "batch"
-
-
-def moves_statistics(graph: Graph) -> bool:
-    """Whether a node of it, where it is trained, takes statistics over all images of a step."""
-    return any(_moves(node, trains=True) for node in graph.nodes)
+def of_steps(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that, where the network is trained, take statistics over all images of a step."""
+    return tuple(node for node in graph.nodes if node.layer.statistics == "batch")
 
 
 def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...]:
@@ -41,43 +38,54 @@ def exact_modes(graph: Graph, tiles: int, trains: bool = True) -> tuple[str, ...
     return HALO_MODES if tiles == 1 or not measuring(graph, trains) else ("layer",)
 
 
-def norm_fault(graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True) -> str | None:
+def norm_fault(
+    graph: Graph, mode: str, tiles: int, at_once: int, trains: bool = True, keyed: bool = True
+) -> str | None:
     """Why a norm would not be that of the undivided run, and what to do; None where it is.
 
     `tiles`: the most of an image; `at_once`: images that a step may take, each of which moves the running statistics of
-    a batch norm by itself.
+    a batch norm by itself. `keyed`: whether a key of the configuration names the norms, or else the network's author.
     """
     nodes = measuring(graph, trains)
     if mode not in exact_modes(graph, tiles, trains):
-        others = ", norm none or pixel" if trains else ""
+        still = ", model.freeze_norm" if any(node.layer.tracks for node in nodes) else ""
+        others = ", norm none or pixel" if trains and keyed else ""
         return (
-            f"{nodes[0].layer.in_words}: its statistics would be those of a tile, not of the whole image; use "
-            f"parallel.halo layer{others}, or tiling.grid 1"
+            f"{_said(nodes[0], keyed)}: its statistics would be those of a tile, not of the whole image; use "
+            f"parallel.halo layer{still}{others}, or tiling.grid 1"
         )
-    if at_once > 1 and any(_moves(node, trains) for node in nodes):
+    several = of_steps(graph)
+    if trains and at_once > 1 and several:
+        still = ", model.freeze_norm" if any(node.layer.tracks for node in several) else ""
+        others = ", or norm none, pixel, instance or group" if keyed else ""
         return (
-            f"model.norm is batch: {at_once} images at once would each move the running statistics by themselves; use "
-            "one image a step, parallel.halo layer without stages, or norm none, pixel, instance or group"
+            f"{_said(several[0], keyed)}: {at_once} images at once would each take, and move, statistics by "
+            f"themselves; use one image a step, parallel.halo layer without stages{still}{others}"
         )
     return None
 
 
-def check_statistics(graph: Graph, bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True) -> None:
+def check_statistics(
+    graph: Graph, bands: int, tilings: Iterable[Tiling], mode: str, trains: bool = True, keyed: bool = True
+) -> None:
     """Raise ConfigError where a norm would see one pixel of a channel, whose variance is no statistic."""
     wanting = {node.name for node in measuring(graph, trains) if node.layer.needs_pixels}
     if not wanting:
         return
-    whole = mode == "layer"
+    whole, remedy = mode == "layer", ", fewer model.levels, or norm none or pixel" if keyed else ""
     for height, width in sorted({size for tiling in tilings for size in _sizes(tiling, whole)}):
         shapes = tensor_shapes(graph, bands, height, width)[1:]
         for node, shape in zip(graph.nodes, shapes, strict=True):
             if node.name in wanting and shape[1] * shape[2] == 1:
                 what = "an image" if whole else "a tile"
                 raise ConfigError(
-                    f"{node.layer.in_words}: it takes statistics over pixels, but {what} of {height} x {width} px, "
-                    f"halo included, leaves 1 pixel at {node.name}; use larger ones, fewer model.levels, or norm none "
-                    "or pixel"
+                    f"{_said(node, keyed)}: it takes statistics over pixels, but {what} of {height} x {width} px, "
+                    f"halo included, leaves 1 pixel at {node.name}; use larger ones{remedy}"
                 )
+
+
+def _said(node: Node, keyed: bool) -> str:
+    return node.layer.in_words(None if keyed else node.name)
 
 
 def _sizes(tiling: Tiling, whole: bool) -> Sequence[tuple[int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
@@ -17,6 +18,7 @@ from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost
+from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.mesh import choose_mesh
@@ -24,6 +26,7 @@ from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_faul
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread, idle_note
+from tiledseg.planning.step_memory import training_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
 
@@ -41,7 +44,9 @@ class RunQuestion:
     `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
     `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
     `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
-    `frozen`: the nodes whose weights are not trained.
+    `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
+    `tiles_per_batch`: tiles of one shape that run at once, None for as many as fit and pay: batches of at most
+    `batch_pixels` pixels do, which only a device can tell.
     """
 
     network: Network
@@ -58,10 +63,19 @@ class RunQuestion:
     images_per_step: int = 1
     machine: Machine | None = None
     frozen: frozenset[str] = frozenset()
+    still_norms: bool = False
+    tiles_per_batch: int | None = None
+    batch_pixels: int = 0
 
     @property
     def graph(self) -> Graph:
-        return self.network.graph().with_frozen(self.frozen)
+        graph = self.network.graph().with_frozen(self.frozen)
+        return graph.with_still_statistics() if self.still_norms else graph
+
+    @property
+    def keyed(self) -> bool:
+        """Whether keys of the configuration say what the network consists of, and not its author's code."""
+        return not isinstance(self.network, ForeignNetwork)
 
     @property
     def value_bytes(self) -> int:
@@ -99,6 +113,7 @@ class RunPlan:
     seconds: float | None
     pipeline: PipelinePlan | None
     warnings: tuple[str, ...]
+    tiles_per_batch: int = 1
 
     @property
     def memory(self) -> int:
@@ -117,23 +132,24 @@ def plan_run(question: RunQuestion) -> RunPlan:
     )
     tilings = (*cut, *held_out)
     spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed)
-    check_statistics(graph, network.bands, tilings, spread.mode, question.trains)
+    check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
     parts = cut, held_out
     costs = [step_cost(spread, mesh, graph, part, network.bands, value, images, speed) for part in parts if part]
-    cost = replace(costs[0], memory=max(cost.memory for cost in costs))
+    in_step = question.tiles_per_step or max(map(len, cut)) * images
+    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
+    tiles_per_batch, memory = _batch(question, spread, largest, in_step, max(cost.memory for cost in costs))
+    cost = replace(costs[0], memory=memory)
     notes = (
         memory_note(spread, cost.memory, question.memory) if question.trains and parallel.stages == 1 else None,
         idle_note(spread, question.ranks, images),
         _inexact(question, graph, tilings, spread),
     )
-    in_step = question.tiles_per_step or max(map(len, cut)) * images
-    largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and not spread.together else None
-    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings)
+    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, tiles_per_batch)
     return plan if question.waits_for_times else balanced(question, plan)
 
 
@@ -160,10 +176,26 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
 
 
+def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int, step: int) -> tuple[int, int]:
+    """Tiles that run at once, and the bytes of a step with so many; `step`: those of one."""
+    if not question.trains:
+        return 1, step
+    most = largest.count if spread.shares_images else -(-in_step // question.ranks)
+    case = BatchCase(question.tiles_per_batch, most, question.batch_pixels, question.memory - step)
+    graph, bands = question.graph, question.network.bands
+
+    def further() -> int:
+        tile = training_memory(graph, bands, largest.pixels, question.value_bytes)
+        return tile.activations + tile.backward
+
+    batch = choose_batch(case, graph, spread, largest.pixels, further)
+    return batch, step if batch == 1 else step + (batch - 1) * further()
+
+
 def _inexact(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], spread: Spread) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
     at_once = 1 if spread.together else max(question.images_per_step, question.tiles_per_step or 1)
-    fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains)
+    fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains, question.keyed)
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")
     return f"not exact: {fault}" if fault else None

@@ -16,7 +16,7 @@ from tiledseg.planning.mode_choice import choose_fusion, fusion_word
 from tiledseg.planning.mode_cost import check_blocks
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
-from tiledseg.planning.run.norms import moves_statistics
+from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism
 
 
@@ -91,7 +91,7 @@ def choose_spread(
             check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    together = images_per_step > 1 and parallel.stages == 1 and moves_statistics(graph)
+    together = images_per_step > 1 and parallel.stages == 1 and bool(of_steps(graph))
     return Spread("layer", mesh, fusion, parallel.overlap, together)
 
 

@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
     "model.norm": Rule(REFUSED, _SHAPE),
     "model.upsampling": Rule(REFUSED, _SHAPE),
     "model.dropout": Rule(REFUSED, "it is part of the network that a checkpoint describes"),
+    "model.freeze_norm": Rule(MAY, "the statistics stand still from then on, or move again from where they are"),
     "model.encoder": Rule(REFUSED, _SHAPE),
     "model.pretrained": Rule(REFUSED, "the weights began with it; it is not read again, and may be gone"),
     "model.image_mean": Rule(REFUSED, _SHAPE),
@@ -96,6 +97,7 @@ RULES: dict[str, Rule] = {
     "train.class_weights": Rule(
         MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
     ),
+    "train.tiles_per_batch": Rule(MAY, _LAW),
     "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
     "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
     "train.checkpoint_every": Rule(MAY, "it trains nothing"),

@@ -1,0 +1,58 @@
+"""How many tiles of one shape run at once while training: as asked for, or as many as pay and fit.
+
+A batch saves what every call of a kernel costs besides its pixels, and holds the activations of all its tiles. The
+result is that of one tile after the other: each has its own loss, its own dropout and its own statistics. What would
+not be so, or has no tiles that could run together, is refused where it is asked for, and else left at one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
+from tiledseg.planning.run.norms import of_steps
+from tiledseg.planning.run.spread import Spread
+
+
+@dataclass(frozen=True)
+class BatchCase:
+    """`asked`: None for auto. `most`: tiles that a rank has in a step. `paying`: pixels of a batch, the most that are
+    faster at once than tile by tile (0: none are). `left`: bytes that a rank has besides a step of one tile."""
+
+    asked: int | None
+    most: int
+    paying: int
+    left: int
+
+
+def choose_batch(
+    case: BatchCase, graph: Graph, spread: Spread, pixels: tuple[int, int], further: Callable[[], int]
+) -> int:
+    """Tiles that run at once, the largest of `pixels` (height, width); `further`: the bytes that each but the first
+    takes. Raises ConfigError where several are asked for that cannot."""
+    alone = _why_alone(graph, spread)
+    if alone is not None:
+        if case.asked not in (None, 1):
+            raise ConfigError(f"train.tiles_per_batch is {case.asked}, but {alone}; or leave it out")
+        return 1
+    if case.asked is not None:
+        return min(case.asked, case.most)
+    paying = min(case.most, case.paying // (pixels[0] * pixels[1]))
+    return 1 if paying <= 1 else max(1, min(paying, 1 + case.left // further()))
+
+
+def _why_alone(graph: Graph, spread: Spread) -> str | None:
+    """Why no tile can run with another, and what to do; None where tiles can."""
+    if spread.mesh.stages > 1:
+        return "in stages each tile is a micro-batch by itself; use parallel.stages 1"
+    if spread.shares_layers:
+        return "in parallel.halo layer a rank has no tiles, but a block of an image; use parallel.halo read or exchange"
+    measured = of_steps(graph)
+    if measured:
+        return (
+            f"{measured[0].name} takes its statistics over a batch, which would be others; use model.freeze_norm, or "
+            "another norm"
+        )
+    return None
