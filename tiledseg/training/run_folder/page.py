@@ -187,7 +187,8 @@ def _cut(cells: Mapping[str, Sequence[int]], picture: NDArray[np.uint8], title: 
 
 def _where(row: Mapping[str, Any]) -> str:
     if row["stride"] > 1:
-        return f"all of it, every {row['stride']}th pixel"
+        number = {2: "2nd", 3: "3rd"}.get(row["stride"], f"{row['stride']}th")
+        return f"all of it, every {number} pixel"
     (top, bottom), (left, right) = row["rows"], row["cols"]
     return f"rows {top} to {bottom}, columns {left} to {right}"
 

@@ -1,0 +1,148 @@
+"""The page of a run: numbers of its files, nothing from outside, and no value that becomes markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.reporting.made_run import STEPS, make_run
+from tests.small_files import tree
+from tiledseg.report import main
+from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
+from tiledseg.reporting.page import Report, diagrams_of, render
+from tiledseg.training.run_folder import page
+from tiledseg.training.run_folder.page import PAGE, page_of
+from tiledseg.training.run_folder.validations import read_validations
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "run"
+    make_run(folder)
+    assert main(["--run", str(folder)]) == 0
+    return folder
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_values_are_words_and_no_markup(made: Path) -> None:
+    found = Tags((made / PAGE).read_text())
+    assert '<b>road & "rail"</b>' in found.words
+    assert "<i>out.tif" in found.words
+    assert any("<script>alert(1)</script>" in words for words in found.words)
+    assert [tag for tag, _ in found.tags].count("script") == 2, "the page's own"
+    assert all(words != "rail" for words in found.words)
+
+
+def test_nothing_is_fetched(made: Path) -> None:
+    text = (made / PAGE).read_text()
+    assert not re.search(r"(?:https?:)?//[a-z]", re.sub(r"data:image/\w+;base64,[\w+/=]+", "", text))
+    for tag, attributes in Tags(text).tags:
+        assert tag not in ("iframe", "object", "embed", "base")
+        assert all((attributes.get(key) or "data:").startswith("data:") for key in ("src", "href")), tag
+
+
+def test_numbers_are_those_of_the_files(made: Path) -> None:
+    text, newest = (made / PAGE).read_text(), read_validations(made)[-1]
+    for one in newest["classes"]:
+        assert f"{100 * one['iou']:.1f} %" in text
+    assert f">{100 * newest['mean_iou']:.1f} %<" in text
+    for row in newest["confusion_matrix"]:
+        for pixels in row:
+            assert f"{pixels:,} pixels".replace(",", " ") in text
+    assert f"step {STEPS}, epoch 3" in text
+
+
+def test_diagrams_are_counted_by_hand() -> None:
+    classes = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    counts = {"pixels": [[0, 4], [2, 0], [0, 0]], "right": [[0, 3], [1, 0], [0, 0]]}
+    figures = {"classes": classes, "reliability": {**counts, "confidence": [[0, 3.6], [0.8, 0], [0, 0]]}}
+    every, first, second = diagrams_of(figures)
+    assert (every.name, first.name, second.name) == ("all classes", "a", "b"), "no pixel is mapped as c"
+    assert first.bins == [(0.5, 1.0, 4, 0.75, pytest.approx(0.9))]
+    assert every.pixels == 6
+    assert every.error == pytest.approx((4 * 0.15 + 2 * 0.1) / 6)
+
+
+def test_an_empty_page_says_what_there_is() -> None:
+    assert "<h1>nothing</h1>" in render(Report("nothing", "", "not finished"))
+    assert diagrams_of(None) == []
+
+
+def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
+    line = {"step": 1, "epoch": 0, "loss": None, "lr": 0.1, "seconds": 1.0, "pixels": 0, "pixels_per_second": 0.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "step": 2, "loss": 2.0}))
+    found = page_of(tmp_path)
+    assert found.state == "not finished"
+    assert [chart.title for chart in found.charts] == ["Loss", "Learning rate", "Throughput"]
+    assert "<svg" in render(found)
+
+
+def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a start with other panels; and of many validations so many, the newest among them."""
+    make_run(tmp_path)
+    first = tmp_path / "validation" / "step-000010.json"
+    figures = json.loads(first.read_text())
+    figures["panel"][0]["stride"] = 9
+    first.write_text(json.dumps(figures))
+    (tmp_path / "validation" / "step-000020.json").write_text("{")
+    assert [moment.split(",")[0] for moment in page_of(tmp_path).moments] == ["step 30", "step 40"]
+    monkeypatch.setattr(page, "MOST_MOMENTS", 2)
+    assert [moment.split(",")[0] for moment in page_of(made).moments] == ["step 10", "step 40"]
+    assert len(page_of(made).places[0].changing["map"]) == 2
+
+
+def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--run", str(tmp_path)]) == 2
+    assert "no metrics.jsonl in it; give the folder of a run" in capfd.readouterr().err
+    before = tree(made)
+    for taken in ("metrics.jsonl", "validation/step-000010.json"):
+        assert main(["--run", str(made), "--output", str(made / taken)]) == 2
+        assert "choose another output" in capfd.readouterr().err
+    assert tree(made) == before
+    assert main(["--run", str(made), "--output", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_bytes() == (made / PAGE).read_bytes()
+
+
+def test_without_jinja2_the_command_says_so(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tiledseg.report.can_render", lambda: False)
+    assert main(["--run", str(made)]) == 2
+    assert capfd.readouterr().err == "error: the page needs jinja2; install it with: pip install 'tiledseg[report]'\n"
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.03, 0.031), (-5, 1e9), (1, 2), (7, 40)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high, 5)
+    assert 2 <= len(ticks) <= 7
+    assert all(low - 1e-9 <= tick <= high * (1 + 1e-9) for tick in ticks)
+
+
+def test_long_lines_are_averaged_and_one_point_is_shown() -> None:
+    chart = draw_chart("t", "u", [Line("a", [(x, float(x % 2)) for x in range(10 * MOST_POINTS)], "red")])
+    assert chart is not None
+    assert len(chart.lines[0].places) == MOST_POINTS
+    assert {words.split(": ")[1] for _, _, words in chart.lines[0].places} == {"0.5"}
+    single = draw_chart("t", "u", [Line("a", [(1, 3.0)], "red")])
+    assert single is not None
+    assert single.lines[0].marks
+    assert draw_chart("t", "u", [Line("a", [], "red")]) is None
