@@ -36,7 +36,7 @@ def page_of(folder: Path, running: bool = False) -> Report:
     )
     return Report(
         title=folder.resolve().name,
-        subtitle=summary.get("title", ""),
+        subtitle=summary.get("title", "").removeprefix(f"{folder.resolve().name}: "),
         state=_state(summary),
         facts=_facts(lines, newest, summary),
         warnings=summary.get("warnings", ()),
@@ -197,6 +197,11 @@ def _moment(figures: Mapping[str, Any]) -> str:
     return f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
 
 
+def _spread_word(value: object) -> str:
+    """A mesh as its axes."""
+    return ", ".join(f"{key} {n}" for key, n in value.items()) if isinstance(value, dict) else str(value)
+
+
 def _about(summary: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Tables of what was run, of what the summary knows."""
     run = [
@@ -211,7 +216,7 @@ def _about(summary: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         )
         if key in summary
     ]
-    parallel = [(key, str(value)) for key, value in (summary.get("parallel") or {}).items()]
+    parallel = [(key, _spread_word(value)) for key, value in (summary.get("parallel") or {}).items()]
     pipeline = [
         (f"pipeline {key}", str(value))
         for key, value in (summary.get("pipeline") or {}).items()
