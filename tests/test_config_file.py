@@ -14,6 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.small_files import write_yaml
 from tiledseg.config import Config
 from tiledseg.config_file import parse_config, to_yaml
 from tiledseg.errors import ConfigError
@@ -209,3 +210,17 @@ def test_flags_are_yaml_of_the_same_kind(tmp_path: Path) -> None:
     assert parse("--model", "{levels: 3}").model.levels == 3
     assert parse("--data.images", "[*.tif]").data.images == "[*.tif]"
     assert parse("--data.images", "['*.tif']").data.images == ["*.tif"]
+
+
+def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
+    """A parser that made YAML of each text took "#9ebc5e" for a comment: the class had no colour, and nothing was
+    said."""
+    records = [
+        {"name": "field", "colour": "#9ebc5e", "values": ["#00ff00", "1,2,3"]},
+        {"name": "7", "colour": [1, 2, 3], "value": 7},
+        {"name": "null", "ignored": True, "values": [1, 2]},
+    ]
+    by_name = {"a": {"colour": "#00ff00", "value": 1}, "b": {"colour": "255,0,0", "value": 2}}
+    for classes in (records, by_name, {0: 1, 7: None}, {"#ff0000": 0, "1,2,3": 1}, {0: "#ff0000"}, 5, "a.csv"):
+        write_yaml(tmp_path / "run.yaml", {"data": {"classes": classes}})
+        assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").data.classes == classes

@@ -18,6 +18,8 @@ from tiledseg.errors import ConfigError
 from tiledseg.widths import ACTIVATION_BYTES
 
 AUTO, IMAGENET, MEDIAN_FREQUENCY = "auto", "imagenet", "median_frequency"
+ClassEntry = str | int | bool | None | list[str | int | None]
+"""What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
 CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
 GRID = "auto, a number of at least 1, or [rows, cols]"
 LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
@@ -49,7 +51,7 @@ class DataConfig:
     labels: str | list[str] = field(default_factory=list)
     val_images: str | list[str] = field(default_factory=list)
     val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, Any] | list[dict[str, Any]] | str = 2
+    classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = 2
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
