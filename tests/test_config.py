@@ -58,6 +58,8 @@ def test_the_defaults_need_images_only() -> None:
         ("train.tversky_beta", (0.0,)),
         ("train.label_smoothing", (-0.1, 1.0)),
         ("train.class_weights", ("median", [-1.0, 2.0], {"1": 1e9})),
+        ("train.ema", (-0.1, 1.0)),
+        ("train.early_stop", (0,)),
         ("train.seed", (-1,)),
         ("train.checkpoint_every", (0,)),
         ("train.keep_checkpoints", (0,)),

@@ -26,6 +26,7 @@ OPTIONAL = (
     "data.nodata",
     "data.bands",
     "train.tiles_per_step",
+    "train.early_stop",
     "parallel.micro_batches",
 )
 FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tiledseg.augmentation import EACH, augmentation
+from tiledseg.config_best import check_best
 from tiledseg.config_checks import MOST, check_values, number, one_of, shown
 from tiledseg.config_loss import check_loss
 from tiledseg.config_parallel import ParallelConfig
@@ -230,6 +231,10 @@ class TrainConfig:
         tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
         tversky_beta: what one wrongly not in it weighs
         label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
+        ema: decay of an average of the weights, with which the run validates and maps; 0: none
+        best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
+            iou.CLASS
+        early_stop: epochs without a better score after which the run ends (default: never)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         tiles_per_batch: tiles of one shape that run as one batch, at most; auto: as many as fit and pay (docs/plan.md)
@@ -258,6 +263,9 @@ class TrainConfig:
     tversky_alpha: float = number(0.3, 0.0, 1e3)
     tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
     label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
+    ema: float = number(0.0, 0.0, 1.0, below=True)
+    best: str = "none"
+    early_stop: int | None = number(None, 1, MOST)
     class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
     tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
     precision: str = "fp32"
@@ -344,6 +352,7 @@ class Config:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
         for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
             group.check()
+        check_best(self.train.best, self.train.early_stop, bool(self.data.val_images))
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(
                 f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "

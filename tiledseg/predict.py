@@ -35,6 +35,12 @@ def build_parser() -> Parser:
     """The command's options."""
     parser = Parser(prog="tiledseg predict", description="Map a raster with a trained network.")
     parser.add_argument("--checkpoint", type=str, help="a run's folder, or one checkpoint of it")
+    parser.add_argument(
+        "--which",
+        choices=("latest", "best"),
+        default="latest",
+        help="of a run's checkpoints (default latest; train.best)",
+    )
     parser.add_argument("--image", type=str, required=True, help="raster to map: a path or URL")
     parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write")
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
@@ -208,7 +214,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
     from tiledseg.planning.run.parallelism import parallelism
 
     if options.weights is None:
-        mapper = checkpoint_mapper(mesh.on_root(lambda: find_named(options.checkpoint, options.build)))
+        mapper = checkpoint_mapper(mesh.on_root(lambda: find_named(options.checkpoint, options.build, options.which)))
     else:
         network, normalization = mesh.on_root(lambda: _own(options))
         mapper = weights_mapper(network, options.weights, options.bands, normalization)

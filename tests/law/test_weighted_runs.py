@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+import torch
+from safetensors.torch import load_file
 
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.checkpoint.folder import find_checkpoint
@@ -27,6 +29,8 @@ def weighted(shared: Path, output: Path, epochs: int = STEPS) -> Config:
         loss={"cross_entropy": 1.0, "focal": 0.5, "dice": 1.0},
         label_smoothing=0.1,
         class_weights="median_frequency",
+        ema=0.9,
+        best="mean_f1",
     )
     return replace(config, train=train, optimizer=replace(config.optimizer, policy="constant", warmup_steps=0))
 
@@ -45,20 +49,36 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("halo", ["read", "layer"])
+@pytest.mark.parametrize("how", ["read", "layer", "stages"])
 def test_a_run_that_is_resumed_has_the_loss_lines_of_one_rank(
-    halo: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
+    how: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
-    """The second half has the weights that the first has counted; the labels are not looked at again."""
-    mesh, folder = meshes["gloo"], shared / f"weighted-{halo}"
+    """The second half has the weights that the first has counted; the labels are not looked at again. The average of
+    the weights, by which the runs validate, goes on too."""
+    mesh, folder = meshes["gloo"], shared / f"weighted-{how}"
+    parallel = ParallelConfig(stages=min(mesh.size, 2)) if how == "stages" else ParallelConfig(halo=how)
     for epochs in (STEPS // 2, STEPS):
-        config = replace(weighted(shared, folder, epochs), parallel=ParallelConfig(halo=halo))
+        config = replace(weighted(shared, folder, epochs), parallel=parallel)
         found = run(replace(config, run=RunConfig(str(folder), 0)), mesh)
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
     assert len(losses(found)) == STEPS
     assert losses(found)[-1] < losses(found)[0]
     checks = [[line["val"]["loss"] for line in lines if "val" in line] for lines in (found, reference)]
     assert checks[0] == pytest.approx(checks[1], rel=1e-10)
+    check_kept(folder, shared / "weighted-one", checks[0])
     expected = counted(shared)
     assert find_checkpoint(folder).saved.class_weights == pytest.approx(expected, rel=1e-14)
     assert json.loads((folder / "summary.json").read_text())["class_weights"] == pytest.approx(expected, rel=1e-14)
+
+
+def check_kept(folder: Path, alone: Path, validations: list[float]) -> None:
+    """The averaged weights of one rank, and the best checkpoint that the validations name."""
+    found, expected = find_checkpoint(folder), find_checkpoint(alone)
+    mine, theirs = (load_file(checkpoint.path / "average.safetensors") for checkpoint in (found, expected))
+    assert mine.keys() == theirs.keys() == load_file(found.path / "model.safetensors").keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-9, atol=1e-12)
+    assert found.saved.best is not None is not expected.saved.best
+    assert found.saved.best.step == expected.saved.best.step == find_checkpoint(folder, "best").saved.step
+    assert found.saved.best.value == pytest.approx(expected.saved.best.value, rel=1e-9)
+    assert len(validations) == STEPS // 2

@@ -68,6 +68,8 @@ OTHERS: dict[str, Any] = {
     "train.images_per_step": 2,
     "train.loss": {"cross_entropy": 1.0, "dice": 0.5},
     "train.label_smoothing": 0.1,
+    "train.ema": 0.9,
+    "train.best": "mean_iou",
     "train.class_weights": {"1": 4.0},
     "train.tiles_per_batch": 2,
     "train.precision": "bf16",
@@ -86,7 +88,7 @@ OTHERS: dict[str, Any] = {
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
-ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta")}
+ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "early_stop")}
 """Keys that cannot change alone: below, in `test_resume_sources.py`, `test_first_weights.py` and `test_build.py`."""
 
 

@@ -18,13 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from tiledseg.checkpoint.saved_state import SavedState, parse_state
-from tiledseg.checkpoint.tensors import check_tensors
+from tiledseg.checkpoint.tensors import check_average, check_tensors
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.files import irregular_kind
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
+AVERAGE = "average.safetensors"  # of the weights: only where the manifest has its checksum
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -36,13 +37,14 @@ class Checkpoint:
     """A checkpoint whose files have been found whole, and its content to be that of a run.
 
     `state` is the JSON part as it lies there, `saved` the same with each value checked. `passed_over`: why newer ones
-    were not taken, a line each.
+    were not taken, a line each; `averages`: whether it has an average of the weights.
     """
 
     path: Path
     state: dict[str, Any]
     saved: SavedState
     passed_over: tuple[str, ...] = ()
+    averages: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,16 @@ def verified(path: Path) -> Checkpoint:
     except MalformedError as error:
         raise _refused(path, MANIFEST, error) from None
     _check_names(path, manifest)
-    tensors = {name: _read_tensors(path, name, manifest.checksums) for name in (MODEL, OPTIMIZER)}
+    averages = AVERAGE in manifest.checksums
+    names = (MODEL, OPTIMIZER, *([AVERAGE] if averages else []))
+    tensors = {name: _read_tensors(path, name, manifest.checksums) for name in names}
     try:
         check_tensors(saved, manifest.optimizer_groups, tensors[MODEL], tensors[OPTIMIZER])
+        if averages:
+            check_average(tensors[AVERAGE], tensors[MODEL])
     except MalformedError as error:
         raise _refused(path, "its tensors", error) from None
-    return Checkpoint(path, manifest.state, saved)
+    return Checkpoint(path, manifest.state, saved, averages=averages)
 
 
 def _refused(path: Path, what: str, error: MalformedError) -> CheckpointError:

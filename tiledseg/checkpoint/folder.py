@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tiledseg.checkpoint.check import (
+    AVERAGE,
     FORMAT,
     MANIFEST,
     MODEL,
@@ -39,7 +40,8 @@ from tiledseg.errors import CheckpointError
 from tiledseg.outputs import files_below
 from tiledseg.writing import flush, writing
 
-_LATEST = "latest"
+_LATEST, BEST = "latest", "best"
+_NO_BEST = "it was trained without train.best, or has not been validated yet; leave --which out"
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"step-(\d{6,})")
 
@@ -47,14 +49,18 @@ _NAME = re.compile(r"step-(\d{6,})")
 @dataclass(frozen=True)
 class Contents:
     """The tensors of a checkpoint, on the CPU: weights and buffers by name, and of the optimizer `index.entry`, where
-    parameters count as in the whole network; `groups` are the optimizer's options. With stages, a rank's own part."""
+    parameters count as in the whole network; `groups` are the optimizer's options; `average`: of weights and buffers,
+    where a run takes one. With stages, a rank's own part."""
 
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     groups: list[dict[str, Any]]
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def contents_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Contents:
+def contents_of(
+    network: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, torch.Tensor] | None = None
+) -> Contents:
     """What this rank holds of a checkpoint; what is on the meta device is another stage's."""
     whole, numbers = optimizer.state_dict(), _numbers(optimizer)
     entries = {
@@ -66,7 +72,8 @@ def contents_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> Content
     options = {key: value for key, value in whole["param_groups"][0].items() if key not in ("indices", "factor")}
     groups = [{**options, "params": list(range(len(numbers)))}]
     weights = {k: v.detach().contiguous().cpu() for k, v in network.state_dict().items() if not v.is_meta}
-    return Contents(weights, entries, groups)
+    averaged = {name: tensor.detach().contiguous().cpu() for name, tensor in (average or {}).items()}
+    return Contents(weights, entries, groups, averaged)
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
@@ -77,13 +84,16 @@ def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
     return found
 
 
-def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int) -> Path:
-    """Write `folder`/step-XXXXXX and point `latest` at it; then drop all but the newest `keep`. One rank calls it.
+def save_checkpoint(
+    folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int, best: int | None = None
+) -> Path:
+    """Write `folder`/step-XXXXXX and point `latest` at it, and `best` where it is of step `best`; then drop all but the
+    newest `keep`, and the best one. One rank calls it.
 
     The law: ended at any moment, it leaves every older checkpoint whole until the new one is. No checkpoint of a later
     step may be there (see `drop_later`). Raises WriteError where the disk does not take it; what was begun is removed.
     """
-    final = folder / f"step-{step:06d}"
+    final = folder / name_of(step)
     with writing(final):
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{_PARTIAL}{final.name}"
@@ -96,16 +106,22 @@ def save_checkpoint(folder: Path, step: int, contents: Contents, state: Mapping[
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        _write_latest(folder, final.name)
+        _point(folder, _LATEST, final.name)
+        if best == step:
+            _point(folder, BEST, final.name)
         flush(folder)
         for old in _found(folder)[:-keep]:
-            _remove(old)
+            if _step_of(old) != best:
+                _remove(old)
     return final
 
 
 def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any]) -> None:
     """All files of a checkpoint, flushed to the disk."""
-    for name, tensors in ((MODEL, contents.weights), (OPTIMIZER, contents.optimizer)):
+    files = {MODEL: contents.weights, OPTIMIZER: contents.optimizer}
+    if contents.average:
+        files[AVERAGE] = contents.average
+    for name, tensors in files.items():
         try:
             save_file(tensors, partial / name)
         except SafetensorError as error:  # its own class for the system's refusals too
@@ -114,7 +130,7 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
     manifest = {
         "format": FORMAT,
         "step": step,
-        "checksums": {name: sha256(partial / name) for name in (MODEL, OPTIMIZER)},
+        "checksums": {name: sha256(partial / name) for name in files},
         "optimizer_groups": contents.groups,
         "state": dict(state),
     }
@@ -124,22 +140,26 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
         flush(path)
 
 
-def find_checkpoint(path: str | Path) -> Checkpoint:
+def find_checkpoint(path: str | Path, which: str = _LATEST) -> Checkpoint:
     """The checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
 
-    Raises CheckpointError where there is none or a file is damaged.
+    `which`: `latest` or `best` of a run. Raises CheckpointError where there is none or a file is damaged.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}: nothing there; give a run's folder or a checkpoint")
     for candidate in (path / "checkpoints", path):
         if (candidate / _LATEST).is_file():
-            return verified(candidate / _named_by(candidate / _LATEST))
+            if not (candidate / which).is_file():
+                raise CheckpointError(f"{path} keeps no {which} checkpoint: {_NO_BEST}")
+            return verified(candidate / _named_by(candidate / which))
     if not (path / MANIFEST).exists():
         raise CheckpointError(
             f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {MANIFEST} is in it; give a run's folder or "
             "a checkpoint"
         )
+    if which != _LATEST:
+        raise CheckpointError(f"{path} is one checkpoint, of which none is the {which}; give the run's folder")
     return verified(path)
 
 
@@ -183,14 +203,30 @@ def drop_later(folder: Path, step: int) -> None:
     """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
     kept = [path for path in _found(folder) if _step_of(path) <= step]
     if kept:
-        _write_latest(folder, kept[-1].name)
+        _point(folder, _LATEST, kept[-1].name)
     for path in _found(folder)[len(kept) :]:
         _remove(path)
 
 
-def load_network(checkpoint: Checkpoint, network: nn.Module) -> None:
-    """Fill `network` with the checkpoint's weights, bit for bit; raises CheckpointError where they do not fit."""
-    saved = load_file(checkpoint.path / MODEL)
+def point_best(folder: Path, step: int | None) -> None:
+    """The file `best` names the checkpoint of `step`, or none: after a crash, or where the best one begins anew."""
+    if step is not None:
+        _point(folder, BEST, name_of(step))
+    else:
+        (folder / BEST).unlink(missing_ok=True)
+
+
+def load_average(checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
+    """The average of the weights, by name; None where the run takes none."""
+    return load_file(checkpoint.path / AVERAGE) if checkpoint.averages else None
+
+
+def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False) -> None:
+    """Fill `network` with the checkpoint's weights, or their `average` where it has one, bit for bit.
+
+    Raises CheckpointError where they do not fit.
+    """
+    saved = load_file(checkpoint.path / (AVERAGE if average and checkpoint.averages else MODEL))
     own = network.state_dict()
     wrong = sorted(saved.keys() ^ own.keys()) or sorted(k for k in own if own[k].shape != saved[k].shape)
     if wrong:
@@ -242,6 +278,11 @@ def _found(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()), key=_step_of)
 
 
+def name_of(step: int) -> str:
+    """Of a checkpoint's folder."""
+    return f"step-{step:06d}"
+
+
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
@@ -273,8 +314,9 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_latest(folder: Path, name: str) -> None:
-    partial = folder / f".{_LATEST}"
+def _point(folder: Path, pointer: str, name: str) -> None:
+    """The file `latest` or `best` names a checkpoint."""
+    partial = folder / f".{pointer}"
     partial.write_text(name + "\n")
     flush(partial)
-    os.replace(partial, folder / _LATEST)
+    os.replace(partial, folder / pointer)

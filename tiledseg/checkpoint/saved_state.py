@@ -63,6 +63,16 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best validation so far by `score`: its `value`, after how many steps, and in which epoch."""
+
+    score: str
+    value: float
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
     of the steps depends on; `sources` (none in older checkpoints): the training images as they were;
@@ -80,6 +90,7 @@ class SavedState:
     pretrained: Origin | None = None
     random: dict[str, Any] = field(default_factory=dict)
     class_weights: tuple[float, ...] = ()
+    best: Best | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -113,6 +124,7 @@ def parse_state(state: Any) -> SavedState:
     _check_normalization(saved.normalization, saved.network.bands)
     _check_progress(saved)
     _check_weights(saved)
+    _check_best(saved)
     return saved
 
 
@@ -137,6 +149,12 @@ def _check_normalization(found: Normalization, bands: int) -> None:
             raise MalformedError(f"state.normalization.{name} holds {wrong[0]}, not a finite number{above}")
     if not all(0 <= band < bands for band in found.constant):
         raise MalformedError(f"state.normalization.constant is {quoted(list(found.constant))} with {bands} bands")
+
+
+def _check_best(saved: SavedState) -> None:
+    best = saved.best
+    if best is not None and not (0 < best.step <= saved.step and best.epoch >= 0 and math.isfinite(best.value)):
+        raise MalformedError(f"state.best is {quoted(asdict(best))}, where no run stands after {saved.step} steps")
 
 
 def _check_weights(saved: SavedState) -> None:

@@ -47,6 +47,17 @@ def check_tensors(saved: SavedState, groups: Sequence[Mapping[str, Any]], weight
     _check_optimizer(saved.config.optimizer.name, optimizer, shapes, wide.pop(), frozen)
 
 
+def check_average(average: Tensors, weights: Tensors) -> None:
+    """Raise MalformedError unless the average has the names, shapes and dtypes of the weights."""
+    different = sorted(average.keys() ^ weights.keys())
+    if different:
+        raise MalformedError(
+            f"'{different[0][:60]}' is in the {'average' if different[0] in average else 'weights'} alone"
+        )
+    for name, tensor in average.items():
+        _check(f"the average of '{name}'", tensor, weights[name].shape, weights[name].dtype)
+
+
 def factors_of(saved: SavedState) -> list[Mapping[str, float]]:
     """The factors of the learning rate of the run as it was begun, and since."""
     changes = (resumed.changed.get("optimizer.lr_factors") for resumed in saved.resumed)

@@ -56,18 +56,19 @@ class Trained:
         return torch.from_numpy(Normalizer(self.normalization, pixels_CHW.dtype, dtype)(pixels_CHW, valid_HW))[None]
 
 
-def load(run: str | Path, build: str | None = None) -> Trained:
-    """The trained network of a run's folder, of its newest checkpoint, or of one checkpoint.
+def load(run: str | Path, build: str | None = None, which: str = "latest") -> Trained:
+    """The trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the average of
+    its weights, where the run has taken one.
 
     `build`: as `check_named`. Raises CheckpointError where there is no checkpoint, or a file is not what was written.
     """
-    checkpoint = find_named(run, build)
+    checkpoint = find_named(run, build, which)
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
-def find_named(run: str | Path, build: str | None = None) -> Checkpoint:
+def find_named(run: str | Path, build: str | None = None, which: str = "latest") -> Checkpoint:
     """The checkpoint of a run, or the one named, whose network the user knows: see `check_named`."""
-    checkpoint = find_checkpoint(run)
+    checkpoint = find_checkpoint(run, which)
     check_named(checkpoint.saved.network, build)
     return checkpoint
 
@@ -95,7 +96,7 @@ def load_trained(
     """
     modules = network_modules(network).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
     if weights is None:
-        load_network(checkpoint, modules)
+        load_network(checkpoint, modules, average=True)
     else:
         modules.load_state_dict(weights)
     return modules.eval()

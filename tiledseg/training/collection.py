@@ -19,6 +19,7 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
         return own
     named = {("weights", name): tensor for name, tensor in own.weights.items()}
     named |= {("state", name): tensor for name, tensor in own.optimizer.items()}
+    named |= {("average", name): tensor for name, tensor in own.average.items()}
     kinds = axes.pipeline.gather_objects([(key, tensor.shape, tensor.dtype) for key, tensor in named.items()])
     if axes.position.stage > 0:
         for tensor in named.values():
@@ -28,5 +29,8 @@ def collect(own: Contents, axes: Axes) -> Contents | None:
         for key, shape, dtype in theirs:
             named[key] = torch.empty(shape, dtype=dtype)
             axes.stage_messages.start([], [Message(axes.rank_of_stage(stage), named[key])]).wait()
-    weights = {name: tensor for (kind, name), tensor in named.items() if kind == "weights"}
-    return Contents(weights, {name: t for (kind, name), t in named.items() if kind == "state"}, own.groups)
+    weights, state, average = (
+        {name: tensor for (kind, name), tensor in named.items() if kind == wanted}
+        for wanted in ("weights", "state", "average")
+    )
+    return Contents(weights, state, own.groups, average)

@@ -32,12 +32,13 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.best import judge_of
 from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.class_weights import given_weights
 from tiledseg.training.first_weights import check_imagenet
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.recipe import Cadence, Rate, Recipe, Update
+from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
 
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
@@ -120,7 +121,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
     return Preparation(
-        recipe_of(config),
+        recipe_of(config, judge_of(train.best, train.early_stop, label_map)),
         question,
         plan,
         label_map,
@@ -193,8 +194,8 @@ def _check_turns(asked: Augmentation, images: Sequence[RasterInfo]) -> None:
         )
 
 
-def recipe_of(config: Config) -> Recipe:
-    """What a run with this configuration is told beside its plan."""
+def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
+    """What a run with this configuration is told beside its plan; `judge`: of its validations."""
     data, train, run = config.data, config.train, config.run
     return Recipe(
         config.model.name,
@@ -210,9 +211,10 @@ def recipe_of(config: Config) -> Recipe:
         data.normalize is not False,
         data.normalize == IMAGENET,
         train.class_weights == MEDIAN_FREQUENCY,
+        train.ema,
         data.workers,
         data.prefetch,
-        Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints),
+        Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints, judge or Judge()),
         update_of(config.optimizer),
         rate_of(config.optimizer, train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),

@@ -35,23 +35,35 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class Judge:
+    """`score`: the name of what makes a validation the best, None for nothing; `number`: of the class whose IoU it is;
+    `patience`: epochs without a better one after which the run ends, None for any number."""
+
+    score: str | None = None
+    number: int | None = None
+    patience: int | None = None
+
+
+@dataclass(frozen=True)
 class Cadence:
     """When the run ends, validates (both in epochs) and writes checkpoints (in steps), and how many of these it
-    keeps."""
+    keeps; `judge`: of its validations."""
 
     epochs: int
     validate_every: int
     checkpoint_every: int
     keep_checkpoints: int
+    judge: Judge
 
 
 @dataclass(frozen=True)
 class Recipe:
     """`title`: the network's name; `seed`: of weights and dropout; `wide_sums`: gradients are summed in float64;
-    `pretrained`: a file of first weights; `still_norms`: running statistics of batch norms are constants; `imagenet`:
-    its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are counted; `threads`
-    read `prefetch` tiles ahead on each rank; `record`: every key of the configuration as JSON, which a checkpoint
-    keeps. The rest as the keys of these names."""
+    `pretrained`: a file of first weights; `still_norms`: running statistics of batch norms are constants;
+    `imagenet`: its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are
+    counted; `ema`: decay of the average of the weights, 0 for none; `threads` read `prefetch` tiles ahead on each
+    rank; `record`: every key of the configuration as JSON, which a checkpoint keeps. The rest as the keys of these
+    names."""
 
     title: str
     folder: Path
@@ -66,6 +78,7 @@ class Recipe:
     normalize: bool
     imagenet: bool
     counts_classes: bool
+    ema: float
     threads: int
     prefetch: int
     cadence: Cadence

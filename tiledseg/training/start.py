@@ -15,6 +15,7 @@ from tiledseg.checkpoint.folder import (
     find_checkpoint,
     newest_checkpoint,
     newest_step,
+    point_best,
 )
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
@@ -66,7 +67,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     normalization, preparation = _looked(preparation, beginning, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
-        mesh.on_root(lambda: _claim(folder, text, beginning.checkpoint, newest))
+        mesh.on_root(lambda: _claim(folder, text, beginning, newest))
         hosts = mesh.communicator.gather_objects(mesh.host)
         note = spread_note(preparation.plan.spread.mesh, hosts)
         notes = [warning for warning in (lost, note, unlocked) if warning]
@@ -158,8 +159,9 @@ def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, c
         return survey(mesh, images, labels, preparation.label_map, normalize, count)
 
 
-def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int | None) -> None:
+def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:
     """Free the run's folder, which is locked, of what a crash has left, and put the resolved configuration into it."""
+    checkpoint = beginning.checkpoint
     check_unchanged(folder, newest)
     clean_leftovers(folder / CHECKPOINTS)
     write_whole(folder / CONFIG, text)
@@ -169,6 +171,7 @@ def _claim(folder: Path, text: str, checkpoint: Checkpoint | None, newest: int |
             (folder / METRICS).unlink(missing_ok=True)
         else:
             drop_later(folder / CHECKPOINTS, checkpoint.saved.step)
+        point_best(folder / CHECKPOINTS, beginning.best.step if beginning.best else None)
 
 
 def _progress(preparation: Preparation) -> StepProgress:

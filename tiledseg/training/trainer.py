@@ -15,7 +15,14 @@ import torch
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
-from tiledseg.checkpoint.folder import Checkpoint, contents_of, load_network, load_optimizer, save_checkpoint
+from tiledseg.checkpoint.folder import (
+    Checkpoint,
+    contents_of,
+    load_average,
+    load_network,
+    load_optimizer,
+    save_checkpoint,
+)
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
@@ -31,6 +38,8 @@ from tiledseg.raster.sampling import Position, Step
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import choose_views
 from tiledseg.tracing.build import network_modules
+from tiledseg.training.averaging import AveragedWeights
+from tiledseg.training.best import BestSoFar
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
@@ -94,6 +103,8 @@ class Trainer:
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
+        self.best = BestSoFar(recipe.cadence.judge, beginning.best, recipe.cadence.validate_every)
+        self.average = self._averaged(checkpoint)
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
         rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, preparation.objective)
@@ -137,18 +148,23 @@ class Trainer:
         )
         samples = read_ahead(self.passes, training, mine, recipe.threads, recipe.prefetch)
         self.network.train()
+        if self.best.gives_up(self.position):
+            steps = iter(())
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
                 result = self._one_step(samples, parts, flag)
                 self.position = self._after(position)
                 self._log_step(position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
+                better = False
                 if epoch_ends and (position.epoch + 1) % cadence.validate_every == 0 and held_out is not None:
-                    self._validate(held_out, position.epoch)
-                last = self.course.ends_at(self.position)
-                if last or result.stop or self.step % cadence.checkpoint_every == 0:
+                    better = self._validate(held_out, position.epoch)
+                last = self.course.ends_at(self.position) or self.best.gives_up(self.position)
+                if last or better or result.stop or self.step % cadence.checkpoint_every == 0:
                     self._checkpoint()
-                if result.stop and not last:
+                if last:
+                    break
+                if result.stop:
                     return True
         if self.saved_in != self.checkpoints.resolve():
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
@@ -165,6 +181,8 @@ class Trainer:
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
         self.saved_in = None
+        if self.average is not None:
+            self.average.update(self.step)
         return result
 
     def _after(self, position: Position) -> Position:
@@ -178,21 +196,24 @@ class Trainer:
             rate = learning_rate(self.recipe.rate, self.step - 1, self.course)
             self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
 
-    def _validate(self, held_out: Dataset, epoch: int) -> None:
+    def _validate(self, held_out: Dataset, epoch: int) -> bool:
+        """Whether the run has not been as good before: the same on all ranks, as the scores are."""
         label_map = self.preparation.label_map
-        found = validate(
-            self.network,
-            held_out,
-            self.mesh,
-            self.parallel.over(held_out.tilings),
-            label_map.count,
-            label_map.ignore_index,
-            self.recipe.threads,
-            self.recipe.prefetch,
-            self.panels,
-        )
+        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
+            found = validate(
+                self.network,
+                held_out,
+                self.mesh,
+                self.parallel.over(held_out.tilings),
+                label_map.count,
+                label_map.ignore_index,
+                self.recipe.threads,
+                self.recipe.prefetch,
+                self.panels,
+            )
         if self.journal is not None:
             self.journal.validation(self.step, epoch, found)
+        return self.best.takes(found, self.step, epoch)
 
     def _checkpoint(self) -> None:
         axes = self.parallel.axes
@@ -201,12 +222,13 @@ class Trainer:
         self.saved_in = self.checkpoints.resolve()
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
-        contents = collect(contents_of(self.network, self.optimizer), axes)
+        average = self.average.tensors if self.average is not None else None
+        contents = collect(contents_of(self.network, self.optimizer, average), axes)
         if contents is None:
             return
-        keep = self.recipe.cadence.keep_checkpoints
+        keep, best = self.recipe.cadence.keep_checkpoints, self.best.step
         with doing("writing a checkpoint"):
-            save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep)
+            save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep, best)
         if self.journal is not None:
             self.journal.draw()
 
@@ -217,6 +239,7 @@ class Trainer:
             "network": described(self.plan.network),
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
+            "best": self.best.record(),
             "position": self.position._asdict(),
             "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
@@ -239,6 +262,12 @@ class Trainer:
         self.position = saved.next_position
         course = self.course
         self.course = Course.onward(course.epochs, course.steps_per_epoch, saved.marks, self.step, self.position)
+
+    def _averaged(self, checkpoint: Checkpoint | None) -> AveragedWeights | None:
+        if not self.recipe.ema:
+            return None
+        begun = None if checkpoint is None else load_average(checkpoint)
+        return AveragedWeights(self.network, self.recipe.ema, begun)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
         numbers = range(len(rasters.images))
@@ -285,6 +314,8 @@ class Trainer:
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self._pretrained(),
             "class_weights": list(self.preparation.class_weights) or None,
+            "best": self.best.record(),
+            "stopped_early": self.best.gives_up(self.position),
             "ranks": self.mesh.size,
             "transport": self.mesh.transport,
             "seconds": seconds,

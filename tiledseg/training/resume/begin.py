@@ -8,13 +8,15 @@ from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
 from tiledseg.checkpoint.check import Checkpoint
-from tiledseg.checkpoint.saved_state import Origin, Resumed, SavedState, Source
+from tiledseg.checkpoint.folder import name_of
+from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
+from tiledseg.training.run_folder.check import CHECKPOINTS
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",
@@ -27,8 +29,8 @@ _ORDER = {  # keys by what they are among the things that the order of steps dep
 @dataclass(frozen=True)
 class Beginning:
     """What a run starts with: a checkpoint, or None; its images as they are now; where it was resumed with changes,
-    this time the last; the images, by number, that the checkpoint did not know; warnings for the user; and the file of
-    pretrained weights that the run began with."""
+    this time the last; the images, by number, that the checkpoint did not know; warnings for the user; the file of
+    pretrained weights that the run began with; and its best validation so far."""
 
     checkpoint: Checkpoint | None
     sources: tuple[Source, ...]
@@ -36,6 +38,7 @@ class Beginning:
     added: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     pretrained: Origin | None = None
+    best: Best | None = None
 
     @property
     def has_class_weights(self) -> bool:
@@ -56,13 +59,15 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
     found = compare_sources(_sources_before(saved), sources, checkpoint.path)
     changed = _changed(checkpoint, preparation, found)
     _check_end(checkpoint, preparation)
+    best, note = _best(saved, preparation)
     return Beginning(
         checkpoint,
         sources,
         _recorded(saved, changed, found),
         found.added,
-        _warnings(checkpoint, changed, found),
+        (*_warnings(checkpoint, changed, found), *note),
         saved.pretrained,
+        best,
     )
 
 
@@ -144,6 +149,16 @@ def _check_end(checkpoint: Checkpoint, preparation: Preparation) -> None:
             f"{checkpoint.path} stands at step {position.step} of an epoch, but an epoch of this run has "
             f"{preparation.sampler.steps_per_epoch}; give another run.output"
         )
+
+
+def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tuple[str, ...]]:
+    """The best validation so far by the run's score, whose checkpoint is still there; and what is to be said."""
+    best, folder = saved.best, preparation.recipe.folder / CHECKPOINTS
+    if best is None or best.score != preparation.recipe.cadence.judge.score:
+        return None, ()
+    if (folder / name_of(best.step)).is_dir():
+        return best, ()
+    return None, (f"{folder / name_of(best.step)}, of the best {best.score}, is not there: the best begins anew",)
 
 
 def _recorded(saved: SavedState, changed: Mapping[str, Any], found: Comparison) -> tuple[Resumed, ...]:

@@ -94,6 +94,11 @@ RULES: dict[str, Rule] = {
     "train.tversky_alpha": Rule(MAY, _LOSS),
     "train.tversky_beta": Rule(MAY, _LOSS),
     "train.label_smoothing": Rule(MAY, _LOSS),
+    "train.ema": Rule(
+        MAY, "the average goes on; from 0 it begins with the weights of the checkpoint, to 0 it is let go"
+    ),
+    "train.best": Rule(MAY, "the best of another score begins anew"),
+    "train.early_stop": Rule(MAY, "the end may come earlier, at once too, or later"),
     "train.class_weights": Rule(
         MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
     ),

@@ -1,0 +1,107 @@
+"""The average of the weights: by its formula over the weights of every step, and what validates and maps with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoint.resealed import in_manifest
+from tests.crash.runs import Material
+from tests.training.test_start import config_of, run
+from tiledseg.checkpoint.check import sha256
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.config import Config
+from tiledseg.errors import CheckpointError
+from tiledseg.inference.trained import load
+from tiledseg.models.network import build_modules
+
+DECAY = 0.6
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("average"))
+
+
+def averaged(material: Material, folder: Path, epochs: int = 3, **train: Any) -> Config:
+    """With running statistics: a batch norm, whose tiles are taken one by one."""
+    settings = {"ema": DECAY, "checkpoint_every": 1, "keep_checkpoints": 99, **train}
+    config = config_of(material, folder, **settings)
+    config.train.epochs = epochs
+    config.model = replace(config.model, norm="batch")
+    config.parallel.exact = False
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(material: Material, without_plots: None) -> Path:
+    assert run(averaged(material, material.root / "run")) == 0
+    return material.root / "run"
+
+
+def test_it_is_that_of_the_formula(finished: Path) -> None:
+    steps = sorted((finished / "checkpoints").glob("step-*"))
+    saved = find_checkpoint(finished).saved
+    average = {name: tensor.double() for name, tensor in build_modules(saved.network, 3).state_dict().items()}
+    for number, path in enumerate(steps, start=1):
+        decay = min(DECAY, (1 + number) / (10 + number))
+        weights, found = load_file(path / "model.safetensors"), load_file(path / "average.safetensors")
+        for name, tensor in weights.items():
+            counts = not tensor.is_floating_point()
+            average[name] = tensor if counts else decay * average[name] + (1 - decay) * tensor
+            torch.testing.assert_close(found[name], average[name], rtol=1e-12, atol=1e-14)
+    assert number == 9
+    assert any(name.endswith("running_var") for name in average)
+    assert not any(torch.equal(weights[name], found[name]) for name in average if name.endswith(".weight"))
+
+
+def test_training_is_that_without(material: Material, finished: Path, tmp_path: Path) -> None:
+    """Losses and weights to the last bit; validations differ."""
+    assert run(averaged(material, tmp_path / "run", ema=0.0)) == 0
+    assert not (find_checkpoint(tmp_path / "run").path / "average.safetensors").exists()
+    names = [find_checkpoint(folder).path / "model.safetensors" for folder in (finished, tmp_path / "run")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+    mine, theirs = (lines(folder) for folder in (finished, tmp_path / "run"))
+    assert [line["loss"] for line in mine if "loss" in line] == [line["loss"] for line in theirs if "loss" in line]
+    assert [line["val"] for line in mine if "val" in line] != [line["val"] for line in theirs if "val" in line]
+
+
+def test_a_run_that_is_resumed_goes_on_with_it(material: Material, finished: Path, tmp_path: Path) -> None:
+    for epochs in (1, 3):
+        config = averaged(material, tmp_path / "run", epochs)
+        config.optimizer = replace(config.optimizer, policy="constant", warmup_steps=0)
+        assert run(config) == 0
+    config.run.output = str(tmp_path / "whole")
+    assert run(config) == 0
+    halves, whole = (find_checkpoint(tmp_path / name).path for name in ("run", "whole"))
+    assert (halves / "average.safetensors").read_bytes() == (whole / "average.safetensors").read_bytes()
+
+
+def test_what_maps_has_the_averaged_weights(finished: Path) -> None:
+    found = load(finished).network.state_dict()
+    expected = load_file(find_checkpoint(finished).path / "average.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_average_of_another_network_is_refused(material: Material, tmp_path: Path) -> None:
+    assert run(averaged(material, tmp_path / "run", 1)) == 0
+    path = find_checkpoint(tmp_path / "run").path
+    average = load_file(path / "average.safetensors")
+    lost = average.popitem()[0]
+    save_file(average, path / "average.safetensors")
+    with pytest.raises(CheckpointError, match=r"average.safetensors does not match its checksum"):
+        find_checkpoint(path)
+    checksum = sha256(path / "average.safetensors")
+    in_manifest(lambda manifest: manifest["checksums"].update({"average.safetensors": checksum}))(path)
+    with pytest.raises(CheckpointError, match=rf"'{lost}' is in the weights alone"):
+        find_checkpoint(path)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

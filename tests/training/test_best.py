@@ -1,0 +1,114 @@
+"""The best validation by a named score: its checkpoint stays, is found by its name, and a run ends without a better."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.runs import Material
+from tests.training.test_start import config_of, run
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.config import Config
+from tiledseg.errors import CheckpointError, ConfigError
+
+EPOCHS = 7
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("best"))
+
+
+def judged(material: Material, folder: Path, epochs: int = EPOCHS, **train: Any) -> Config:
+    """Rates so high that scores go up and down."""
+    config = config_of(material, folder, **{"keep_checkpoints": 1, "best": "mean_iou", "seed": 5, **train})
+    config.train.epochs, config.optimizer = epochs, replace(config.optimizer, lr=0.2, policy="constant")
+    return config
+
+
+def validations(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{"step": line["step"], "epoch": line["epoch"], **line["val"]} for line in lines if "val" in line]
+
+
+def value(validation: dict[str, Any], score: str) -> float:
+    found = -validation["loss"] if score == "loss" else validation["iou"][2] if score == "iou.2" else validation[score]
+    return float(found)
+
+
+@pytest.fixture(scope="module")
+def whole(material: Material, without_plots: None) -> Path:
+    folder = material.root / "whole"
+    assert run(judged(material, folder)) == 0
+    return folder
+
+
+@pytest.mark.parametrize("score", ["mean_iou", "loss", "iou.2"])
+def test_the_best_checkpoint_stays(score: str, material: Material, tmp_path: Path) -> None:
+    config = judged(material, tmp_path / "run", best=score)
+    assert run(config) == 0
+    found = validations(tmp_path / "run")
+    best = max(found, key=lambda validation: value(validation, score))  # the first of equals
+    assert find_checkpoint(tmp_path / "run", "best").saved.step == best["step"]
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == sorted({f"step-{best['step']:06d}", f"step-{found[-1]['step']:06d}"})
+    recorded = json.loads((tmp_path / "run" / "summary.json").read_text())["best"]
+    assert (recorded["score"], recorded["step"], recorded["epoch"]) == (score, best["step"], best["epoch"])
+    assert recorded["value"] == abs(value(best, score))
+
+
+def test_a_run_that_is_resumed_has_the_same_best(material: Material, whole: Path, tmp_path: Path) -> None:
+    for epochs in (2, 5, EPOCHS):
+        assert run(judged(material, tmp_path / "run", epochs)) == 0
+    assert validations(tmp_path / "run") == validations(whole)
+    found, expected = find_checkpoint(tmp_path / "run", "best"), find_checkpoint(whole, "best")
+    assert found.saved.best == expected.saved.best
+    assert (found.path / "model.safetensors").read_bytes() == (expected.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("patience", [1, 2])
+def test_a_run_ends_without_a_better_one(material: Material, whole: Path, tmp_path: Path, patience: int) -> None:
+    """By hand, of the run that goes to its end. Run again, there is nothing left to do; without patience it goes on."""
+    scores, last, best = [value(v, "mean_iou") for v in validations(whole)], EPOCHS - 1, 0
+    for epoch, score in enumerate(scores):
+        best = epoch if score > scores[best] else best
+        if epoch - best >= patience:
+            last = epoch
+            break
+    assert 0 < last < EPOCHS - 1, "the case says something"
+    for _ in range(2):
+        assert run(judged(material, tmp_path / "run", early_stop=patience)) == 0
+        assert validations(tmp_path / "run") == validations(whole)[: last + 1]
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["stopped_early"], summary["epochs"], summary["finished"]) == (True, last + 1, True)
+    assert run(judged(material, tmp_path / "run")) == 0
+    assert validations(tmp_path / "run") == validations(whole)
+
+
+def test_without_its_checkpoint_the_best_begins_anew(
+    material: Material, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    best = find_checkpoint(tmp_path / "run", "best").path
+    assert best != find_checkpoint(tmp_path / "run").path, "the case says something"
+    shutil.rmtree(best)
+    config = judged(material, tmp_path / "run", EPOCHS + 1)
+    config.run.verbosity = 1
+    assert run(config) == 0
+    assert "of the best mean_iou, is not there: the best begins anew" in capfd.readouterr().err
+    assert find_checkpoint(tmp_path / "run", "best").saved.step == validations(tmp_path / "run")[-1]["step"]
+
+
+def test_what_cannot_be_found(material: Material, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is one checkpoint, of which none is the best"):
+        find_checkpoint(find_checkpoint(whole).path, "best")
+    assert run(judged(material, tmp_path / "run", 1, best="none")) == 0
+    with pytest.raises(CheckpointError, match=r"keeps no best checkpoint.*leave --which out"):
+        find_checkpoint(tmp_path / "run", "best")
+    with pytest.raises(ConfigError, match=r"train.best is iou.tree, but no class is 'tree'; give one of class 0, .*"):
+        run(judged(material, tmp_path / "other", best="iou.tree"))
