@@ -27,6 +27,8 @@ OPTIONAL = (
     "data.bands",
     "train.tiles_per_step",
     "train.early_stop",
+    "train.window",
+    "train.windows_per_step",
     "parallel.micro_batches",
 )
 FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")

@@ -250,6 +250,10 @@ class TrainConfig:
         edge_radius: pixels within which another class makes an edge of a pixel
         attention_weight: of the classes' loss, once more, where the network is sure of an edge
         dual_weight: of the difference between the edges of the classes' probabilities and of the labels
+        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/augmentation.md)
+        window: side of a window in pixels
+        windows_per_step: the global batch in windows, whatever the number of ranks
+        window_halo: exact, or none (each window is a small image of its own)
         augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
             brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
@@ -280,6 +284,10 @@ class TrainConfig:
     edge_radius: int = number(2, 1, 64)
     attention_weight: float = number(1.0, 0.0, 1e6)
     dual_weight: float = number(1.0, 0.0, 1e6)
+    sampling: str = "tiles"
+    window: int | None = number(None, 1, LARGEST_HALO)
+    windows_per_step: int | None = number(None, 1, MOST)
+    window_halo: str = "exact"
     augment: list[str | dict[str, Any]] = field(default_factory=list)
     augment_each: str = "image"
 
@@ -287,6 +295,9 @@ class TrainConfig:
         check_values("train", self)
         augmentation(self.augment)
         one_of("train.augment_each", self.augment_each, EACH)
+        one_of("train.sampling", self.sampling, ("tiles", "windows"))
+        one_of("train.window_halo", self.window_halo, ("exact", "none"))
+        self._check_windows()
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
@@ -304,6 +315,23 @@ class TrainConfig:
             return self.tiles_per_batch
         one_of("train.tiles_per_batch", self.tiles_per_batch, (AUTO, "a number of tiles from 1 on"))
         return None
+
+    def _check_windows(self) -> None:
+        drawn = self.sampling == "windows"
+        given = {"window": self.window, "windows_per_step": self.windows_per_step}
+        for key, value in given.items():
+            if drawn != (value is not None):
+                remedy = f"give train.{key}" if drawn else "leave it out, or give train.sampling windows"
+                raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
+        if not drawn and self.window_halo != "exact":
+            raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
+        others = {"tiles_per_step": None, "images_per_step": 1, "augment_each": "image"}
+        for key, default in others.items():
+            if drawn and getattr(self, key) != default:
+                raise ConfigError(
+                    f"train.{key} is {getattr(self, key)} and train.sampling windows, which have windows_per_step, "
+                    "and a draw each; leave it out"
+                )
 
 
 @dataclass
@@ -353,6 +381,7 @@ class Config:
         for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
             group.check()
         check_best(self.train.best, self.train.early_stop, bool(self.data.val_images))
+        self._check_windows()
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(
                 f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
@@ -367,4 +396,18 @@ class Config:
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
                 "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
+            )
+
+    def _check_windows(self) -> None:
+        """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm
+        takes all of a step."""
+        parallel, exact = self.parallel, self.train.window_halo == "exact"
+        if self.train.sampling != "windows" or parallel.halo == "read":
+            return
+        if exact or parallel.halo == "exchange" or parallel.stages > 1:
+            remedy = "read" if exact or parallel.halo == "exchange" else "read, or no stages"
+            stages = f" and parallel.stages {parallel.stages}" if parallel.stages > 1 else ""
+            raise ConfigError(
+                f"parallel.halo is {parallel.halo}{stages} and train.sampling windows with train.window_halo "
+                f"{self.train.window_halo}; use parallel.halo {remedy}"
             )

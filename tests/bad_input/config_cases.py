@@ -25,6 +25,8 @@ FLAGS = (
     train("yaml-is-empty", "--config ROOT/empty.yaml", "empty.yaml", "nothing"),
 )
 
+WINDOWS = "--train.tiles_per_step null --train.sampling windows --train.window 16 --train.windows_per_step 2"
+
 VALUES = (
     train("group-norm", "--model.norm group --model.base_channels 6", "level 1 has 12 channels", "8 groups", "give 1,"),
     train("group-norm-of-level-0", "--model.norm group --model.base_channels 12", "level 0 has 12 channels"),
@@ -50,6 +52,31 @@ VALUES = (
     train("precision", "--train.precision fp8", "train.precision", "fp8", "bf16"),
     train("epochs", "--train.epochs 0", "train.epochs", "0", "at least 1"),
     train("checkpoint-every", "--train.checkpoint_every 0", "train.checkpoint_every", "at least 1"),
+    train("window-of-tiles", "--train.window 16", "train.sampling is tiles and train.window 16", "leave it out"),
+    train("windows-of-no-size", "--train.sampling windows", "windows and train.window not given", "give train.window"),
+    train("windows-and-tiles", f"{WINDOWS} --train.tiles_per_step 2", "tiles_per_step is 2", "windows", "leave it out"),
+    train("window-too-large", f"{WINDOWS} --train.window 49", "train.window is 49", "48 px", "at most 48"),
+    train("window-halo", f"{WINDOWS} --train.window_halo some", "window_halo", "some", "exact, none"),
+    train("window-halo-of-tiles", "--train.window_halo none", "window_halo is none", "train.sampling windows"),
+    train("windows-each-tile", f"{WINDOWS} --train.augment_each tile", "augment_each is tile", "leave it out"),
+    train("windows-in-layer", f"{WINDOWS} --parallel.halo layer", "layer", "window_halo exact", "parallel.halo read"),
+    train(
+        "windows-norm",
+        f"{WINDOWS} --model.norm batch",
+        "a part of the image",
+        "window_halo none with parallel.halo layer",
+    ),
+    train(
+        "small-windows-norm",
+        f"{WINDOWS} --train.window_halo none --model.norm batch",
+        *("model.norm is batch", "2 images at once", "parallel.halo layer"),
+    ),
+    train(
+        "small-windows-norm-validated-in-tiles",
+        f"{WINDOWS} --train.window_halo none --model.norm instance --data.val_images ROOT/image.tif "
+        "--data.val_labels ROOT/labels.tif",
+        *("of the validation", "model.norm is instance", "tiling.grid 1"),
+    ),
     train("augment-unknown", "--train.augment [mirror]", "train.augment", "mirror", "reflect, turn"),
     train("augment-value", "--train.augment '[{translate: -3}]'", "train.augment", "translate with -3", "from 1"),
     train("augment-word", "--train.augment turn", "train.augment", "turn", "list"),

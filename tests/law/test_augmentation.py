@@ -93,7 +93,7 @@ def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bou
     image_CHW, labels_HW = scene()
     write(tmp_path, image_CHW, labels_HW)
     found = losses(run(square(tmp_path, "augmented", augment, seed=seed), alone()))
-    draw = Drawer(augmentation(augment), "image", seed, ((SIZE, SIZE),), BANDS).draw(0, 0, 0)
+    draw = Drawer(augmentation(augment), ((SIZE, SIZE),), BANDS).draw(f"tiledseg.augmentation {seed} 0 0", 0)
     assert draw is not None
     disk = tmp_path / "disk"
     write(disk, *changed(image_CHW, labels_HW, draw))
@@ -114,11 +114,11 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
         return losses(run(replace(config, optimizer=optimizer, tiling=TilingConfig(grid=2)), alone()))
 
     found = still(square(tmp_path, "own", augment, augment_each="tile", tiles_per_step=1))
-    drawer = Drawer(augmentation(augment), "tile", 0, ((SIZE, SIZE),), BANDS)
+    drawer = Drawer(augmentation(augment), ((SIZE, SIZE),), BANDS)
     expected = []
     for step, ((_, tile),) in enumerate(Sampler((4,), 0, 1).steps(0)):
         disk = tmp_path / f"disk-{tile}"
-        draw = drawer.draw(0, 0, tile)
+        draw = drawer.draw(f"tiledseg.augmentation 0 0 0 {tile}", 0)
         assert draw is not None
         write(disk, *changed(image_CHW, labels_HW, draw))
         expected.append(still(square(disk, "plain", [], tiles_per_step=1))[step])

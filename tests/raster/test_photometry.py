@@ -74,19 +74,11 @@ def test_draws_lie_in_what_was_asked_for_and_one_band_stays() -> None:
     assert len({draw.key for draw in draws}) == 400
 
 
-def test_what_is_drawn_depends_on_seed_epoch_and_image_and_on_the_tile_where_each_has_its_own() -> None:
-    asked = Augmentation(reflect=(True, True), translate=9, brightness=1.0)
-
-    def drawer(each: str, seed: int = 0) -> Drawer:
-        return Drawer(asked, each, seed, ((40, 50), (40, 50)), 2)
-
-    one = drawer("image").draw(3, 1, 0)
-    assert one == drawer("image").draw(3, 1, 7)
-    tiles = drawer("tile")
-    others = [drawer("image", 1).draw(3, 1, 0), drawer("image").draw(4, 1, 0), drawer("image").draw(3, 0, 0)]
-    others += [tiles.draw(3, 1, 0), tiles.draw(3, 1, 7)]
-    assert len({one, *others}) == 6
-    assert Drawer(Augmentation(), "image", 0, ((40, 50),), 2).draw(0, 0, 0) is None
+def test_what_is_drawn_depends_on_the_words_alone() -> None:
+    drawer = Drawer(Augmentation(reflect=(True, True), translate=9, brightness=1.0), ((40, 50), (40, 50)), 2)
+    assert drawer.draw("seed 1 image 0", 0) == drawer.draw("seed 1 image 0", 1)
+    assert drawer.draw("seed 1 image 0", 0) != drawer.draw("seed 1 image 1", 0)
+    assert Drawer(Augmentation(), ((40, 50),), 2).draw("a", 0) is None
 
 
 def test_one_more_augmentation_leaves_the_draws_of_the_others() -> None:

@@ -89,7 +89,8 @@ ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels",
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
 ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "early_stop")}
-"""Keys that cannot change alone: below, in `test_resume_sources.py`, `test_first_weights.py` and `test_build.py`."""
+ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
+"""Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
 
 
 @pytest.fixture(scope="module")

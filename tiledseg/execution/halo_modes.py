@@ -30,7 +30,7 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.draws import Draw
-from tiledseg.raster.sampling import TileReference, deal
+from tiledseg.raster.sampling import DrawnTile, TileReference, deal
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.network import SpatialNetwork
 
@@ -76,7 +76,7 @@ class HaloMode(Protocol):
     def network(self) -> GraphNetwork:
         """The network whose layers run, of which a stage holds its own."""
 
-    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
         pipeline share their parts."""
 
@@ -112,13 +112,17 @@ class ReadMode:
     axes: Axes | None = None  # of pipelines; without stages each rank is on its own
     batch: int = 1
 
-    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
-        tiles = [Part(r.image, self.tilings[r.image].tiles[r.tile]) for r in step]
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         if self.axes is None:
             own = deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
             return own if self.batch == 1 else tuple(sorted(own, key=lambda part: part.tile.context.shape))
         at = self.axes.position
         return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
+
+    def _tile(self, reference: TileReference | DrawnTile) -> Tile:
+        tile = reference.tile
+        return tile if isinstance(tile, Tile) else self.tilings[reference.image].tiles[tile]
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return (MicroBatch(part.image, part.tile, part.tile),)
@@ -156,11 +160,12 @@ class ExchangeMode(ReadMode):
         self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
 
-    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         at = self._axes.position
         if at is None:
             return ()
-        return tuple(Part(i, exchange_block(self._images[i], at.row, at.col)) for i in _own_images(step, self._axes))
+        own = _own_images(step, self._axes)
+        return tuple(Part(i, exchange_block(self._images[i], at.row, at.col), draw) for i, draw in own)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
@@ -202,11 +207,12 @@ class LayerMode(ReadMode):
         shape = spatial.axes.shape.rows, spatial.axes.shape.cols
         self._images = tuple(layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in tilings)
 
-    def share(self, step: Sequence[TileReference]) -> tuple[Part, ...]:
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         at = self.spatial.axes.position
         if at is None:
             return ()
-        return tuple(Part(i, self._images[i].tile(at.row, at.col)) for i in _own_images(step, self.spatial.axes))
+        own = _own_images(step, self.spatial.axes)
+        return tuple(Part(i, self._images[i].tile(at.row, at.col), draw) for i, draw in own)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]
@@ -235,7 +241,8 @@ class LayerMode(ReadMode):
         return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
 
 
-def _own_images(step: Sequence[TileReference], axes: Axes) -> list[int]:
-    """The images of a step that this rank's replica takes: every replica-th."""
+def _own_images(step: Sequence[TileReference | DrawnTile], axes: Axes) -> list[tuple[int, Draw | None]]:
+    """The images of a step that this rank's replica takes, each with the draw of all its tiles: every replica-th."""
     assert axes.position is not None, "ranks outside the mesh take no image"
-    return sorted({reference.image for reference in step})[axes.position.replica :: axes.shape.replicas]
+    draws = {reference.image: reference.draw for reference in step}
+    return [(image, draws[image]) for image in sorted(draws)[axes.position.replica :: axes.shape.replicas]]

@@ -59,10 +59,11 @@ class ParallelRun:
         spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.shares_layers else None
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision)
 
-    def over(self, tilings: Sequence[Tiling], batch: int = 1) -> Passes:
+    def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
         """The passes over images that are cut by `tilings`; while training, up to `batch` tiles of one shape at once,
-        of which there are none in stages and in mode `layer`."""
-        mode = self._mode(tuple(tilings), batch)
+        of which there are none in stages and in mode `layer`. `spread`: theirs, where it is another than the run's;
+        then their tiles are dealt out, and computed by the network as it is."""
+        mode = self._mode(tuple(tilings), batch, spread or self.spread)
         if self.pipeline is None:
             together = self.spread.together
             return StepPasses(mode) if isinstance(mode, LayerMode) and together else SerialPasses(mode, batch)
@@ -73,8 +74,8 @@ class ParallelRun:
         """Ends the axes. Collective."""
         self.axes.close()
 
-    def _mode(self, tilings: tuple[Tiling, ...], batch: int) -> HaloMode:
-        if not self.spread.shares_images:
+    def _mode(self, tilings: tuple[Tiling, ...], batch: int, spread: Spread) -> HaloMode:
+        if not spread.shares_images:
             axes = self.axes if self.pipeline else None
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch)
         if self.spatial is None:

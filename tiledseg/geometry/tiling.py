@@ -9,7 +9,7 @@ raster" means on that context.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -85,6 +85,21 @@ def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footp
     return Tiling(raster, grid, footprint, tiles)
 
 
+def window_tile(raster: tuple[int, int], at: tuple[int, int], side: int, footprint: Footprint, index: int = 0) -> Tile:
+    """The window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile with its exact
+    halo; where the raster ends earlier, so does the window."""
+    row, col = (_window(start, side, size, footprint) for start, size in zip(at, raster, strict=True))
+    return Tile(index, (0, 0), Box(row.core, col.core), Box(row.context, col.context), Box(row.output, col.output))
+
+
+def largest_window(raster: tuple[int, int], side: int, footprint: Footprint) -> tuple[int, int]:
+    """A raster that, as one tile, has the largest context of any window of `side` pixels in `raster`."""
+    aligned = round_up(side, footprint.alignment)
+    around = 0 if footprint.mirror else footprint.before + footprint.after
+    most = tuple(min(aligned + around, round_up(size, footprint.alignment)) for size in raster)
+    return most[0], most[1]
+
+
 def finest_grid(raster: tuple[int, int], footprint: Footprint) -> tuple[int, int]:
     """The largest grid (rows, cols) that the alignment allows."""
     rows, cols = (round_up(n, footprint.alignment) // footprint.alignment for n in raster)
@@ -119,6 +134,13 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> list[_S
     edges = [i * units // parts * footprint.alignment for i in range(parts + 1)]
     extended = Interval(0, edges[-1])
     return [_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges)]
+
+
+def _window(start: int, side: int, size: int, footprint: Footprint) -> _Span:
+    aligned = Interval(start, round_up(start + side, footprint.alignment))
+    extended = Interval(0, round_up(size, footprint.alignment))
+    span = _span(aligned.clip(extended), size, extended, footprint)
+    return replace(span, core=Interval(start, min(start + side, size)))
 
 
 def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint) -> _Span:

@@ -53,6 +53,7 @@ class Sample:
 @dataclass(eq=False)
 class Dataset:
     """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
+    Without tilings its tiles are windows that are drawn anywhere.
 
     `dtype` is that of x: float32, or float64 for runs in double precision. Samples have the labels of `margin` pixels
     around their cores too. Any number of threads may load at once.
@@ -86,7 +87,8 @@ class Dataset:
         `draw`: the tile is one of the image as this changes it, in every pixel as if that lay on the disk.
         """
         place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
-        reader = self._seen(self.images[image], draw)
+        source = image if draw is None or draw.source is None else draw.source
+        reader = self._seen(self.images[source], draw)
         around = self._around(reader.info.shape, place.core)
         window = _hull(place.context if pixels else place.core, around)
         pixels_CHW, valid_HW = reader.read(window)
@@ -97,8 +99,8 @@ class Dataset:
             x_CHW = self._input(pixels_CHW[:, *slices], valid_HW[slices], place.context, reader.info, draw)
         if self.labels is None:
             return Sample(image, place, x_CHW, None, core_HW)
-        label_map = self._maps[image]
-        around_HW = read_labels(self._seen(self.labels[image], draw, classes=True), label_map, around)
+        label_map = self._maps[source]
+        around_HW = read_labels(self._seen(self.labels[source], draw, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         y_HW = around_HW[place.core.relative_to(around).slices]
         return Sample(image, place, x_CHW, y_HW, core_HW, around_HW, around)
@@ -195,10 +197,10 @@ def _check(data: Dataset) -> None:
             f"normalisation has {len(normalization.mean)} bands but {images[0].info.path} has {images[0].info.bands}; "
             "select the bands that the statistics were computed from"
         )
-    if len(tilings) != len(images) or (labels is not None and len(labels) != len(images)):
+    if len(tilings) not in (0, len(images)) or (labels is not None and len(labels) != len(images)):
         counts = f"{len(images)} images, {len(tilings)} tilings, {'no' if labels is None else len(labels)} labels"
         raise RasterError(f"{counts}; give one tiling and one label raster for each image")
-    for reader, tiling in zip(images, tilings, strict=True):
+    for reader, tiling in zip(images, tilings, strict=False):
         if reader.info.shape != tiling.raster:
             raise RasterError(f"{reader.info.path} is {reader.info.shape} but its tiling is of {tiling.raster}")
         check_cut(reader.info, tiling)

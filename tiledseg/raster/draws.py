@@ -17,29 +17,32 @@ from tiledseg.raster.views import Line, View
 
 @dataclass(frozen=True)
 class Draw:
-    """How a tile is read: places by `view`, where they change, values by `photometry`, where they do."""
+    """How a tile is read: places by `view`, where they change, values by `photometry`, where they do; of image
+    `source`, where that is not the tile's."""
 
     view: View | None = None
     photometry: Photometry | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True)
 class Drawer:
-    """The draws of a run on images of `shapes` (height, width) with `bands` bands. `each` is "image", or "tile": then
-    each tile of an epoch has a draw of its own."""
+    """Draws of an augmentation for images of `shapes` (height, width) with `bands` bands."""
 
     augmentation: Augmentation
-    each: str
-    seed: int
     shapes: tuple[tuple[int, int], ...]
     bands: int
 
-    def draw(self, epoch: int, image: int, tile: int) -> Draw | None:
-        """Of a tile in an epoch, all counted from 0; None where nothing changes."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether it never changes anything."""
+        return not (self.augmentation.moves or self.augmentation.recolours)
+
+    def draw(self, words: str, image: int) -> Draw | None:
+        """Of an image; `words` say what it depends on. None where nothing changes."""
         asked = self.augmentation
-        if not (asked.moves or asked.recolours):
+        if self.is_idle:
             return None
-        words = f"tiledseg.augmentation {self.seed} {epoch} {image}" + (f" {tile}" if self.each == "tile" else "")
         view = draw_view(asked, words, self.shapes[image]) if asked.moves else None
         photometry = draw_photometry(asked, words, self.bands) if asked.recolours else None
         return Draw(None if view is None or view.is_whole else view, photometry)
@@ -84,13 +87,13 @@ def draw_photometry(asked: Augmentation, words: str, bands: int) -> Photometry:
     kept = tuple([drop.random() >= asked.drop_bands for _ in range(bands)])
     if not any(kept):
         kept = tuple(band == stays for band in range(bands))
-    return Photometry(factors, offsets, kept, asked.noise, _number(words, "noise"))
+    return Photometry(factors, offsets, kept, asked.noise, drawn_number(words, "noise"))
 
 
 def _generator(words: str, name: str) -> random.Random:
-    return random.Random(_number(words, name))
+    return random.Random(drawn_number(words, name))
 
 
-def _number(words: str, name: str) -> int:
+def drawn_number(words: str, name: str) -> int:
     """64 bits."""
     return int.from_bytes(hashlib.sha256(f"{words} {name}".encode()).digest()[:8], "big")

@@ -14,9 +14,11 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.tiling import Tile
+from tiledseg.raster.draws import Draw
 
 T = TypeVar("T")
 
@@ -27,6 +29,18 @@ class TileReference(NamedTuple):
     image: int
     tile: int
 
+    @property
+    def draw(self) -> None:
+        """None: the tile as it lies on the disk."""
+
+
+class DrawnTile(NamedTuple):
+    """Tile `tile` of image `image`, both counted from 0, or the tile itself, as a draw changes it."""
+
+    image: int
+    tile: int | Tile
+    draw: Draw | None
+
 
 class Position(NamedTuple):
     """Where a run stands: the next step is step `step` of epoch `epoch`, both counted from 0."""
@@ -36,6 +50,17 @@ class Position(NamedTuple):
 
 
 Step = tuple[TileReference, ...]
+DrawnStep = tuple[TileReference | DrawnTile, ...]
+
+
+class Steps(Protocol):
+    """The steps of a run, the same on every rank."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
+        """The steps from `position` to the end of epoch `epochs` - 1, each with its own position: how a run resumes."""
 
 
 @dataclass(frozen=True)

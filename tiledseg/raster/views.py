@@ -29,6 +29,10 @@ class Line(NamedTuple):
         """Whether each position of the view is a pixel of the raster: whole numbers, one after the other."""
         return abs(self.step) == 1 and self.start == int(self.start)
 
+    def shift(self, by: int) -> Line:
+        """The line of positions that are counted from position `by`."""
+        return Line(self.start + self.step * by, self.step)
+
     def source(self, positions: Interval) -> Interval:
         """Of a line on pixels: the pixels that the positions are, in the raster's order."""
         first = int(self.start + self.step * positions.start)
@@ -54,6 +58,11 @@ class View:
     def is_whole(self) -> bool:
         """Whether it shows places as they are."""
         return not self.transposed and self.row == self.col == (0, 1)
+
+    def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
+        """What it shows of a box of `shape` that begins at (row, col)."""
+        along_rows, along_cols = (col, row) if self.transposed else (row, col)
+        return replace(self, shape=shape, row=self.row.shift(along_rows), col=self.col.shift(along_cols))
 
 
 def whole(shape: tuple[int, int]) -> View:

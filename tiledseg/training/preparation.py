@@ -16,19 +16,22 @@ from numpy.typing import NDArray
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
-from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig
+from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.windows import Windows
 from tiledseg.raster.class_counts import median_frequency_weights
+from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.draws import Drawer
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.layout import check_cut, layout_warning
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import Sampler
+from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
@@ -45,7 +48,7 @@ _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
 @dataclass(frozen=True)
 class RasterSet:
-    """Images, their labels, how each is cut, and how they are read."""
+    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read."""
 
     images: tuple[str, ...]
     labels: tuple[str, ...]
@@ -71,7 +74,7 @@ class Preparation:
     label_map: LabelMap
     objective: Objective
     class_weights: tuple[float, ...]  # of the loss; none where all are 1, or as long as they are not counted
-    sampler: Sampler
+    sampler: Steps
     training: RasterSet
     validation: RasterSet | None
     warnings: tuple[str, ...]
@@ -88,7 +91,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     config.check()
     label_map = label_map_of(config.data)
     found = _inspect(config.data, label_map, _TRAINING, LEARNT)
-    _check_turns(augmentation(config.train.augment), found.images)
+    if config.train.sampling == "tiles":
+        _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
     held_out = _held_out(config.data, label_map)
@@ -98,6 +102,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     train = config.train
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
+    windows = windows_of(train)
     question = RunQuestion(
         network,
         found.extents,
@@ -108,8 +113,9 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),
         halo=config.tiling.halo_width(),
-        tiles_per_step=train.tiles_per_step,
-        images_per_step=train.images_per_step,
+        tiles_per_step=windows.per_step if windows and windows.exact else train.tiles_per_step,
+        images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
+        windows=windows,
         frozen=_frozen(network, config.optimizer),
         still_norms=config.model.freeze_norm,
         tiles_per_batch=train.batch(),
@@ -117,7 +123,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
-    sampler = Sampler(tuple(map(len, plan.tilings)), train.seed, train.tiles_per_step, train.images_per_step)
+    sampler = steps_of(train, plan, windows, found)
+    tilings = () if windows else plan.tilings
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
     return Preparation(
@@ -128,9 +135,9 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         objective,
         weights,
         sampler,
-        found.cut(plan.tilings, config.data),
+        found.cut(tilings, config.data),
         held_out.cut(plan.held_out, config.data) if held_out else None,
-        (*notes, *_notes(found.images, plan.tilings), *plan.warnings),
+        (*notes, *_notes(found.images, tilings), *plan.warnings),
         tuple(file for part in every for file in part.files),
     )
 
@@ -154,7 +161,7 @@ class _Found:
 
     def cut(self, tilings: tuple[Tiling, ...], data: DataConfig) -> RasterSet:
         """Raises RasterError for a tile store that was cut otherwise."""
-        for image, label, tiling in zip(self.images, self.labels, tilings, strict=True):
+        for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
         return RasterSet(self.image_paths, self.label_paths, tilings, data.bands, data.nodata, data.references)
@@ -184,13 +191,29 @@ def _inspect(data: DataConfig, label_map: LabelMap, keys: tuple[str, str], parts
     return _Found(tuple(images), tuple(labels), image_paths, label_paths)
 
 
+def windows_of(train: TrainConfig) -> Windows | None:
+    """What is trained on in place of tiles."""
+    if train.window is None or train.windows_per_step is None:
+        return None
+    return Windows(train.window, train.windows_per_step, train.window_halo == "exact")
+
+
+def steps_of(train: TrainConfig, plan: RunPlan, windows: Windows | None, found: _Found) -> Steps:
+    """All steps of a run, with what each tile draws."""
+    drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
+    if windows is None:
+        sampler = Sampler(tuple(map(len, plan.tilings)), train.seed, train.tiles_per_step, train.images_per_step)
+        return DrawnTiles(sampler, drawer, train.augment_each)
+    return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)
+
+
 def _check_turns(asked: Augmentation, images: Sequence[RasterInfo]) -> None:
     """A quarter turn makes rows of columns: the tiling of such an image cuts another shape."""
     oblong = next((info for info in images if info.height != info.width), None)
     if asked.turn == 90 and oblong is not None:
         raise ConfigError(
             f"train.augment has quarter turns, but {oblong.path} is {oblong.height} x {oblong.width} px, and turned "
-            f"{oblong.width} x {oblong.height}; give {{turn: 180}}, or square images"
+            f"{oblong.width} x {oblong.height}; give {{turn: 180}}, square images, or train.sampling windows"
         )
 
 
@@ -216,10 +239,8 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         data.prefetch,
         Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints, judge or Judge()),
         update_of(config.optimizer),
-        rate_of(config.optimizer, train.tiles_per_step or train.images_per_step),
+        rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
-        augmentation(train.augment),
-        train.augment_each,
     )
 
 
@@ -249,7 +270,7 @@ def update_of(optimizer: OptimizerConfig) -> Update:
 
 
 def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
-    """`batch`: tiles or images of a step, on all ranks together, by which a linear rate grows."""
+    """`batch`: tiles, windows or images of a step, on all ranks together, by which a linear rate grows."""
     rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
     return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
 
@@ -281,7 +302,7 @@ def label_map_of(data: DataConfig) -> LabelMap:
 
 def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
     notes = [note for info in infos for note in info.notes]
-    slow = [w for info, tiling in zip(infos, tilings, strict=True) if (w := layout_warning(info, tiling))]
+    slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
     if len(slow) > 1:
         slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
     return notes + slow

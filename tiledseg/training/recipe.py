@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiledseg.augmentation import Augmentation
-
 
 @dataclass(frozen=True)
 class Update:
@@ -85,5 +83,3 @@ class Recipe:
     update: Update
     rate: Rate
     record: dict[str, Any]
-    augmentation: Augmentation
-    augment_each: str

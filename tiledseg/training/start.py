@@ -183,8 +183,10 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
     for warning in warnings:
         progress.say(f"warning: {warning}")
     plan = preparation.plan
-    rows, cols = plan.tilings[0].grid
-    progress.say(f"{len(plan.tilings)} images, grid {rows} x {cols}, halo {plan.footprint.before} px")
+    windows, (rows, cols) = preparation.question.windows, plan.tilings[0].grid
+    cut = windows.in_words if windows else f"grid {rows} x {cols}"
+    halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"
+    progress.say(f"{len(preparation.training.images)} images, {cut}{halo}")
     if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
     if plan.pipeline is not None:

@@ -33,8 +33,7 @@ from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.draws import Drawer
-from tiledseg.raster.sampling import Position, Step
+from tiledseg.raster.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import choose_views
 from tiledseg.tracing.build import network_modules
@@ -93,8 +92,6 @@ class Trainer:
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
         )
         self.sampler = preparation.sampler
-        shapes = tuple(tiling.raster for tiling in plan.tilings)
-        self.drawer = Drawer(recipe.augmentation, recipe.augment_each, recipe.seed, shapes, plan.network.bands)
         self.folder = recipe.folder
         self.step = 0
         self.position = Position(0, 0)
@@ -140,12 +137,7 @@ class Trainer:
             (position, step, self.passes.mode.share(step))
             for position, step in self.sampler.steps_from(self.position, cadence.epochs)
         )
-        mine = (
-            self._drawn(part, position)
-            for position, _, parts in ahead
-            for _ in range(self.stepper.rounds(parts))
-            for part in parts
-        )
+        mine = (part for _, _, parts in ahead for _ in range(self.stepper.rounds(parts)) for part in parts)
         samples = read_ahead(self.passes, training, mine, recipe.threads, recipe.prefetch)
         self.network.train()
         if self.best.gives_up(self.position):
@@ -170,10 +162,6 @@ class Trainer:
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
         return False
 
-    def _drawn(self, part: Part, position: Position) -> Part:
-        """The part as its augmentation changes it."""
-        return part._replace(draw=self.drawer.draw(position.epoch, part.image, part.tile.index))
-
     def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
         with doing("step %d", self.step + 1):
@@ -191,7 +179,7 @@ class Trainer:
             return Position(position.epoch, position.step + 1)
         return Position(position.epoch + 1, 0)
 
-    def _log_step(self, position: Position, step: Step, result: StepResult) -> None:
+    def _log_step(self, position: Position, step: DrawnStep, result: StepResult) -> None:
         if self.journal is not None:
             rate = learning_rate(self.recipe.rate, self.step - 1, self.course)
             self.journal.step(step_line(self.step, position.epoch, len(step), rate, result))
@@ -204,7 +192,7 @@ class Trainer:
                 self.network,
                 held_out,
                 self.mesh,
-                self.parallel.over(held_out.tilings),
+                self.parallel.over(held_out.tilings, spread=self.plan.validation),
                 label_map.count,
                 label_map.ignore_index,
                 self.recipe.threads,
@@ -301,7 +289,7 @@ class Trainer:
         stages = f", {len(self.plan.pipeline.recompute)} stages" if self.plan.pipeline else ""
         return (
             f"{self.folder.name}: {self.recipe.title}, {parameters:.3g} parameters, "
-            f"{len(self.plan.tilings)} images, {self.mesh.size} ranks, {self.recipe.precision}, "
+            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {self.recipe.precision}, "
             f"halo: {self.plan.spread.mode}{stages}"
         )
 
@@ -320,14 +308,22 @@ class Trainer:
             "transport": self.mesh.transport,
             "seconds": seconds,
             "parameters": sum(p.numel() for p in self.network.parameters()),
-            "grids": [list(t.grid) for t in self.plan.tilings],
-            "halo": self.plan.footprint.before,
+            **windows_or_grids(self.preparation),
             **decisions(self.plan),
             "classes": [record._asdict() for record in self.preparation.label_map.classes],
             "val": validation,
             **self.about.to_json(self.mesh),
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
+    """What a run has trained on, as `summary.json` says it: tiles of these grids, or windows; the halo in pixels."""
+    plan, windows = preparation.plan, preparation.question.windows
+    if windows is None:
+        return {"grids": [list(t.grid) for t in plan.tilings], "windows": None, "halo": plan.footprint.before}
+    halo = plan.footprint.before if windows.exact else 0
+    return {"grids": None, "windows": {**asdict(windows), "in_words": windows.in_words}, "halo": halo}
 
 
 def decisions(plan: RunPlan) -> dict[str, Any]:

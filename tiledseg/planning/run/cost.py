@@ -41,11 +41,15 @@ def step_cost(
     return replace(cost, memory=max([cost.memory, *needed]))
 
 
-def memory_note(spread: Spread, needed: int, memory: int) -> str | None:
+def memory_note(spread: Spread, needed: int, memory: int, windows: bool = False) -> str | None:
     """What the user should know where a step needs more than a rank has, both in bytes."""
     if needed <= memory:
         return None
     sizes = f"needs about {needed / 2**30:.1f} GiB, but {memory / 2**30:.1f} GiB are to be had"
+    if windows:
+        held = "all windows of a step are held at once" if spread.together else "a step on the largest window or tile"
+        fewer = "fewer train.windows_per_step, or " if spread.together else ""
+        return f"{held}, which {sizes}; use {fewer}a smaller train.window, and for the validation a finer tiling.grid"
     if spread.shares_layers:
         return (
             f"parallel.halo layer computes the whole block of a rank at once, which {sizes}; use more ranks an image, "

@@ -22,10 +22,11 @@ from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.mesh import choose_mesh
-from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
+from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.planning.run.spread import Spread, choose_spread, idle_note
+from tiledseg.planning.run.spread import Spread, choose_spread, idle_note, read_spread
+from tiledseg.planning.run.windows import Windows
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -47,6 +48,8 @@ class RunQuestion:
     `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
     `tiles_per_batch`: tiles of one shape that run at once, None for as many as fit and pay: batches of at most
     `batch_pixels` pixels do, which only a device can tell.
+    `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
+    images.
     """
 
     network: Network
@@ -66,6 +69,12 @@ class RunQuestion:
     still_norms: bool = False
     tiles_per_batch: int | None = None
     batch_pixels: int = 0
+    windows: Windows | None = None
+
+    @property
+    def validates_alone(self) -> bool:
+        """Whether validation is spread by itself: windows that are images say nothing of how rasters are to be."""
+        return self.windows is not None and not self.windows.exact
 
     @property
     def graph(self) -> Graph:
@@ -100,7 +109,8 @@ class RunPlan:
     `tilings` of the question's rasters, `held_out` of those validated on. `cost`: predicted of a training step without
     stages, its `memory` that of the rank that needs most. `seconds`: of a step on the largest rasters, None where
     `has_seconds` is not so, or where images go through the network together; with stages, see `PipelinePlan`.
-    `pipeline`: None without stages, and until the times are known that it waits for.
+    `pipeline`: None without stages, and until the times are known that it waits for. Of windows `tilings` are what
+    a step computes (see `Windows.tilings`), and `validation` is how the rasters held out are spread.
     """
 
     network: Network
@@ -113,6 +123,7 @@ class RunPlan:
     seconds: float | None
     pipeline: PipelinePlan | None
     warnings: tuple[str, ...]
+    validation: Spread
     tiles_per_batch: int = 1
 
     @property
@@ -126,30 +137,31 @@ def plan_run(question: RunQuestion) -> RunPlan:
     images, speed = question.images_per_step, question.machine or Machine()
     graph = question.graph
     footprint = network_footprint(graph, question.halo, parallel.exact)
-    cut, held_out = (
-        tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
-        for extents in (question.rasters, question.held_out)
-    )
-    tilings = (*cut, *held_out)
+    cut, held_out = _cut(question, footprint)
+    tilings = cut if question.validates_alone else (*cut, *held_out)
     spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
-    parts = cut, held_out
-    costs = [step_cost(spread, mesh, graph, part, network.bands, value, images, speed) for part in parts if part]
+    validation = _validation(question, graph, held_out, spread)
+    costs = [step_cost(spread, mesh, graph, cut, network.bands, value, images, speed)]
+    if held_out:
+        alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
+        costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed))
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     tiles_per_batch, memory = _batch(question, spread, largest, in_step, max(cost.memory for cost in costs))
     cost = replace(costs[0], memory=memory)
     notes = (
-        memory_note(spread, cost.memory, question.memory) if question.trains and parallel.stages == 1 else None,
+        _memory_note(question, spread, cost.memory),
         idle_note(spread, question.ranks, images),
-        _inexact(question, graph, tilings, spread),
+        _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and not spread.together else None
-    plan = RunPlan(network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, tiles_per_batch)
+    decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
+    plan = RunPlan(*decided, tiles_per_batch)
     return plan if question.waits_for_times else balanced(question, plan)
 
 
@@ -158,6 +170,31 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = N
     network, limit = plan.network, question.memory if question.trains else None
     pipeline = plan_pipeline(question.parallel, question.graph, network.bands, plan.micro_batch, limit, measured)
     return replace(plan, pipeline=pipeline, seconds=pipeline.seconds if pipeline else plan.seconds)
+
+
+def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
+    """The tilings of what is trained on, and of what is held out."""
+    cut, held_out = (
+        tuple(make_tiling(extent.shape, run_grid(question, footprint, extent), footprint) for extent in extents)
+        for extents in (() if question.windows else question.rasters, question.held_out)
+    )
+    if question.windows:
+        cut = question.windows.tilings([extent.shape for extent in question.rasters], footprint)
+    return cut, held_out
+
+
+def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling], spread: Spread) -> Spread:
+    """How rasters held out are spread: as the training is, or, beside windows that are images, tiles dealt out. Raises
+    ConfigError where a norm would see less than its image then."""
+    if not question.validates_alone:
+        return spread
+    bands, tiles = question.network.bands, max(map(len, held_out), default=1)
+    found = read_spread(question.parallel, graph, held_out, question.ranks, bands)
+    check_statistics(graph, bands, held_out, found.mode, False, question.keyed)
+    fault = norm_fault(graph, found.mode, tiles, 1, False, question.keyed)
+    if fault and question.parallel.exact:
+        raise ConfigError(f"of the validation: {fault}, or accept it with parallel.exact false")
+    return found
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
@@ -169,7 +206,8 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if given is not None:
         return given
     graph = question.graph
-    if parallel.exact and parallel.halo not in exact_modes(graph, tiles=2, trains=question.trains):
+    halo, trains = ("read", False) if question.validates_alone else (parallel.halo, question.trains)
+    if parallel.exact and halo not in exact_modes(graph, tiles=2, trains=trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)
     bands = question.network.bands
@@ -192,10 +230,24 @@ def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_st
     return batch, step if batch == 1 else step + (batch - 1) * further()
 
 
-def _inexact(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], spread: Spread) -> str | None:
+def _memory_note(question: RunQuestion, spread: Spread, needed: int) -> str | None:
+    told = question.trains and question.parallel.stages == 1
+    return memory_note(spread, needed, question.memory, question.windows is not None) if told else None
+
+
+def _inexact(
+    question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread
+) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
     at_once = 1 if spread.together else max(question.images_per_step, question.tiles_per_step or 1)
-    fault = norm_fault(graph, spread.mode, max(map(len, tilings)), at_once, question.trains, question.keyed)
+    tiles = max(map(len, tilings))
+    if question.windows:
+        tiles = max(tiles, question.windows.parts([extent.shape for extent in question.rasters], footprint))
+    fault = norm_fault(graph, spread.mode, tiles, at_once, question.trains, question.keyed)
+    if fault and question.windows and question.windows.exact:
+        fault = "a norm over windows with halos would see a part of the image; use train.window_halo none" + (
+            " with parallel.halo layer, or norm none or pixel" if of_steps(graph) else ", or norm none or pixel"
+        )
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")
     return f"not exact: {fault}" if fault else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
@@ -93,6 +93,11 @@ def choose_spread(
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
     together = images_per_step > 1 and parallel.stages == 1 and bool(of_steps(graph))
     return Spread("layer", mesh, fusion, parallel.overlap, together)
+
+
+def read_spread(parallel: Parallelism, graph: Graph, tilings: Sequence[Tiling], ranks: int, bands: int) -> Spread:
+    """That of tiles which are dealt out, to ranks or to pipelines. Raises ConfigError as `choose_spread`."""
+    return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1)
 
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
@@ -23,6 +23,10 @@ _ORDER = {  # keys by what they are among the things that the order of steps dep
     "train.tiles_per_step": "tiles_per_step",
     "train.images_per_step": "images_per_step",
     "tiling.grid": "grids",
+    "train.sampling": "windows",
+    "train.window": "windows",
+    "train.windows_per_step": "windows",
+    "train.window_halo": "windows",
 }
 
 
@@ -74,12 +78,14 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
     """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
     per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
+    windows = preparation.question.windows
     return {
         "seed": preparation.recipe.seed,
         "images": list(preparation.training.images),
         "tiles_per_step": per_step,
-        "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None else None,
+        "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None and not windows else None,
         "images_per_step": images if images > 1 else None,
+        "windows": asdict(windows) if windows else None,
     }
 
 

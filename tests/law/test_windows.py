@@ -1,0 +1,183 @@
+"""Windows drawn anywhere: with their halos the loss of the whole-raster network on their pixels, or small images of
+their own; on any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from tests.law.test_halo_mode_runs import in_mode
+from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.small_files import write_raster
+from tiledseg.architecture.unet import UNet
+from tiledseg.augmentation import augmentation
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from tiledseg.errors import CheckpointError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import Tile
+from tiledseg.models.network import build_modules
+from tiledseg.raster.drawn_steps import DrawnWindows
+from tiledseg.raster.draws import Drawer
+from tiledseg.raster.sampling import DrawnTile, Position, TileReference
+
+H, W, BANDS, SIDE = 64, 48, 2, 24
+CHANGES: list[Any] = ["reflect", "turn", {"brightness": 0.4}, {"contrast": 0.4}]
+
+
+def scene(folder: Path) -> tuple[NDArray, NDArray]:
+    random = np.random.default_rng(4)
+    labels_HW = random.integers(0, 3, (H, W)).astype(np.uint8)
+    image_CHW = random.normal(size=(BANDS, H, W)) + labels_HW
+    write_raster(folder / "image.tif", image_CHW)
+    write_raster(folder / "labels.tif", labels_HW[None])
+    return image_CHW, labels_HW
+
+
+def small(folder: Path, name: str, **keys: Any) -> Config:
+    train = {"sampling": "windows", "window": SIDE, "windows_per_step": 3, "precision": "fp64", "epochs": 2}
+    return Config(
+        data=DataConfig(str(folder / "image.tif"), str(folder / "labels.tif"), classes=3, normalize=False),
+        model=ModelConfig(levels=3, convs_per_level=1, base_channels=4, norm=keys.pop("norm", "none")),
+        optimizer=OptimizerConfig(name="sgd", lr=0.05),
+        train=TrainConfig(**{**train, **keys}),
+        run=RunConfig(output=str(folder / name), verbosity=0),
+    )
+
+
+def network_of(config: Config) -> UNet:
+    model = config.model
+    return UNet(model.levels, 1, base_channels=model.base_channels, norm=model.norm, bands=BANDS, classes=3)
+
+
+def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference | DrawnTile) -> tuple[NDArray, NDArray]:
+    """What a reference's draw shows, whole, by numpy."""
+    draw = reference.draw
+    if draw is None:
+        return pixels_CHW, labels_HW
+    if draw.view is not None:
+        rows, cols = (
+            np.clip(line.start + line.step * np.arange(max(H, W)), -1, max(H, W)).astype(int)
+            for line in (draw.view.row, draw.view.col)
+        )
+        rows, cols = (at[: draw.view.shape[dim ^ draw.view.transposed]] for dim, at in enumerate((rows, cols)))
+        pixels_CHW, labels_HW = pixels_CHW[:, *np.ix_(rows, cols)], labels_HW[np.ix_(rows, cols)]
+        if draw.view.transposed:
+            pixels_CHW, labels_HW = pixels_CHW.swapaxes(1, 2), labels_HW.T
+    if draw.photometry is not None:
+        factors, offsets = (np.array(v)[:, None, None] for v in (draw.photometry.factors, draw.photometry.offsets))
+        pixels_CHW = pixels_CHW * factors + offsets
+    return pixels_CHW, labels_HW
+
+
+def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) -> list[float]:
+    """Plain torch: the whole raster, as drawn, through the network, and the loss of the windows' pixels; or all small
+    images as one batch."""
+    network = build_modules(network_of(config), config.train.seed).double().train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    exact = config.train.window_halo == "exact"
+    footprint = network_footprint(network_of(config).graph()) if exact else None
+    drawer = Drawer(augmentation(config.train.augment), ((H, W),), BANDS)
+    sampler = DrawnWindows(drawer, SIDE, config.train.windows_per_step or 0, config.train.seed, footprint)
+    found = []
+    for position, step in list(sampler.steps_from(Position(0, 0), config.train.epochs))[:steps]:
+        assert position.step < sampler.steps_per_epoch
+        shown = [as_drawn(image_CHW, labels_HW, reference) for reference in step]
+        if exact:
+            logits, targets = [], []
+            for (pixels_CHW, classes_HW), (_, tile, _) in zip(shown, step, strict=True):
+                assert isinstance(tile, Tile)
+                rows, cols = tile.core.slices
+                logits.append(network(torch.from_numpy(pixels_CHW.copy())[None])[0, :, rows, cols].flatten(1))
+                targets.append(classes_HW[rows, cols].ravel())
+            logits_PK, target_P = torch.cat(logits, 1).T, np.concatenate(targets)
+        else:
+            batch_BCHW = torch.from_numpy(np.stack([pixels_CHW for pixels_CHW, _ in shown]))
+            logits_PK = network(batch_BCHW).permute(0, 2, 3, 1).reshape(-1, 3)
+            target_P = np.stack([classes_HW for _, classes_HW in shown]).ravel()
+        loss = functional.cross_entropy(logits_PK, torch.from_numpy(target_P.astype(np.int64)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("augment", [[], CHANGES], ids=["plain", "augmented"])
+def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(augment: list[Any], tmp_path: Path) -> None:
+    """Rows and columns are multiples of the alignment, so that the raster is its own context."""
+    image = scene(tmp_path)
+    config = small(tmp_path, "run", augment=augment)
+    found = losses(run(config, alone()))
+    assert len(found) == 2 * 2
+    assert found == pytest.approx(by_hand(config, *image, steps=4), rel=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_small_windows_are_a_batch_of_images(norm: str, tmp_path: Path) -> None:
+    """With a batch norm, over all of a step."""
+    image = scene(tmp_path)
+    config = small(tmp_path, "run", window_halo="none", norm=norm, augment=CHANGES)
+    if norm == "batch":
+        config = in_mode(config, "layer", tmp_path / "run")
+    assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=4), rel=1e-11)
+
+
+def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    scene(tmp_path)
+    whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, checkpoint_every=1, keep_checkpoints=20)
+    expected = losses(run(whole, alone()))
+    assert len(expected) == 12
+    resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
+    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
+    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone())) == expected[8:]
+    other = replace(onward, run=RunConfig(output=str(tmp_path / "other"), verbosity=0))
+    changed = replace(whole.train, resume=resume, window=16, windows_per_step=2, window_halo="none", epochs=3)
+    with pytest.raises(CheckpointError, match=r"in the middle of an epoch of other steps: train.window is 24 there"):
+        run(replace(other, train=changed), alone())
+    edge = replace(changed, resume=resume.replace("step-000008", "step-000006"))
+    assert len(losses(run(replace(other, train=edge), alone()))) == 2 * 6  # of 2 windows of 16 x 16 px
+    keys = find_checkpoint(tmp_path / "other").saved.resumed[0].changed.keys()
+    assert keys >= {"train.window", "train.windows_per_step", "train.window_halo"}
+    tiled = replace(TrainConfig(precision="fp64", epochs=4), resume=edge.resume)
+    tiles = replace(onward, run=RunConfig(output=str(tmp_path / "tiles"), verbosity=0))
+    assert len(losses(run(replace(tiles, train=tiled), alone()))) == 3
+    assert "train.sampling" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed
+
+
+CASES = {
+    "exact": ({}, "read"),
+    "none": ({"window_halo": "none"}, "read"),
+    "batch norm": ({"window_halo": "none"}, "layer"),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("case", CASES)
+def test_windows_are_the_same_on_any_number_of_ranks(case: str, shared: Path, meshes: dict[str, Mesh]) -> None:
+    """With all augmentations, quarter turns of an oblong image among them, and a validation on the whole image."""
+    keys, mode = CASES[case]
+    changes = [*CHANGES, {"translate": 5}, {"scale": [0.8, 1.25]}, {"noise": 0.1}, {"drop_bands": 0.2}]
+    config = configuration(shared, shared / f"windows {case}", "fp64", "sgd", None)
+    norm = "batch" if mode == "layer" else "none"
+    config = replace(config, model=replace(config.model, norm=norm, dropout=0.0 if norm == "batch" else 0.2))
+    train = {"sampling": "windows", "window": 32, "windows_per_step": 3, "augment": changes, **keys}
+    config = replace(config, train=replace(config.train, epochs=2, validate_every=2, **train))
+    if mode != "read":
+        config = in_mode(config, mode, Path(config.run.output))
+    found = run(config, meshes["gloo"])
+    own = replace(config, run=RunConfig(output=str(shared / f"windows {case} alone"), verbosity=0))
+    expected = meshes["gloo"].on_root(lambda: run(own, alone()))
+    assert len(losses(expected)) == 4
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
+    checks = [line["val"]["loss"] for line in found if "val" in line]
+    assert checks == pytest.approx([line["val"]["loss"] for line in expected if "val" in line], rel=1e-10)
+    assert len(checks) == 1

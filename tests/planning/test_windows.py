@@ -1,0 +1,65 @@
+"""The plan of a run on windows: memory by the largest, norms that see all that they must, a validation by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.planning.test_run_plan import question
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import window_tile
+from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.windows import Windows
+from tiledseg.planning.step_memory import training_memory
+
+RASTERS = (Extent((150, 230)), Extent((90, 60)))
+
+
+def asked(norm: str = "none", side: int = 32, exact: bool = True, **given: Any) -> RunQuestion:
+    per_step = {"tiles_per_step": 3} if exact else {"images_per_step": 3}
+    windows = Windows(side, 3, exact)
+    return replace(question(norm, **given), rasters=RASTERS, windows=windows, **per_step)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_memory_is_that_of_a_step_on_the_largest_window(exact: bool) -> None:
+    plan = plan_run(asked(exact=exact))
+    graph = plan.network.graph()
+    footprint = network_footprint(graph)
+    context = window_tile((150, 230), (56, 96), 32, footprint).context.shape if exact else (32, 32)
+    assert plan.memory == training_memory(graph, plan.network.bands, context, 4).total
+    assert len(plan.tilings) == (2 if exact else 3)
+    assert plan.spread.mode == "read"
+
+
+def test_small_windows_go_together_through_a_batch_norm_and_take_memory_together() -> None:
+    plan = plan_run(asked("batch", exact=False, halo="layer", held_out=RASTERS, ranks=1))
+    assert plan.spread.together
+    alone = plan_run(replace(asked("batch", exact=False, halo="layer", ranks=1), images_per_step=1))
+    assert plan.memory > 2 * alone.memory
+    assert (plan.validation.mode, plan.validation.together) == ("read", False)
+    assert len(plan.held_out) == 2
+    note = next(note for note in plan_run(asked("batch", exact=False, halo="layer", memory=9)).warnings)
+    assert "fewer train.windows_per_step" in note
+
+
+def test_a_norm_over_the_image_is_exact_on_windows_that_show_all_of_it() -> None:
+    with pytest.raises(ConfigError, match=r"would see a part of the image; use train.window_halo none, or norm none"):
+        plan_run(asked("instance"))
+    one = replace(asked("instance", side=60), rasters=(Extent((60, 60)),))
+    assert plan_run(one).warnings == ()
+    with pytest.raises(ConfigError, match=r"a part of the image; use train.window_halo none with parallel.halo layer"):
+        plan_run(asked("batch"))
+
+
+def test_a_validation_beside_small_windows_is_exact_or_refused() -> None:
+    plan_run(asked("instance", exact=False))
+    whole = plan_run(asked("instance", exact=False, held_out=RASTERS))
+    assert [tiling.grid for tiling in whole.held_out] == [(1, 1), (1, 1)]
+    with pytest.raises(ConfigError, match=r"of the validation: model.norm is instance.*tiling.grid 1"):
+        plan_run(asked("instance", exact=False, held_out=RASTERS, grid=(2, 2)))
+    batch = plan_run(asked("batch", exact=False, halo="layer", held_out=RASTERS, grid=(2, 2)))
+    assert [tiling.grid for tiling in batch.held_out] == [(2, 2), (2, 2)]
