@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tiledseg.console import say
 
@@ -12,19 +13,37 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _QUIET_SECONDS = 10.0  # between lines where the output is a file, not a terminal
+T = TypeVar("T")
+
+
+class Shown(Protocol):
+    """Shows a part of the work while its items are gone through."""
+
+    def __call__(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
+        """The items, of which there are `total`; `words` say what is done with them."""
+
+
+def unseen(items: Iterable[T], total: int, words: str) -> Iterator[T]:
+    """A part of the work that nobody is shown: of a rank that is not the root."""
+    return iter(items)
 
 
 class StepProgress:
-    """A bar on a terminal; a line now and then elsewhere; a line a step at verbosity 2; nothing at 0."""
+    """A bar with the time left on a terminal; else a line now and then, a line a step at verbosity 2; nothing at 0.
+
+    `total` 0: there is no work but the parts that `part` shows.
+    """
 
     def __init__(self, total: int, done: int, verbosity: int) -> None:
         self._total = total
         self._verbosity = verbosity
-        self._said = time.monotonic()
+        self._said = self._begun = time.monotonic()
+        self._first = done
         self._bar: Progress | None = None
         if verbosity == 1 and sys.stderr is not None and sys.stderr.isatty():
             self._bar = _bar()
-            self._task = self._bar.add_task("starting", total=total, completed=done)
+            if total:
+                self._task = self._bar.add_task("starting", total=total, completed=done)
             self._bar.start()
 
     def step(self, line: dict[str, Any]) -> None:
@@ -38,7 +57,28 @@ class StepProgress:
             self._bar.update(self._task, completed=done, description=words)
         elif self._verbosity == 2 or (self._verbosity and time.monotonic() - self._said > _QUIET_SECONDS):
             self._said = time.monotonic()
-            self.say(f"{done}/{self._total} {words}")
+            self.say(f"{done}/{self._total} {words}{self._left(done)}")
+
+    def _left(self, done: int) -> str:
+        """The time left in words, from the rate so far; nothing where that says nothing."""
+        here = done - self._first
+        if here < 1 or done >= self._total:
+            return ""
+        seconds = (time.monotonic() - self._begun) / here * (self._total - done)
+        return f", {duration(seconds)} left"
+
+    def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
+        """As `Shown`: a bar of its own on a terminal, as long as it lasts; nothing elsewhere."""
+        if self._bar is None:
+            yield from items
+            return
+        task = self._bar.add_task(words, total=total)
+        try:
+            for item in items:
+                yield item
+                self._bar.advance(task)
+        finally:
+            self._bar.remove_task(task)
 
     def say(self, words: str) -> None:
         """One line for the person, whatever shows progress."""
@@ -52,6 +92,12 @@ class StepProgress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def _bar() -> Progress:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import InputError
+from tiledseg.execution.progress import Shown, unseen
 from tiledseg.raster.class_counts import count_classes
 from tiledseg.raster.labels import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -35,6 +36,7 @@ def survey(
     label_map: LabelMap,
     normalize: bool,
     count: bool = False,
+    shown: Shown = unseen,
 ) -> Survey:
     """The normalisation of `images`, and with `count` the pixels of each class that are valid in image and label.
 
@@ -46,11 +48,11 @@ def survey(
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
     try:
         with doing("looking at every label"):
-            check_labels(labels, label_map, mesh.rank, mesh.size, images, counts)
+            check_labels(labels, label_map, mesh.rank, mesh.size, images, counts, shown)
         if normalize:
             blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
             with doing("taking the statistics of the bands"):
-                sums = measure(images, ticking(blocks))
+                sums = measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
     except InputError as found:
         error = found
     mesh.agree(error)
@@ -68,6 +70,7 @@ def check_labels(
     size: int,
     images: Sequence[RasterReader] = (),
     counts: NDArray[np.int64] | None = None,
+    shown: Shown = unseen,
 ) -> None:
     """Raise LabelError for the first value outside the classes in this rank's share of the blocks.
 
@@ -75,7 +78,8 @@ def check_labels(
     """
     maps = [label_map.resolve(reader.info) for reader in labels]
     current: tuple[RasterReader, ...] = ()
-    for block in ticking(statistics_blocks([reader.info for reader in labels], rank, size)):
+    blocks = statistics_blocks([reader.info for reader in labels], rank, size)
+    for block in ticking(shown(blocks, len(blocks), "looking at every label")):
         readers = (labels[block.image], *([images[block.image]] if counts is not None else []))
         if current and current[0] is not readers[0]:
             for reader in current:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tiledseg.errors import OutputError
 from tiledseg.execution.batching import batch_pixels
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.execution.progress import StepProgress
+from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import Survey, survey
 from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
@@ -156,7 +156,10 @@ def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, c
     with ExitStack() as stack:
         images = [stack.enter_context(rasters.open_image(number)) for number in numbers]
         labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
-        return survey(mesh, images, labels, preparation.label_map, normalize, count)
+        shown: Shown = unseen
+        if mesh.is_root:
+            shown = stack.enter_context(closing(StepProgress(0, 0, preparation.recipe.verbosity))).part
+        return survey(mesh, images, labels, preparation.label_map, normalize, count, shown)
 
 
 def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:

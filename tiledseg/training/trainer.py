@@ -30,6 +30,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
+from tiledseg.execution.progress import unseen
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
@@ -198,6 +199,7 @@ class Trainer:
                 self.recipe.threads,
                 self.recipe.prefetch,
                 self.panels,
+                unseen if self.journal is None else self.journal.part,
             )
         if self.journal is not None:
             self.journal.validation(self.step, epoch, found)

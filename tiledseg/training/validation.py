@@ -17,6 +17,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Piece
 from tiledseg.execution.metrics import confusion_matrix, scores
 from tiledseg.execution.passes import Passes, read_ahead
+from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.reliability import empty_counts, reliability_counts
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import TileReference
@@ -55,6 +56,7 @@ def validate(
     threads: int,
     depth: int,
     panels: Panels | None = None,
+    shown: Shown = unseen,
 ) -> Findings:
     """What the network finds on every valid pixel of every raster of `dataset`, and on the `panels`. Collective.
 
@@ -69,7 +71,11 @@ def validate(
     network.eval()
     with torch.no_grad(), doing("validation"):
         samples = panels.looking(read_ahead(passes, dataset, parts, threads, depth))
-        for sample, piece in ticking(passes.outputs(samples, parts)):
+        pieces = passes.pieces(parts)
+        if not pieces:  # no pipeline's end: what it reads is shown
+            samples = shown(samples, len(parts), "validation, reading")
+        outputs = ticking(passes.outputs(samples, parts))
+        for sample, piece in shown(outputs, pieces, "validation") if pieces else outputs:
             totals += _measure(piece, sample, mesh, ignore_index, counted, panels)
     network.train()
     totals, counts = totals.to(mesh.device), counted.flat().to(mesh.device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiledseg.execution.progress import StepProgress
 from tiledseg.reporting.page import REMEDY
@@ -15,6 +15,7 @@ from tiledseg.training.run_folder.validations import Scene, write_validation
 from tiledseg.training.step import StepResult
 from tiledseg.training.validation import Findings
 
+T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
 
 
@@ -42,6 +43,10 @@ class Journal:
         """One line of metrics: see `step_line`."""
         self._log.write(line)
         self._progress.step(line)
+
+    def part(self, items: Iterable[T], total: int, words: str) -> Iterator[T]:
+        """A part of the work, shown while it lasts: see `execution.progress.Shown`."""
+        return self._progress.part(items, total, words)
 
     def validation(self, step: int, epoch: int, findings: Findings) -> None:
         """What was found at the end of an epoch."""

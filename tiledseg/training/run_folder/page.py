@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.execution.progress import duration
 from tiledseg.reporting.charts import Chart, Line, draw_chart
 from tiledseg.reporting.embedded import drawing, photograph, read_picture
 from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
@@ -110,20 +111,15 @@ def _facts(
         pixels = sum(line["pixels"] for line in steps)
         facts += [
             ("training loss", _number(steps[-1]["loss"]), f"step {steps[-1]['step']}, epoch {steps[-1]['epoch']}"),
-            ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{_duration(seconds)} in steps"),
+            ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"),
         ]
     if "seconds" in summary:
-        facts.append(("wall time", _duration(summary["seconds"]), f"{summary['ranks']} ranks, last start"))
+        facts.append(("wall time", duration(summary["seconds"]), f"{summary['ranks']} ranks, last start"))
     return facts
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes:.0f} min" if minutes < 120 else f"{hours:.1f} h"
 
 
 def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> list[Chart]:
