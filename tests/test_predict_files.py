@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from rio_cogeo.cogeo import cog_validate
 from tests.crash.runs import Material
 from tests.raster.gdal_meaning import meaning
 from tests.small_files import PLACE, UTM, write_raster
+from tiledseg.errors import RasterError
+from tiledseg.inference import predictor, trained
+from tiledseg.inference.request import Request
 from tiledseg.predict import main
 from tiledseg.train import main as train
 
@@ -148,3 +152,70 @@ def test_polygons_of_a_raster_without_a_place_are_in_pixels(folder: Path, tmp_pa
     meta, found, *_ = read_polygons(gpkg)
     assert meta["crs"] is None
     assert shapely.total_bounds(found).tolist() == [0, 0, 30, 20]
+
+
+def test_probabilities_as_bytes_are_the_nearest_ones(folder: Path, tmp_path: Path) -> None:
+    """Of whole numbers of 1/254; scale and offset are in the file, as GDAL has them."""
+    whole, small = tmp_path / "p.tif", tmp_path / "b.tif"
+    assert predict(folder, tmp_path / "m.tif", "--probabilities", str(whole)) == 0
+    assert predict(folder, tmp_path / "m.tif", "--probabilities", str(small), "--probability-type", "uint8") == 0
+    with rasterio.open(whole) as shares, rasterio.open(small) as numbers:
+        shares_KHW, numbers_KHW = shares.read().astype(float), numbers.read()
+        assert (numbers.dtypes, numbers.nodata) == (("uint8",) * 3, 255)
+        assert (numbers.scales, numbers.offsets) == ((1 / 254,) * 3, (0.0,) * 3)
+        assert numbers.descriptions == shares.descriptions
+    np.testing.assert_array_equal(numbers_KHW == 255, np.isnan(shares_KHW))
+    valid = numbers_KHW != 255
+    assert np.abs(numbers_KHW[valid] / 254 - shares_KHW[valid]).max() <= 0.5 / 254 + 1e-12
+    assert numbers_KHW[valid].max() <= 254
+
+
+def test_many_rasters_a_call_give_the_maps_of_as_many_calls(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a network that is loaded once; each image has its own size."""
+    images, maps, shares, areas = (tmp_path / name for name in ("images", "maps", "shares", "areas"))
+    for path in (images, maps, shares, areas):
+        path.mkdir()
+    for k in range(3):
+        pixels_CHW = np.random.default_rng(k).integers(1, 256, (3, 40 + 9 * k, 50 - 7 * k), np.uint8)
+        write_raster(images / f"i{k}.tif", pixels_CHW)
+    built = []
+    built_network = trained.load_trained
+    monkeypatch.setattr("tiledseg.inference.mapper.load_trained", lambda *a: built.append(1) or built_network(*a))
+    files = ["--probabilities", str(shares), "--polygons", str(areas)]
+    assert predict(folder, maps, "--image", str(images / "i1.tif"), str(images / "i[02].tif"), *files) == 0
+    assert built == [1]
+    for k in range(3):
+        alone = ["--probabilities", str(tmp_path / "p.tif"), "--polygons", str(tmp_path / "c.gpkg")]
+        assert predict(folder, tmp_path / "m.tif", "--image", str(images / f"i{k}.tif"), *alone) == 0
+        assert (maps / f"i{k}.tif").read_bytes() == (tmp_path / "m.tif").read_bytes()
+        assert (shares / f"i{k}.tif").read_bytes() == (tmp_path / "p.tif").read_bytes()
+        assert len(read_polygons(areas / f"i{k}.gpkg")[1]) == len(read_polygons(tmp_path / "c.gpkg")[1])
+    (maps / "i0.tif").unlink()
+    assert predict(folder, maps, "--image", f"{images}/i0.tif", "--output", f"{maps}/") == 0
+    assert (maps / "i0.tif").exists(), "a name that ends in a slash is a folder"
+
+
+def test_a_damaged_image_among_many_leaves_the_maps_before_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "maps").mkdir()
+    for name in "abc":
+        write_raster(tmp_path / f"{name}.tif", np.full((3, 40, 50), 9, np.uint8))
+    monkeypatch.setattr(predictor, "_dataset", _failing_at(2, predictor._dataset))
+    assert predict(folder, tmp_path / "maps", "--image", f"{tmp_path}/*.tif") == 2
+    assert "b.tif is broken" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["a.qml", "a.tif", "a.tif.aux.xml"]
+
+
+def _failing_at(number: int, function: Callable) -> Callable:
+    calls = []
+
+    def called(request: Request, *rest: object) -> object:
+        calls.append(1)
+        if len(calls) == number:
+            raise RasterError(f"{request.image} is broken")
+        return function(request, *rest)
+
+    return called

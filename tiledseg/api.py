@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.execution.metrics import Scores
     from tiledseg.inference.mapper import Mapper
-    from tiledseg.inference.predictor import Request
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
     from tiledseg.raster.statistics import Normalization
@@ -95,7 +94,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
 
 def predict_raster(
     network: nn.Module | Trained | str | Path,
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
     grid: int | tuple[int, int] | str = "auto",
@@ -107,6 +106,9 @@ def predict_raster(
     references: bool = False,
     format: str = "cog",
     compress: str = "deflate",
+    probability_type: str = "float32",
+    polygons: str | Path | None = None,
+    minimum_area: str | None = None,
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
@@ -114,16 +116,18 @@ def predict_raster(
     module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
     which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
-    this with it. `probabilities`: a second raster, a band a class. `format` (cog, gtiff) and `compress` (deflate, zstd,
-    lzw, none): how both are kept. Where a norm takes statistics over the image, the
-    ranks compute it layer by layer together, and need memory for their blocks of it.
+    this with it. `probabilities`: a second raster, a band a class, of `probability_type`. `polygons`: a GeoPackage of
+    the classes' areas, without those below `minimum_area`. `format` and `compress`: how rasters are kept
+    (docs/maps.md). Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
+    image, the ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.joining import joined_mesh
     from tiledseg.execution.memory import memory_per_rank
-    from tiledseg.inference.predictor import Request, predict
-    from tiledseg.map_formats import COMPRESSIONS, FORMATS, Packing
+    from tiledseg.inference.predictor import predict_all
+    from tiledseg.inference.request import Request, each_image
+    from tiledseg.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.widths import ACTIVATION_BYTES
@@ -132,6 +136,7 @@ def predict_raster(
         ("precision", precision, ACTIVATION_BYTES),
         ("format", format, FORMATS),
         ("compress", compress, COMPRESSIONS),
+        ("probability_type", probability_type, PROBABILITY_TYPES),
     )
     for key, value, known in words:
         if value not in known:
@@ -139,24 +144,29 @@ def predict_raster(
     tiling = TilingConfig(grid=list(grid) if isinstance(grid, tuple) else grid)
     tiling.check()
     request = Request(
-        image=str(source),
-        output=str(target),
-        probabilities=None if probabilities is None else str(probabilities),
+        image="",
+        output="",
         grid=tiling.grid_shape(),
         precision=precision,
         references=references,
         packing=Packing(format, compress),
+        probability_type=probability_type,
+        minimum_area=minimum_area,
         verbosity=0,
     )
+    images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
+    given_files = {"output": target, "probabilities": probabilities, "polygons": polygons}
+    files = {name: None if path is None else str(path) for name, path in given_files.items()}
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
-        mapper = _mapper(network, request, given, mesh)
+        mapper = _mapper(network, images, references, given, mesh)
+        requests = mesh.on_root(lambda: each_image(request, images, files))
         mode = mesh.on_root(lambda: exact_modes(mapper.describe().graph(), tiles=2, trains=False)[0])
-        request = replace(request, parallel=Parallelism(halo=mode))
-        predict(request, mapper, memory_per_rank(mesh), mesh)
+        requests = [replace(one, parallel=Parallelism(halo=mode)) for one in requests]
+        predict_all(requests, mapper, memory_per_rank(mesh), mesh)
 
 
-def _mapper(network: Any, request: Request, given: Mapping[str, Any], mesh: Mesh) -> Mapper:
+def _mapper(network: Any, images: Sequence[str], references: bool, given: Mapping[str, Any], mesh: Mesh) -> Mapper:
     """What maps. Collective."""
     from torch import nn
 
@@ -164,10 +174,11 @@ def _mapper(network: Any, request: Request, given: Mapping[str, Any], mesh: Mesh
     from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
     from tiledseg.inference.trained import Trained, find_named
     from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.sources import expand_sources
     from tiledseg.raster.statistics import given_normalization
 
     def bands() -> int:
-        with open_raster(request.image, given["bands"], None, request.references) as reader:
+        with open_raster(expand_sources(images, "source")[0], given["bands"], None, references) as reader:
             return reader.info.bands
 
     if isinstance(network, nn.Module):

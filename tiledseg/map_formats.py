@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 FORMATS = ("cog", "gtiff")
+PROBABILITY_TYPES = ("float32", "uint8")
 
 _CLASSIC_LIMIT = 4_000_000_000
 """Bytes above which a file is BigTIFF: classic TIFF has 32-bit offsets, and needs room for its directory."""

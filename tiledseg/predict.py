@@ -23,7 +23,7 @@ from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
-from tiledseg.map_formats import COMPRESSIONS, FORMATS, Packing
+from tiledseg.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -41,9 +41,19 @@ def build_parser() -> Parser:
         default="latest",
         help="of a run's checkpoints (default latest; train.best)",
     )
-    parser.add_argument("--image", type=str, required=True, help="raster to map: a path or URL")
-    parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write")
+    parser.add_argument(
+        "--image",
+        nargs="+",
+        required=True,
+        help="rasters to map: paths, folders, globs, lists or URLs; of several, each output is a folder",
+    )
+    parser.add_argument("--output", type=str, required=True, help="GeoTIFF of class numbers to write, or a folder")
     parser.add_argument("--probabilities", type=str, help="GeoTIFF of class probabilities to write, one band a class")
+    parser.add_argument(
+        "--probability-type",
+        choices=PROBABILITY_TYPES,
+        help="float32 (default), or uint8: whole numbers of 1/254",
+    )
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -172,6 +182,10 @@ def _parse_balance(text: str) -> list[int] | str:
 
 def check_files(options: Namespace) -> None:
     """Raise ConfigError for a flag without the one that it belongs to."""
+    if options.probability_type is not None and options.probabilities is None:
+        raise ConfigError(
+            f"--probability-type is {options.probability_type}, but --probabilities is not given; give it"
+        )
     if options.minimum_area is not None and options.polygons is None:
         raise ConfigError(f"--polygons-minimum-area is {options.minimum_area}, but --polygons is not given; give it")
 
@@ -196,20 +210,28 @@ def check_own(options: Namespace) -> None:
 
 def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
     from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.sources import expand_sources
     from tiledseg.raster.statistics import given_normalization
 
     Range(2, 255).check("--classes", options.classes)
-    with open_raster(options.image, options.bands, None, options.references) as reader:
+    first = expand_sources(options.image, "--image")[0]
+    with open_raster(first, options.bands, None, options.references) as reader:
         bands = reader.info.bands
     pair = None if options.mean is None else (options.mean, options.deviation)
     network = ForeignNetwork.of(options.build, options.arguments or {}, bands, options.classes)
     return network, given_normalization(pair, bands)
 
 
+def targets(options: Namespace) -> dict[str, str | None]:
+    """The output of each kind, as typed."""
+    return {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
+
+
 def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
-    from tiledseg.inference.predictor import Request, predict
+    from tiledseg.inference.predictor import predict_all
+    from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.parallelism import parallelism
 
@@ -219,19 +241,19 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         network, normalization = mesh.on_root(lambda: _own(options))
         mapper = weights_mapper(network, options.weights, options.bands, normalization)
     request = Request(
-        image=options.image,
-        output=options.output,
-        probabilities=options.probabilities,
+        image="",
+        output="",
         grid=grid,
         precision=options.precision,
         parallel=parallelism(parallel),
         references=options.references,
         packing=Packing(options.format, options.compress),
-        polygons=options.polygons,
+        probability_type=options.probability_type or "float32",
         minimum_area=options.minimum_area,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,
         verbosity=options.verbosity,
     )
-    predict(request, mapper, memory_per_rank(mesh), mesh)
+    requests = mesh.on_root(lambda: each_image(request, options.image, targets(options)))
+    predict_all(requests, mapper, memory_per_rank(mesh), mesh)

@@ -45,6 +45,23 @@ MAPS = (
     predict("polygons-beside-a-layer", "--polygons ROOT/parcels.gpkg", "parcels.gpkg", "layer mine", "lost"),
     predict("polygons-in-no-folder", "--polygons ROOT/nowhere/new.gpkg", "nowhere", "make it first"),
     predict("least-area-word", "--polygons ROOT/new.gpkg --polygons-minimum-area big", "minimum-area", "big", "12px"),
+    predict("type-alone", "--probability-type uint8", "--probability-type", "--probabilities"),
+    predict("type-word", "--probabilities ROOT/p.tif --probability-type int4", "--probability-type", "int4", "uint8"),
+    predict("images-into-a-file", "--image ROOT/image.tif ROOT/second.tif", "map.tif", "2 rasters", "give a folder"),
+    predict(
+        "images-into-no-folder", "--image ROOT/image.tif ROOT/second.tif --output ROOT/nd/", "nd/", "give a folder"
+    ),
+    predict(
+        "images-of-one-name",
+        "--image ROOT/image.tif ROOT/image.png --output ROOT/folder",
+        *("image.tif", "image.png", "one file", "two calls"),
+    ),
+    predict("image-twice", "--image ROOT/image.tif ROOT/image.tif --output ROOT/folder", "image.tif", "twice"),
+    predict(
+        "second-image-of-other-bands",
+        "--image ROOT/image.tif ROOT/two-bands.tif --output ROOT/folder",
+        *("two-bands.tif", "2 bands"),
+    ),
     predict("least-area-alone", "--polygons-minimum-area 5", "--polygons-minimum-area", "--polygons"),
     predict("probabilities-are-a-fifo", "--probabilities ROOT/fifo", "--probabilities", "is a FIFO"),
 )

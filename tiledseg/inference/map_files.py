@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiledseg.claim import claimed
 from tiledseg.comm.doing import doing, tick
 from tiledseg.inference.request import Request
@@ -23,6 +26,9 @@ from tiledseg.raster.geopackage import (
 )
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.writer import RasterLayout, discard, lay_out, pack_layout, publish
+
+WHOLE_SHARE, NO_SHARE = 254, 255
+"""Of probabilities as bytes: the one that means 1, and the one that means no data."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,35 @@ def lay_out_files(
     layout = lay_out(request.output, info, 1, "uint8", float(ignore_index), legend, packing=packing)
     made[:] = [MapFiles((layout,))]
     if request.probabilities is not None:
-        names = [f"probability of {one.name}" for one in legend]
-        means = replace(packing, average=True)
-        shares = lay_out(
-            request.probabilities, info, len(legend), "float32", float("nan"), descriptions=names, packing=means
-        )
-        made[:] = [MapFiles((layout, shares))]
+        made[:] = [MapFiles((layout, _lay_out_shares(request.probabilities, request, info, legend)))]
     if request.polygons is not None:
         made[:] = [replace(made[0], polygons=begin(request.polygons))]
     return made[0]
+
+
+def _lay_out_shares(path: str, request: Request, info: RasterInfo, legend: Sequence[ClassRecord]) -> RasterLayout:
+    """A band a class: float32, NaN without data, or bytes (`in_bytes`)."""
+    as_bytes = request.probability_type == "uint8"
+    return lay_out(
+        path,
+        info,
+        len(legend),
+        request.probability_type,
+        float(NO_SHARE) if as_bytes else float("nan"),
+        descriptions=[f"probability of {one.name}" for one in legend],
+        packing=replace(request.packing, average=True),
+        scale=1 / WHOLE_SHARE if as_bytes else None,
+    )
+
+
+def in_bytes(shares_KHW: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Probabilities as whole numbers of 1/254, each the nearest one (of two as near the even one); 255 for NaN.
+
+    A byte is off by half of 1/254 at most; the bytes of a pixel need not add up to 254."""
+    with np.errstate(invalid="ignore"):  # NaN, which is set after
+        found_KHW = np.rint(shares_KHW.astype(np.float64) * WHOLE_SHARE).astype(np.uint8)
+    found_KHW[np.isnan(shares_KHW)] = NO_SHARE
+    return found_KHW
 
 
 def claim_files(files: MapFiles, held: ExitStack) -> None:

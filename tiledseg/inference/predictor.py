@@ -27,6 +27,7 @@ from tiledseg.inference.map_files import (
     discard_files,
     file_notes,
     finish_files,
+    in_bytes,
     lay_out_files,
     publish_files,
 )
@@ -61,8 +62,8 @@ def predict(request: Request, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> 
 
 def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
     """Write the class maps (uint8, the raster's grid; ignore_index where it has no data) and, where asked for, the
-    class probabilities (float32 bands, NaN without data), one image after the other, by one network. The requests
-    differ in their files only. Collective.
+    class probabilities (bands of float32, NaN without data, or of bytes), one image after the other, by one network.
+    The requests differ in their files only. Collective.
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
     """
@@ -116,6 +117,7 @@ def _say(lines: Sequence[str], request: Request, mesh: Mesh) -> None:
 
 def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], mesh: Mesh, bar: _Bar | None) -> None:
     passes, parts, request = share.passes, share.parts, share.request
+    as_bytes = request.probability_type == "uint8"
     with ExitStack() as stack:
         dataset = stack.enter_context(closing(_dataset(request, mapper, share.tiling)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
@@ -132,7 +134,8 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
             classes_HW[~valid_HW] = mapper.ignore_index
             writers[0].write(piece.core, classes_HW[None])
             if len(writers) > 1:
-                writers[1].write(piece.core, _probabilities(scores_KHW, valid_HW))
+                shares_KHW = _probabilities(scores_KHW, valid_HW)
+                writers[1].write(piece.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
             if bar is not None:
                 bar.advance(f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
 

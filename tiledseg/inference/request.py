@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tiledseg.claim import check_unclaimed
-from tiledseg.errors import RasterError
+from tiledseg.errors import OutputError, RasterError
+from tiledseg.files import irregular_kind
 from tiledseg.inference.mapper import Mapper
 from tiledseg.map_formats import Packing
 from tiledseg.outputs import Output, check_outputs
@@ -16,14 +20,17 @@ from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sources import expand_sources
+from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.raster.writer import raster_output
 
 
 @dataclass(frozen=True)
 class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
-    be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `polygons`: a
-    GeoPackage of them, of at least `minimum_area` (`raster.geopackage.pixels_of`)."""
+    be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
+    float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
+    (`raster.geopackage.pixels_of`)."""
 
     image: str
     output: str
@@ -37,8 +44,52 @@ class Request:
     prefetch: int = 2
     verbosity: int = 1
     packing: Packing = field(default_factory=Packing)
+    probability_type: str = "float32"
     polygons: str | None = None
     minimum_area: str | None = None
+
+
+_ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
+
+
+def each_image(request: Request, images: Sequence[str], targets: Mapping[str, str | None]) -> list[Request]:
+    """`request` for each of the `images` (paths, folders, globs, lists, URLs). `targets`: where to, by the request's
+    names: of one image a file, of several a folder, in which a file has its image's name. A name that ends in a slash
+    is a folder too.
+
+    Raises RasterError where there is no such image, OutputError where a folder is not there, or two images have one
+    name.
+    """
+    given = {name: target for name, target in targets.items() if target is not None}
+    found = expand_sources(images, "--image")
+    several = len(found) > 1
+    folders = {name for name, target in given.items() if several or target.endswith("/")}
+    for name in folders:
+        if several and irregular_kind(given[name]) != "a folder":
+            raise OutputError(
+                f"--{name} is {given[name]}, but --image has {len(found)} rasters; give a folder that is there"
+            )
+    return [replace(request, image=path, **_files(given, folders, stem)) for path, stem in _stems(found).items()]
+
+
+def _files(given: Mapping[str, str], folders: Set[str], stem: str) -> dict[str, Any]:
+    """Each output's own file."""
+    return {
+        name: os.path.join(target, stem + _ENDINGS[name]) if name in folders and os.path.isdir(target) else target
+        for name, target in given.items()
+    }
+
+
+def _stems(images: Sequence[str]) -> dict[str, str]:
+    """Of each image the name without folder and ending; of those in a tile store with their number."""
+    first: dict[str, str] = {}
+    for path in images:
+        name = re.sub(r"[^\w.+-]", "-", path.rstrip("/").rsplit("/", 1)[-1])
+        stem = name if parse_store_name(path) else os.path.splitext(name)[0]
+        if stem in first:
+            raise OutputError(f"--image has {first[stem]} and {path}, whose maps would be one file; make two calls")
+        first[stem] = path
+    return {path: stem for stem, path in first.items()}
 
 
 @dataclass(frozen=True)
@@ -97,8 +148,8 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
 def _outputs(request: Request, info: RasterInfo, classes: int) -> list[Output]:
     found = [raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True)]
     if request.probabilities is not None:
-        shares = raster_output("--probabilities", request.probabilities, info, classes, "float32", request.packing)
-        found.append(shares)
+        shares = info, classes, request.probability_type, request.packing
+        found.append(raster_output("--probabilities", request.probabilities, *shares))
     if request.polygons is not None:
         check_vector("--polygons")
         found.append(polygons_output("--polygons", request.polygons))
