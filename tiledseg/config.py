@@ -33,11 +33,17 @@ class DataConfig:
     Args:
         images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
             tile store (docs/own-data.md)
-        labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png
+        labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
+            (.gpkg, .geojson, .shp, .fgb)
         val_images: images to validate on
         val_labels: their labels
         classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
             {name, colour, values}; or a file of classes, such as label_colors.txt (docs/own-data.md)
+        label_layer: of labels that are polygons: the layer (default: the file's only one)
+        label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
+            (default: there is but one class)
+        background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
+            nowhere
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
@@ -52,7 +58,12 @@ class DataConfig:
     labels: str | list[str] = field(default_factory=list)
     val_images: str | list[str] = field(default_factory=list)
     val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = 2
+    classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = number(
+        2, 0, 255, remedy=CLASSES
+    )
+    label_layer: str | None = None
+    label_attribute: str | None = None
+    background: str | int | None = number(None, 0, 254)
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")

@@ -86,6 +86,7 @@ OTHERS: dict[str, Any] = {
     "run.panels": 0,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
+ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background"}  # tests/training/test_polygon_runs.py
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
 ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "early_stop")}

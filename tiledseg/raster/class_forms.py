@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config_checks import shown
@@ -32,12 +32,14 @@ _NUMBER = re.compile(r"[+-]?\d+")
 @dataclass(frozen=True)
 class ClassTable:
     """`pairs`: raw value, or where `colours` packed colour, and class; `three_bands`: pairs of packed colours, which
-    take their place for labels of three bands (none: such labels are refused, or `colours` holds already)."""
+    take their place for labels of three bands (none: such labels are refused, or `colours` holds already). `texts`:
+    values that are neither numbers nor colours, which polygons may have, and their class."""
 
     pairs: Pairs
     colours: bool
     classes: tuple[ClassRecord, ...]
     three_bands: Pairs = ()
+    texts: tuple[tuple[str, int], ...] = ()
 
 
 def class_table(classes: Classes, ignore_index: int) -> ClassTable:
@@ -118,12 +120,13 @@ def _check_one_kind(kinds: set[bool]) -> None:
 
 @dataclass(frozen=True)
 class _Record:
-    """One record as it is written; `values` None where it has none."""
+    """One record as it is written; `values` None where it has none, and `texts` those that are words."""
 
     name: str
     colour: Colour | None
     values: tuple[tuple[int, bool], ...] | None
-    ignored: bool = field(default=False)
+    texts: tuple[str, ...] = ()
+    ignored: bool = False
 
     @staticmethod
     def read(written: Any, at: int) -> _Record:
@@ -137,7 +140,9 @@ class _Record:
         if not isinstance(record.get("ignored", False), bool):
             raise ConfigError(f"class {name} has ignored {shown(record['ignored'])}; give true or false")
         values = _values_of(record, name)
-        return _Record(name, _colour_of(record.get("colour"), name), values, record.get("ignored", False))
+        texts = tuple(value for value in values or () if isinstance(value, str))
+        raws = None if values is None else tuple(value for value in values if not isinstance(value, str))
+        return _Record(name, _colour_of(record.get("colour"), name), raws, texts, record.get("ignored", False))
 
 
 def _named(name: object, record: object) -> dict[str, Any]:
@@ -168,17 +173,24 @@ def _colour_of(written: object, name: str) -> Colour | None:
     return unpack(packed)
 
 
-def _values_of(record: Mapping[str, Any], name: str) -> tuple[tuple[int, bool], ...] | None:
+def _values_of(record: Mapping[str, Any], name: str) -> tuple[tuple[int, bool] | str, ...] | None:
+    """Raw values and colours, or, where they are words, themselves."""
     if "value" in record and "values" in record:
         raise ConfigError(f"class {name} has both value and values; keep one of them")
     if "value" in record:
-        return (parse_raw(record["value"]),)
+        return (_value_of(record["value"], name),)
     if "values" not in record:
         return None
     values = record["values"]
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise ConfigError(f"class {name} has values {shown(values)!r}; give a list of raw values or colours")
-    return tuple(map(parse_raw, values))
+    return tuple(_value_of(value, name) for value in values)
+
+
+def _value_of(value: object, name: str) -> tuple[int, bool] | str:
+    if isinstance(value, str) and any(letter.isalpha() for letter in value) and not value.strip().startswith("#"):
+        return value.strip()
+    return parse_raw(value)
 
 
 def _of_records(records: Sequence[_Record], ignore_index: int) -> ClassTable:
@@ -205,7 +217,20 @@ def _of_records(records: Sequence[_Record], ignore_index: int) -> ClassTable:
     kinds = {is_colour for record in records for _, is_colour in record.values or ()}
     _check_one_kind(kinds)
     table = {raw: numbers.get(id(record), ignore_index) for raw, record in found.items()}
-    return ClassTable(tuple(sorted(table.items())), kinds == {True}, classes)
+    return ClassTable(
+        tuple(sorted(table.items())), kinds == {True}, classes, texts=_texts(records, numbers, ignore_index)
+    )
+
+
+def _texts(records: Sequence[_Record], numbers: Mapping[int, int], ignore_index: int) -> tuple[tuple[str, int], ...]:
+    found: dict[str, _Record] = {}
+    for record in records:
+        for text in record.texts:
+            if found.setdefault(text, record) is not record:
+                raise ConfigError(
+                    f"classes gives '{shown(text)}' to both {found[text].name} and {record.name}; keep one"
+                )
+    return tuple((text, numbers.get(id(record), ignore_index)) for text, record in found.items())
 
 
 def _class_of(record: _Record, number: int) -> ClassRecord:

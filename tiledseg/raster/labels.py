@@ -7,6 +7,7 @@ must never train quietly.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +30,7 @@ class LabelMap:
     """Which raw value, or colour packed as 0xRRGGBB, is which class; `ignore_index` as a class means "leave out".
 
     `classes`: name and colour of each. `three_bands`: pairs of colours for labels of three bands, where the classes
-    have been given without values: labels of one band then hold their numbers.
+    have been given without values: labels of one band then hold their numbers. `texts`: values of polygons.
     """
 
     pairs: Pairs
@@ -38,6 +39,7 @@ class LabelMap:
     ignore_index: int
     classes: tuple[ClassRecord, ...] = ()
     three_bands: Pairs = ()
+    texts: tuple[tuple[str, int], ...] = ()
 
     @staticmethod
     def from_config(classes: Classes, ignore_index: int = 255) -> LabelMap:
@@ -48,7 +50,8 @@ class LabelMap:
         """
         table = class_table(classes, ignore_index)
         count = classes if isinstance(classes, int) else len(table.classes)
-        return LabelMap(table.pairs, table.colours, count, ignore_index, table.classes, table.three_bands)._checked()
+        more = table.classes, table.three_bands, table.texts
+        return LabelMap(table.pairs, table.colours, count, ignore_index, *more)._checked()
 
     def agrees(self, other: LabelMap) -> bool:
         """Whether both give every label the same class, and no name has moved to another class."""
@@ -70,11 +73,27 @@ class LabelMap:
             )
         return self
 
+    def class_of(self, value: object) -> int | None:
+        """The class of a single value, which may be text: one of the values, else the name of a class; None for what is
+        in no class."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return None if self.colours else dict(self.pairs).get(value)
+        text = str(value)
+        names = {record.name: number for number, record in enumerate(self.classes)}
+        found = {**names, **dict(self.texts)}
+        if text not in found and re.fullmatch(r"[+-]?\d{1,18}", text):
+            return self.class_of(int(text))
+        return found.get(text)
+
     def resolve(self, info: RasterInfo) -> LabelMap:
         """This map for the raster at hand: colours become palette indices where its one band has a colour table.
 
         Raises LabelError where the number of bands does not fit the keys of the map.
         """
+        if info.holds_classes:
+            return replace(self, pairs=tuple((k, k) for k in range(self.count)), colours=False)
         if self.three_bands and info.bands == 3:
             return replace(self, pairs=self.three_bands, colours=True, three_bands=())
         if self.colours and info.bands == 1 and info.palette is not None:

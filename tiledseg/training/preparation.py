@@ -21,16 +21,15 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
 from tiledseg.planning.run.windows import Windows
 from tiledseg.raster.class_counts import median_frequency_weights
 from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.draws import Drawer
 from tiledseg.raster.info import RasterInfo, reference_notes
-from tiledseg.raster.labels import LabelMap, check_grids_match
-from tiledseg.raster.layout import check_cut, layout_warning
-from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.label_sources import LabelReading, check_used
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.layout import layout_warning
 from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.statistics import check_alike
@@ -41,27 +40,10 @@ from tiledseg.training.class_weights import given_weights
 from tiledseg.training.first_weights import check_imagenet
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
+from tiledseg.training.raster_set import Found, RasterSet, Reading, inspect
 from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
 
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
-
-
-@dataclass(frozen=True)
-class RasterSet:
-    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read."""
-
-    images: tuple[str, ...]
-    labels: tuple[str, ...]
-    tilings: tuple[Tiling, ...]
-    bands: Sequence[int] | None
-    nodata: float | None
-    references: bool
-
-    def open_image(self, number: int) -> RasterReader:
-        return open_raster(self.images[number], self.bands, self.nodata, self.references)
-
-    def open_labels(self, number: int) -> RasterReader:
-        return open_raster(self.labels[number], references=self.references)
 
 
 @dataclass(frozen=True)
@@ -90,12 +72,14 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     """
     config.check()
     label_map = label_map_of(config.data)
-    found = _inspect(config.data, label_map, _TRAINING, LEARNT)
+    reading = _reading(config.data, label_map)
+    found = inspect(*_paths(config.data, _TRAINING, LEARNT), reading)
+    check_used(reading.labels, found.label_paths)
     if config.train.sampling == "tiles":
         _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
-    held_out = _held_out(config.data, label_map)
+    held_out = _held_out(config.data, reading)
     if held_out:
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count))
@@ -135,60 +119,30 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         objective,
         weights,
         sampler,
-        found.cut(tilings, config.data),
-        held_out.cut(plan.held_out, config.data) if held_out else None,
+        found.cut(tilings),
+        held_out.cut(plan.held_out) if held_out else None,
         (*notes, *_notes(found.images, tilings), *plan.warnings),
         tuple(file for part in every for file in part.files),
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What the files say of themselves."""
-
-    images: tuple[RasterInfo, ...]
-    labels: tuple[RasterInfo, ...]
-    image_paths: tuple[str, ...]
-    label_paths: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(file for info in (*self.images, *self.labels) for file in info.files)
-
-    @property
-    def extents(self) -> tuple[Extent, ...]:
-        return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
-
-    def cut(self, tilings: tuple[Tiling, ...], data: DataConfig) -> RasterSet:
-        """Raises RasterError for a tile store that was cut otherwise."""
-        for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
-            check_cut(image, tiling)
-            check_cut(label, tiling)
-        return RasterSet(self.image_paths, self.label_paths, tilings, data.bands, data.nodata, data.references)
-
-
-def _held_out(data: DataConfig, label_map: LabelMap) -> _Found | None:
+def _held_out(data: DataConfig, reading: Reading) -> Found | None:
     """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
     if data.val_images:
-        return _inspect(data, label_map, _VALIDATION, HELD_OUT_ALONE)
-    return _inspect(data, label_map, _TRAINING, HELD_OUT) if has_validation(as_list(data.images)) else None
+        return inspect(*_paths(data, _VALIDATION, HELD_OUT_ALONE), reading)
+    if has_validation(as_list(data.images)):
+        return inspect(*_paths(data, _TRAINING, HELD_OUT), reading)
+    return None
 
 
-def _inspect(data: DataConfig, label_map: LabelMap, keys: tuple[str, str], parts: Parts) -> _Found:
-    images_given, labels_given = (as_list(getattr(data, key)) for key in keys)
-    image_paths, label_paths = pair_sources(images_given, labels_given, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
-    images, labels = [], []
-    for image_path, label_path in zip(image_paths, label_paths, strict=True):
-        with (
-            open_raster(image_path, data.bands, data.nodata, data.references) as image,
-            open_raster(label_path, references=data.references) as label,
-        ):
-            check_grids_match(image.info, label.info)
-            label_map.resolve(label.info)
-            images.append(image.info)
-            labels.append(label.info)
-    check_alike(images)
-    return _Found(tuple(images), tuple(labels), image_paths, label_paths)
+def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    images, labels = (as_list(getattr(data, key)) for key in keys)
+    return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
+
+
+def _reading(data: DataConfig, label_map: LabelMap) -> Reading:
+    labels = LabelReading(label_map, data.references, data.label_layer, data.label_attribute, data.background)
+    return Reading(data.bands, data.nodata, data.references, labels)
 
 
 def windows_of(train: TrainConfig) -> Windows | None:

@@ -44,7 +44,8 @@ from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.panels import Panels
-from tiledseg.training.preparation import Preparation, RasterSet
+from tiledseg.training.preparation import Preparation
+from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.journal import Journal, step_line

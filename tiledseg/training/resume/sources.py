@@ -10,7 +10,7 @@ from itertools import pairwise
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity, identify
-from tiledseg.training.preparation import RasterSet
+from tiledseg.training.raster_set import RasterSet
 
 
 @dataclass(frozen=True)

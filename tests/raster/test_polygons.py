@@ -1,0 +1,168 @@
+"""Labels as polygons: what shapely says of each pixel's centre, by tiles and whole, in every format."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import rasterio.features
+import shapely
+from affine import Affine
+from rasterio.warp import transform_geom
+
+from tests.raster.polygons_drawn import expected, image_info, write_vectors
+from tiledseg.errors import ConfigError, LabelError, RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster.label_sources import LabelReading, check_used
+from tiledseg.raster.labels import LabelMap, read_labels
+
+UTM = "EPSG:32611"
+PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
+TURNED = Affine(0.48, 0.14, 350000, 0.14, -0.48, 3770000)
+SHAPE = 300, 410
+CLASSES = [
+    {"name": "ground", "values": ["lawn", 0]},
+    {"name": "road", "values": ["street", "path", 1]},
+    {"name": "roof", "value": 2},
+    {"name": "cloud", "ignored": True, "values": ["cloud", 9]},
+]
+WORDS = {"lawn": 0, "street": 1, "path": 1, "roof": 2, "cloud": 255}
+
+
+def drawn_shapes(seed: int, count: int = 40) -> list[Any]:
+    """Polygons with holes, and some of several parts, over the image and its border, in its CRS."""
+    generator = np.random.default_rng(seed)
+    shapes = []
+    for _ in range(count):
+        x, y = 350000 + generator.uniform(-20, 225), 3770000 - generator.uniform(-20, 170)
+        round_one = shapely.Point(x, y).buffer(generator.uniform(2, 30), quad_segs=int(generator.integers(1, 9)))
+        hole = shapely.Point(x + 1, y + 1).buffer(generator.uniform(0.5, 8), quad_segs=3)
+        other = shapely.Point(x + 70, y).buffer(generator.uniform(1, 12), quad_segs=2)
+        shapes.append(
+            shapely.union(round_one, other) if generator.random() < 0.3 else shapely.difference(round_one, hole)
+        )
+    return [shapely.MultiPolygon([s]) if s.geom_type == "Polygon" else s for s in shapes if not s.is_empty]
+
+
+def reading(attribute: str | None = "kind", background: Any = "ground", layer: str | None = None) -> LabelReading:
+    return LabelReading(LabelMap.from_config(CLASSES), False, layer, attribute, background)
+
+
+@pytest.fixture
+def info(tmp_path: Path) -> Any:
+    return image_info(tmp_path / "image.tif", PLACE, SHAPE, UTM)
+
+
+@pytest.mark.parametrize("ending", [".gpkg", ".geojson", ".shp", ".fgb"])
+def test_each_format_draws_what_shapely_says(tmp_path: Path, ending: str) -> None:
+    """Text and numbers as attributes; holes, several parts, overlaps in the file's order, a null geometry; a turned
+    grid. GeoJSON is in degrees: its vertices are transformed one by one."""
+    shapes = drawn_shapes(3)
+    words = np.random.default_rng(1).choice(list(WORDS), len(shapes)).tolist()
+    info = image_info(tmp_path / "image.tif", TURNED, SHAPE, UTM)
+    written, crs = shapes, UTM
+    if ending == ".geojson":
+        crs = "EPSG:4326"
+        written = [shapely.geometry.shape(transform_geom(UTM, crs, s.__geo_interface__, precision=15)) for s in shapes]
+    path = write_vectors(tmp_path / f"roads{ending}", [*written, None], crs, kind=[*words, "lawn"])
+    wanted = expected(shapes, [WORDS[word] for word in words], 0, info)
+    assert len(np.unique(wanted)) == 4
+    with reading().open(path, info) as labels:
+        found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
+    assert np.count_nonzero(found != wanted) <= (2 if ending == ".geojson" else 0)  # degrees round vertices
+    codes = {"lawn": 0, "street": 1, "path": 1, "roof": 2, "cloud": 9}
+    numbers = write_vectors(tmp_path / f"codes{ending}", written, crs, code=[codes[word] for word in words])
+    with reading("code").open(numbers, info) as labels:
+        np.testing.assert_array_equal(read_labels(labels, reading().label_map, Box.of_shape(SHAPE)), found)
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 5), (7, 2)])
+def test_by_tiles_as_whole(tmp_path: Path, info: Any, grid: tuple[int, int]) -> None:
+    """Edges on pixel centres too, where the last digit decides; the whole is rasterio's, in one piece."""
+    corners = [(350000 + 5.25 * i, 3770000 - 4.25 * i) for i in range(28)]
+    on_centres = [shapely.MultiPolygon([shapely.box(x, y - 10, x + 20.5, y + 0.5)]) for x, y in corners]
+    slanted = [
+        shapely.MultiPolygon([shapely.Polygon([(x, y), (x + 30, y - 30), (x + 7.5, y - 40)])]) for x, y in corners
+    ]
+    shapes = [*drawn_shapes(5), *on_centres, *slanted]
+    words = np.random.default_rng(2).choice(["lawn", "street", "roof"], len(shapes)).tolist()
+    path = write_vectors(tmp_path / "roads.gpkg", shapes, UTM, kind=words)
+    burnt = zip(shapes, (WORDS[word] for word in words), strict=True)
+    whole = rasterio.features.rasterize(burnt, SHAPE, fill=255, transform=PLACE, dtype="uint8")
+    found = np.empty(SHAPE, np.uint8)
+    rows, cols = (np.linspace(0, size, parts + 1).astype(int) for size, parts in zip(SHAPE, grid, strict=True))
+    with reading(background="ignored").open(path, info) as labels:
+        for top, bottom in pairwise(rows):
+            for left, right in pairwise(cols):
+                box = Box(Interval(int(top), int(bottom)), Interval(int(left), int(right)))
+                found[box.slices] = read_labels(labels, reading().label_map, box)
+    np.testing.assert_array_equal(found, whole)
+
+
+def test_one_class_needs_no_attribute(tmp_path: Path, info: Any) -> None:
+    shapes = drawn_shapes(7, 5)
+    path = write_vectors(tmp_path / "roofs.gpkg", shapes, UTM)
+    plain = LabelReading(LabelMap.from_config(2), background=0)
+    with plain.open(path, info) as labels:
+        found = read_labels(labels, plain.label_map, Box.of_shape(SHAPE))
+    np.testing.assert_array_equal(found, expected(shapes, [1] * len(shapes), 0, info))
+    with pytest.raises(ConfigError, match=r"label_attribute is null.*2 classes"):
+        reading(attribute=None).open(path, info)
+
+
+def test_a_layer_is_named(tmp_path: Path, info: Any) -> None:
+    import pyogrio.raw
+
+    shapes = drawn_shapes(8, 4)
+    path = write_vectors(tmp_path / "two.gpkg", shapes, UTM, kind=["lawn"] * 4)
+    wkb, kinds = np.array([shapely.to_wkb(shapes[0])], object), [np.array(["roof"], object)]
+    pyogrio.raw.write(
+        path, wkb, kinds, ["kind"], crs=UTM, geometry_type="MultiPolygon", driver="GPKG", layer="b", append=True
+    )
+    with pytest.raises(RasterError, match=r"has 2 layers \(two, b\)"):
+        reading().open(path, info)
+    with pytest.raises(RasterError, match=r"label_layer is c, but .*two, b"):
+        reading(layer="c").open(path, info)
+    with reading(layer="b").open(path, info) as labels:
+        found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
+    np.testing.assert_array_equal(found, expected(shapes[:1], [2], 0, info))
+
+
+def test_what_is_refused(tmp_path: Path, info: Any) -> None:
+    """In one line that names the file and what is wrong."""
+    shape = shapely.box(350010, 3769900, 350050, 3769990)
+    good = write_vectors(tmp_path / "good.gpkg", [shape], UTM, kind=["lawn"])
+    line = write_vectors(tmp_path / "line.gpkg", [shapely.LineString([(0, 0), (1, 1)])], UTM, kind=["lawn"])
+    nowhere = write_vectors(tmp_path / "nowhere.gpkg", [shape], None, kind=["lawn"])
+    odd = write_vectors(tmp_path / "odd.gpkg", [shape], UTM, kind=["swamp"])
+    vrt = tmp_path / "vrt.gpkg"
+    vrt.write_text("<OGRVRTDataSource><OGRVRTLayer name='a'/></OGRVRTDataSource>")
+    damaged = tmp_path / "damaged.gpkg"
+    damaged.write_bytes(Path(good).read_bytes()[:5000])
+    plain = image_info(tmp_path / "photo.png", Affine.identity(), SHAPE, UTM)
+    cases: list[tuple[LabelReading, str, Any, tuple[str, ...]]] = [
+        (reading(), odd, info, ("odd.gpkg, feature", "kind 'swamp'", "ground, road, roof")),
+        (reading("sort"), good, info, ("label_attribute is sort", "kind")),
+        (reading(background=None), good, info, ("data.background is null", "ground, road, roof, or ignored")),
+        (reading(background="sea"), good, info, ("data.background is sea", "ground")),
+        (reading(), nowhere, info, ("nowhere.gpkg has no CRS",)),
+        (reading(), good, plain, ("photo.png has no CRS",)),
+        (reading(), str(vrt), info, ("vrt.gpkg does not begin as its ending says",)),
+        (reading(), str(damaged), info, ("damaged.gpkg",)),
+        (reading(), str(tmp_path / "none.gpkg"), info, ("none.gpkg", "No such file")),
+    ]
+    for how, path, image, words in cases:
+        with pytest.raises((RasterError, LabelError, ConfigError)) as caught:
+            how.open(path, image)
+        assert all(word in str(caught.value) for word in words), caught.value
+        assert "\n" not in str(caught.value)
+    far = image_info(tmp_path / "image.tif", Affine(0.5, 0, 0, 0, -0.5, 100), SHAPE, UTM)
+    with pytest.raises(RasterError, match=r"line.gpkg, feature 1 is a LineString"):
+        reading().open(line, far)
+    with pytest.raises(ConfigError, match=r"data.label_attribute is given, but no labels are polygons"):
+        check_used(reading(background=None), ["labels.tif"])

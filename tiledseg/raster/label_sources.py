@@ -1,0 +1,99 @@
+"""Opening the labels of an image, whatever they are kept in: a raster on its grid, or polygons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiledseg.config_checks import shown
+from tiledseg.errors import ConfigError, LabelError
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels import LabelMap, check_grids_match
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.polygon_reader import PolygonReader
+from tiledseg.raster.polygons import read_polygons
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sources import is_vector
+
+IGNORED = "ignored"
+
+
+@dataclass(frozen=True)
+class LabelReading:
+    """How labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only one), the
+    `attribute` that names the class (None: there is but one), and the class of pixels in no polygon, `background`: a
+    name or a number, or "ignored"; None: not said."""
+
+    label_map: LabelMap
+    references: bool = False
+    layer: str | None = None
+    attribute: str | None = None
+    background: str | int | None = None
+
+    def open(self, path: str, image: RasterInfo) -> RasterReader:
+        """The labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
+        ConfigError."""
+        if is_vector(path):
+            return self._open_polygons(path, image)
+        reader = open_raster(path, references=self.references)
+        try:
+            check_grids_match(image, reader.info)
+            self.label_map.resolve(reader.info)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:
+        background = self._class_of_background(path)
+        polygons = read_polygons(path, image, self.layer, self.attribute)
+        if polygons.values is None:
+            drawn = [self._only_class(path, background)] * len(polygons.numbers)
+        else:
+            numbered = zip(polygons.values, polygons.numbers, strict=True)
+            drawn = [self._class_of(value, f"{path}, feature {number}") for value, number in numbered]
+        return PolygonReader(path, image, polygons, drawn, background)
+
+    def _class_of_background(self, path: str) -> int:
+        names = [record.name for record in self.label_map.classes]
+        if self.background == IGNORED:
+            return self.label_map.ignore_index
+        if self.background in names:
+            return names.index(str(self.background))
+        text = str(self.background)
+        if text.isdecimal() and int(text) < len(names):
+            return int(text)
+        given = "null" if self.background is None else shown(self.background)
+        raise ConfigError(
+            f"data.background is {given}, and {path} says nothing of pixels in no polygon; give it one of "
+            f"{', '.join(names[:9])}, or {IGNORED}"
+        )
+
+    def _only_class(self, path: str, background: int) -> int:
+        others = [number for number in range(self.label_map.count) if number != background]
+        if len(others) != 1:
+            raise ConfigError(
+                f"data.label_attribute is null, but the polygons of {path} may be of {len(others)} classes; name the "
+                "attribute that tells them apart"
+            )
+        return others[0]
+
+    def _class_of(self, value: Any, feature: str) -> int:
+        """The class of an attribute's value: one of the classes' values, or a class's name."""
+        number = self.label_map.class_of(value)
+        if number is None:
+            names = ", ".join(record.name for record in self.label_map.classes[:9])
+            raise LabelError(
+                f"{feature} has {self.attribute} {shown(value)!r}, outside the classes ({names}); add it to the values "
+                "of a class, or of one that is ignored"
+            )
+        return number
+
+
+def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
+    """Raise ConfigError for what is said of polygons where no labels are."""
+    said = {"layer": "label_layer", "attribute": "label_attribute", "background": "background"}
+    given = [key for name, key in said.items() if getattr(reading, name) is not None]
+    if given and not any(map(is_vector, paths)):
+        raise ConfigError(f"data.{given[0]} is given, but no labels are polygons; leave it out, or give a vector file")

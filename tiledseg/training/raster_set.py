@@ -1,0 +1,86 @@
+"""The rasters of a run: what their files say of themselves, how they are read, and how each is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.run.plan import Extent
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.label_sources import LabelReading
+from tiledseg.raster.layout import check_cut
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.polygon_reader import PolygonReader, check_any
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.statistics import check_alike
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read, as `open_raster` has it, and how their labels are."""
+
+    bands: Sequence[int] | None
+    nodata: float | None
+    references: bool
+    labels: LabelReading
+
+    def open_image(self, path: str) -> RasterReader:
+        return open_raster(path, self.bands, self.nodata, self.references)
+
+
+@dataclass(frozen=True)
+class RasterSet:
+    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`: what the images say of themselves."""
+
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+    tilings: tuple[Tiling, ...]
+    reading: Reading
+    infos: tuple[RasterInfo, ...]
+
+    def open_image(self, number: int) -> RasterReader:
+        return self.reading.open_image(self.images[number])
+
+    def open_labels(self, number: int) -> RasterReader:
+        return self.reading.labels.open(self.labels[number], self.infos[number])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the files say of themselves."""
+
+    images: tuple[RasterInfo, ...]
+    labels: tuple[RasterInfo, ...]
+    image_paths: tuple[str, ...]
+    label_paths: tuple[str, ...]
+    reading: Reading
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(file for info in (*self.images, *self.labels) for file in info.files)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
+
+    def cut(self, tilings: tuple[Tiling, ...]) -> RasterSet:
+        """Raises RasterError for a tile store that was cut otherwise."""
+        for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
+            check_cut(image, tiling)
+            check_cut(label, tiling)
+        return RasterSet(self.image_paths, self.label_paths, tilings, self.reading, self.images)
+
+
+def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: Reading) -> Found:
+    """Open each image with its labels. Raises RasterError, LabelError and ConfigError for the first pair that cannot
+    be."""
+    images, labels, polygons = [], [], []
+    for image_path, label_path in zip(image_paths, label_paths, strict=True):
+        with reading.open_image(image_path) as image, reading.labels.open(label_path, image.info) as label:
+            images.append(image.info)
+            labels.append(label.info)
+            polygons += [label.count] if isinstance(label, PolygonReader) else []
+    check_any(label_paths, polygons)
+    check_alike(images)
+    return Found(tuple(images), tuple(labels), image_paths, label_paths, reading)
