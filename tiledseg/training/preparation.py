@@ -152,7 +152,7 @@ def windows_of(train: TrainConfig) -> Windows | None:
     return Windows(train.window, train.windows_per_step, train.window_halo == "exact")
 
 
-def steps_of(train: TrainConfig, plan: RunPlan, windows: Windows | None, found: _Found) -> Steps:
+def steps_of(train: TrainConfig, plan: RunPlan, windows: Windows | None, found: Found) -> Steps:
     """All steps of a run, with what each tile draws."""
     drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
     if windows is None:
