@@ -31,8 +31,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class RasterSet:
-    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`: what the images
-    say of themselves."""
+    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`: what the
+    images say of themselves."""
 
     images: tuple[str, ...]
     labels: tuple[str, ...]
