@@ -79,6 +79,12 @@ def build_parser() -> Parser:
     own.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
     own.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
     parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
+    parser.add_argument(
+        "--tta",
+        choices=("none", "reflections", "turns"),
+        default="none",
+        help="the mean over the raster and its reflections, or all quarter turns of these too (default none)",
+    )
     parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
         "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
@@ -250,6 +256,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",
         minimum_area=options.minimum_area,
+        views=options.tta,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,

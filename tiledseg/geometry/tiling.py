@@ -9,7 +9,7 @@ raster" means on that context.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -85,11 +85,20 @@ def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footp
     return Tiling(raster, grid, footprint, tiles)
 
 
+def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index: int = 0) -> Tile:
+    """A tile that owns any `core` of a raster of shape (height, width): its context is aligned, its edges need not be.
+
+    Its pixels are those of any other tile that has them: its position in a grid says nothing.
+    """
+    rows, cols = (_span_around(part, size, footprint) for part, size in zip((core.row, core.col), raster, strict=True))
+    return Tile(index, (0, 0), core, Box(rows.context, cols.context), Box(rows.output, cols.output))
+
+
 def window_tile(raster: tuple[int, int], at: tuple[int, int], side: int, footprint: Footprint, index: int = 0) -> Tile:
     """The window of `side` pixels that begins at `at` (row, col), multiples of the alignment, as a tile with its exact
     halo; where the raster ends earlier, so does the window."""
-    row, col = (_window(start, side, size, footprint) for start, size in zip(at, raster, strict=True))
-    return Tile(index, (0, 0), Box(row.core, col.core), Box(row.context, col.context), Box(row.output, col.output))
+    rows, cols = (Interval(start, min(start + side, size)) for start, size in zip(at, raster, strict=True))
+    return tile_around(Box(rows, cols), raster, footprint, index)
 
 
 def largest_window(raster: tuple[int, int], side: int, footprint: Footprint) -> tuple[int, int]:
@@ -136,11 +145,10 @@ def _tile_dim(word: str, size: int, parts: int, footprint: Footprint) -> list[_S
     return [_span(Interval(a, b), size, extended, footprint) for a, b in itertools.pairwise(edges)]
 
 
-def _window(start: int, side: int, size: int, footprint: Footprint) -> _Span:
-    aligned = Interval(start, round_up(start + side, footprint.alignment))
-    extended = Interval(0, round_up(size, footprint.alignment))
-    span = _span(aligned.clip(extended), size, extended, footprint)
-    return replace(span, core=Interval(start, min(start + side, size)))
+def _span_around(core: Interval, size: int, footprint: Footprint) -> _Span:
+    unit = footprint.alignment
+    aligned = Interval(core.start // unit * unit, round_up(core.stop, unit))
+    return _span(aligned, size, Interval(0, round_up(size, unit)), footprint)
 
 
 def _span(aligned: Interval, size: int, extended: Interval, footprint: Footprint) -> _Span:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.halo_modes import Part, Piece
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
-from tiledseg.geometry.tiling import Tiling
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.inference.map_files import (
     MapFiles,
     claim_files,
@@ -32,6 +33,7 @@ from tiledseg.inference.map_files import (
     publish_files,
 )
 from tiledseg.inference.mapper import Mapper
+from tiledseg.inference.reflections import means, parts_of_views, shares_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
@@ -39,6 +41,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.views import View, ViewReader
 from tiledseg.raster.writer import RasterLayout, RasterWriter
 
 __all__ = ["Request", "predict", "predict_all"]
@@ -50,9 +53,15 @@ class _Share:
 
     request: Request
     info: RasterInfo
-    tiling: Tiling
+    tilings: tuple[Tiling, ...]
     passes: Passes
     parts: tuple[Part, ...]
+    views: tuple[View, ...]
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces of the map this rank makes, or reads where others make them."""
+        return (self.passes.pieces(self.parts) or len(self.parts)) // len(self.views)
 
 
 def predict(request: Request, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
@@ -73,18 +82,20 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
     plan = planned.plan
     parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, requests[0].precision, plan.pipeline)
     shares = [_share(parallel, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
-    with _progress(
-        sum(share.passes.pieces(share.parts) or len(share.parts) for share in shares), mesh, requests[0]
-    ) as bar:
+    with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
             _make_map(share, mapper, planned.classes, mesh, bar)
     parallel.close()
 
 
 def _share(parallel: ParallelRun, request: Request, info: RasterInfo, tiling: Tiling) -> _Share:
-    passes = parallel.over([tiling])
+    views, footprint = views_of(request.views, tiling.raster), tiling.footprint
+    tilings = [tiling, *(make_tiling(view.shape, (1, 1), footprint) for view in views[1:])]
+    passes = parallel.over(tilings)
     parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
-    return _Share(request, info, tiling, passes, parts)
+    if len(views) > 1:
+        parts = parts_of_views(parts, views, footprint)
+    return _Share(request, info, tuple(tilings), passes, parts, views)
 
 
 def _make_map(share: _Share, mapper: Mapper, classes: int, mesh: Mesh, bar: _Bar | None) -> None:
@@ -119,7 +130,7 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
     passes, parts, request = share.passes, share.parts, share.request
     as_bytes = request.probability_type == "uint8"
     with ExitStack() as stack:
-        dataset = stack.enter_context(closing(_dataset(request, mapper, share.tiling)))
+        dataset = stack.enter_context(closing(_dataset(share, mapper)))
         writers = [stack.enter_context(RasterWriter(layout)) for layout in layouts]
         # Each rank holds the file before any can fail: the one that fails removes its name, and must be heard first.
         mesh.communicator.barrier()
@@ -127,17 +138,29 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
         stack.enter_context(doing("mapping"))
         samples = read_ahead(passes, dataset, parts, request.threads, request.prefetch)
         if bar is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
-            samples = _shown(samples, bar)
-        for sample, piece in ticking(passes.outputs(samples, parts)):
-            scores_KHW, valid_HW = piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
+            samples = _shown(samples, bar, len(share.views))
+        for core, scores_KHW, valid_HW in _found(share, ticking(passes.outputs(samples, parts))):
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
             classes_HW[~valid_HW] = mapper.ignore_index
-            writers[0].write(piece.core, classes_HW[None])
+            writers[0].write(core, classes_HW[None])
             if len(writers) > 1:
-                shares_KHW = _probabilities(scores_KHW, valid_HW)
-                writers[1].write(piece.core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
+                several = len(share.views) > 1
+                shares_KHW = _written(scores_KHW, valid_HW) if several else _probabilities(scores_KHW, valid_HW)
+                writers[1].write(core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
             if bar is not None:
-                bar.advance(f"mapping rows {piece.core.row.start} to {piece.core.row.stop}")
+                bar.advance(f"mapping rows {core.row.start} to {core.row.stop}")
+
+
+def _found(
+    share: _Share, outputs: Iterator[tuple[Sample, Piece]]
+) -> Iterator[tuple[Box, torch.Tensor, NDArray[np.bool_]]]:
+    """Each piece's place, its scores (mean probabilities of several views), and which pixels have data."""
+    if len(share.views) > 1:
+        for mean in means(outputs, share.views):
+            yield mean.core, mean.shares_KHW, mean.sample.valid_HW
+        return
+    for sample, piece in outputs:
+        yield piece.core, piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
 
 
 class _Bar:
@@ -152,25 +175,30 @@ class _Bar:
         self._progress.advance(self._done, words)
 
 
-def _shown(samples: Iterator[Sample], bar: _Bar) -> Iterator[Sample]:
-    for sample in samples:
-        bar.advance(f"read rows {sample.tile.core.row.start} to {sample.tile.core.row.stop}")
+def _shown(samples: Iterator[Sample], bar: _Bar, views: int) -> Iterator[Sample]:
+    """The first of several views has the raster's own places."""
+    for number, sample in enumerate(samples):
+        if number % views == 0:
+            bar.advance(f"read rows {sample.tile.core.row.start} to {sample.tile.core.row.stop}")
         yield sample
 
 
 def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
-    # Over the last dim: over another one, a pixel's last bit depends on where its tile ends (vectors, then remainders).
-    dtype = torch.float64 if scores_KHW.dtype == torch.float64 else None
-    shares = scores_KHW.permute(1, 2, 0).contiguous().softmax(-1, dtype=dtype)
-    result_KHW = shares.float().cpu().numpy().transpose(2, 0, 1)
+    return _written(shares_of(scores_KHW), valid_HW)
+
+
+def _written(shares_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
+    result_KHW: NDArray[np.float32] = shares_KHW.float().cpu().numpy()
     result_KHW[:, ~valid_HW] = np.nan
     return result_KHW
 
 
-def _dataset(request: Request, mapper: Mapper, tiling: Tiling) -> Dataset:
+def _dataset(share: _Share, mapper: Mapper) -> Dataset:
+    request = share.request
     reader = open_raster(request.image, mapper.bands, mapper.nodata, request.references)
     normalization = mapper.normalization or Normalization.identity(reader.info.bands)
-    return Dataset([reader], None, [tiling], None, normalization, INPUT_DTYPES[request.precision])
+    readers = [reader, *(ViewReader(reader, view) for view in share.views[1:])]
+    return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[request.precision])
 
 
 @contextmanager

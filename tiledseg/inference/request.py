@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tiledseg.claim import check_unclaimed
-from tiledseg.errors import OutputError, RasterError
+from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.files import irregular_kind
 from tiledseg.inference.mapper import Mapper
+from tiledseg.inference.reflections import NONE
 from tiledseg.map_formats import Packing
 from tiledseg.outputs import Output, check_outputs
 from tiledseg.planning.run.parallelism import Parallelism
@@ -30,7 +31,7 @@ class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
-    (`raster.geopackage.pixels_of`)."""
+    (`raster.geopackage.pixels_of`). `views`: see `reflections`."""
 
     image: str
     output: str
@@ -47,6 +48,7 @@ class Request:
     probability_type: str = "float32"
     polygons: str | None = None
     minimum_area: str | None = None
+    views: str = NONE
 
 
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
@@ -119,10 +121,23 @@ def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ra
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):
         check_cut(info, tiling)
+        _check_views(first.views, info, plan)
     _check_outputs(requests, infos, network.classes, mapper)
     for request, info in zip(requests, infos, strict=True):
         pixels_of(request.minimum_area, info)
     return PlannedMaps(plan, infos, network.classes)
+
+
+def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
+    """Raise ConfigError where a reflected raster's windows cannot be had."""
+    if views == NONE:
+        return
+    if plan.spread.shares_images:
+        raise ConfigError(
+            f"--tta is {views}, which reads each tile's halo, but --parallel.halo is {plan.spread.mode}; use read"
+        )
+    if info.tiling is not None:
+        raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
 
 
 def _info(request: Request, mapper: Mapper, bands: int) -> RasterInfo:
