@@ -265,6 +265,8 @@ class TrainConfig:
         window: side of a window in pixels
         windows_per_step: the global batch in windows, whatever the number of ranks
         window_halo: exact, or none (each window is a small image of its own)
+        skip_empty: leave out tiles, or places of windows, without a label that counts
+        balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
         augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
             brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
@@ -299,6 +301,8 @@ class TrainConfig:
     window: int | None = number(None, 1, LARGEST_HALO)
     windows_per_step: int | None = number(None, 1, MOST)
     window_halo: str = "exact"
+    skip_empty: bool = False
+    balance_classes: float = number(0.0, 0.0, 1.0)
     augment: list[str | dict[str, Any]] = field(default_factory=list)
     augment_each: str = "image"
 
@@ -329,6 +333,11 @@ class TrainConfig:
 
     def _check_windows(self) -> None:
         drawn = self.sampling == "windows"
+        if (self.skip_empty or self.balance_classes) and self.tiles_per_step is None and not drawn:
+            key = "skip_empty is true" if self.skip_empty else f"balance_classes is {self.balance_classes}"
+            raise ConfigError(
+                f"train.{key}, but a step takes whole images; give train.tiles_per_step, or train.sampling windows"
+            )
         given = {"window": self.window, "windows_per_step": self.windows_per_step}
         for key, value in given.items():
             if drawn != (value is not None):

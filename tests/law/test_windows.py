@@ -153,10 +153,31 @@ def test_a_run_on_windows_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> N
     assert "train.sampling" in find_checkpoint(tmp_path / "tiles").saved.resumed[0].changed
 
 
+def test_what_is_drawn_by_labels_is_counted_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
+    scene(tmp_path)
+    keys = {"skip_empty": True, "balance_classes": 0.7, "checkpoint_every": 1, "keep_checkpoints": 20}
+    whole = small(tmp_path, "whole", augment=CHANGES, windows_per_step=1, **keys)
+    expected = losses(run(whole, alone()))
+    plain = small(tmp_path, "plain", augment=CHANGES, windows_per_step=1)
+    assert not set(expected) & set(losses(run(plain, alone())))
+    resume = str(tmp_path / "whole" / "checkpoints" / "step-000008")
+    onward = replace(whole, run=RunConfig(output=str(tmp_path / "onward"), verbosity=0))
+    assert losses(run(replace(onward, train=replace(whole.train, resume=resume)), alone())) == expected[8:]
+    changed = replace(onward, train=replace(whole.train, resume=resume, balance_classes=0.5))
+    with pytest.raises(CheckpointError, match=r"middle of an epoch of other steps: train.balance_classes is 0.7"):
+        run(replace(changed, run=RunConfig(output=str(tmp_path / "other"), verbosity=0)), alone())
+
+
 CASES = {
     "exact": ({}, "read"),
     "none": ({"window_halo": "none"}, "read"),
-    "batch norm": ({"window_halo": "none"}, "layer"),
+    "batch norm": ({"window_halo": "none", "skip_empty": True}, "layer"),
+    "by class": ({"balance_classes": 0.5}, "read"),
+    "tiles by class": (
+        {"sampling": "tiles", "window": None, "windows_per_step": None, "tiles_per_step": 3, "skip_empty": True}
+        | {"balance_classes": 0.5, "augment_each": "tile", "augment": ["reflect", {"translate": 9}, {"noise": 0.1}]},
+        "read",
+    ),
 }
 
 
@@ -176,7 +197,7 @@ def test_windows_are_the_same_on_any_number_of_ranks(case: str, shared: Path, me
     found = run(config, meshes["gloo"])
     own = replace(config, run=RunConfig(output=str(shared / f"windows {case} alone"), verbosity=0))
     expected = meshes["gloo"].on_root(lambda: run(own, alone()))
-    assert len(losses(expected)) == 4
+    assert len(losses(expected)) == (4 if case != "tiles by class" else 6)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
     checks = [line["val"]["loss"] for line in found if "val" in line]
     assert checks == pytest.approx([line["val"]["loss"] for line in expected if "val" in line], rel=1e-10)

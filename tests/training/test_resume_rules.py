@@ -79,6 +79,8 @@ OTHERS: dict[str, Any] = {
     "train.validate_every": 2,
     "train.resume": "elsewhere",
     "train.deterministic": False,
+    "train.skip_empty": True,
+    "train.balance_classes": 0.5,
     "train.augment": [{"noise": 0.1}],
     "train.augment_each": "tile",
     "run.output": "elsewhere",

@@ -55,6 +55,16 @@ class Tiling:
         first, last = self.tiles[0].context, self.tiles[-1].context
         return Box(Interval(first.row.start, last.row.stop), Interval(first.col.start, last.col.stop))
 
+    def tile_at(self, row: float, col: float) -> Tile:
+        """The tile whose core has this place, or the nearest to it."""
+        rows = [self.tiles[i * self.grid[1]].core.row for i in range(self.grid[0])]
+        cols = [tile.core.col for tile in self.tiles[: self.grid[1]]]
+        at = [
+            next((k for k, interval in enumerate(dim) if place < interval.stop), len(dim) - 1)
+            for dim, place in ((rows, row), (cols, col))
+        ]
+        return self.tiles[at[0] * self.grid[1] + at[1]]
+
     @property
     def core_max(self) -> tuple[int, int]:
         return max(t.core.height for t in self.tiles), max(t.core.width for t in self.tiles)

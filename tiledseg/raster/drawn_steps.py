@@ -14,20 +14,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
-from tiledseg.geometry.tiling import window_tile
+from tiledseg.geometry.tiling import Tiling, window_tile
+from tiledseg.raster.content import Content, ContentSampler
 from tiledseg.raster.draws import Draw, Drawer, drawn_number
-from tiledseg.raster.sampling import DrawnStep, DrawnTile, Position, Sampler, Step
+from tiledseg.raster.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, TileReference
 from tiledseg.raster.views import whole
 
 
 @dataclass(frozen=True)
 class DrawnTiles:
-    """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own."""
+    """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
 
-    sampler: Sampler
+    Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
+    the changed raster in which the centre of the drawn one stands.
+    """
+
+    sampler: Sampler | ContentSampler
     drawer: Drawer
     each: str
+    tilings: tuple[Tiling, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -45,8 +52,19 @@ class DrawnTiles:
             words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {reference.image}{tile}"
             if words not in found:
                 found[words] = self.drawer.draw(words, reference.image)
-            result.append(DrawnTile(*reference, found[words]))
+            result.append(self._shown(reference, found[words]))
         return tuple(result)
+
+    def _shown(self, reference: TileReference, draw: Draw | None) -> DrawnTile:
+        if not self.tilings or draw is None or draw.view is None:
+            return DrawnTile(*reference, draw)
+        tiling = self.tilings[reference.image]
+        place = draw.view.find(*_centre(tiling.tiles[reference.tile].core))
+        return DrawnTile(reference.image, tiling.tile_at(*place).index, draw)
+
+
+def _centre(box: Box) -> tuple[float, float]:
+    return (box.row.start + box.row.stop - 1) / 2, (box.col.start + box.col.stop - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,9 @@ class DrawnWindows:
     raster, as drawn. Without one it begins anywhere and is an image of its own: number k of a step is image k, of a
     single tile, and beyond it is nothing. An epoch has as many windows as cover all pixels once.
 
+    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class;
+    where empty squares are skipped, the others are drawn around a square that has a label.
+
     Raises ConfigError where a window is larger than an image.
     """
 
@@ -66,6 +87,7 @@ class DrawnWindows:
     per_step: int
     seed: int
     footprint: Footprint | None
+    content: Content | None = None
 
     def __post_init__(self) -> None:
         least = min(min(shape) for shape in self.drawer.shapes)
@@ -90,16 +112,46 @@ class DrawnWindows:
     def _window(self, position: Position, k: int) -> DrawnTile:
         words = f"tiledseg.windows {self.seed} {position.epoch} {position.step} {k}"
         generator = random.Random(drawn_number(words, "place"))
-        ends = list(itertools.accumulate(self._areas()))
-        image = bisect.bisect_right(ends, int(generator.random() * ends[-1]))
+        place = self._place(generator)
+        image = place[0] if place else self._image(generator)
         draw = self.drawer.draw(words, image)
         view = whole(self.drawer.shapes[image]) if draw is None or draw.view is None else draw.view
-        unit = self.footprint.alignment if self.footprint else 1
-        row, col = (int(generator.random() * (-(-(size - self.side) // unit) + 1)) * unit for size in view.shape)
+        if place:
+            row, col = (self._around(at, size) for at, size in zip(view.find(*place[1:]), view.shape, strict=True))
+        else:
+            row, col = (int(generator.random() * self._starts(size)) * self._unit for size in view.shape)
         if self.footprint:
             return DrawnTile(image, window_tile(view.shape, (row, col), self.side, self.footprint, k), draw)
         seen = view.window(row, col, (self.side, self.side))
         return DrawnTile(k, 0, Draw(seen, draw.photometry if draw else None, image))
+
+    def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
+        """(image, row, col) that a window is to show, by content; None for any."""
+        content = self.content
+        if content is None:
+            return None
+        by_class = generator.random() < content.asked.balance
+        if not by_class and not content.asked.skip_empty:
+            return None
+        region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
+        row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))
+        return region.image, row, col
+
+    def _image(self, generator: random.Random) -> int:
+        ends = list(itertools.accumulate(self._areas()))
+        return bisect.bisect_right(ends, int(generator.random() * ends[-1]))
+
+    @property
+    def _unit(self) -> int:
+        return self.footprint.alignment if self.footprint else 1
+
+    def _starts(self, size: int) -> int:
+        """The places where a window may begin along a dim."""
+        return -(-(size - self.side) // self._unit) + 1
+
+    def _around(self, at: float, size: int) -> int:
+        """Where a window begins that has a place as near to its middle as can be."""
+        return max(0, min(self._starts(size) - 1, round((at - self.side / 2) / self._unit))) * self._unit
 
     def _areas(self) -> list[int]:
         return [height * width for height, width in self.drawer.shapes]

@@ -108,28 +108,35 @@ class Sampler:
         return math.ceil(sum(self.tiles_per_image) / self.tiles_per_step)
 
     def steps(self, epoch: int) -> list[Step]:
-        generator = _generator(self.seed, epoch)
+        generator = epoch_generator(self.seed, epoch)
         images = range(len(self.tiles_per_image))
         if self.tiles_per_step is None:
-            order = _shuffled(images, generator)
+            order = shuffled(images, generator)
             groups = (
                 order[start : start + self.images_per_step] for start in range(0, len(order), self.images_per_step)
             )
             return [tuple(tile for image in sorted(group) for tile in self._all_tiles(image)) for group in groups]
-        pairs = _shuffled([pair for image in images for pair in self._all_tiles(image)], generator)
+        pairs = shuffled([pair for image in images for pair in self._all_tiles(image)], generator)
         size = self.tiles_per_step
         return [tuple(sorted(pairs[start : start + size])) for start in range(0, len(pairs), size)]
 
     def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
         """The steps from `position` to the end of epoch `epochs` - 1, each with its own position: how a run resumes."""
-        for epoch in range(position.epoch, epochs):
-            first = position.step if epoch == position.epoch else 0
-            for index, step in enumerate(self.steps(epoch)):
-                if index >= first:
-                    yield Position(epoch, index), step
+        return steps_from(self.steps, position, epochs)
 
     def _all_tiles(self, image: int) -> Step:
         return tuple(TileReference(image, tile) for tile in range(self.tiles_per_image[image]))
+
+
+def steps_from(
+    steps: Callable[[int], Sequence[Step]], position: Position, epochs: int
+) -> Iterator[tuple[Position, Step]]:
+    """The `steps` of each epoch from `position` to the end of epoch `epochs` - 1."""
+    for epoch in range(position.epoch, epochs):
+        first = position.step if epoch == position.epoch else 0
+        for index, step in enumerate(steps(epoch)):
+            if index >= first:
+                yield Position(epoch, index), step
 
 
 def deal(step: Sequence[T], size: int, cost: Callable[[T], int]) -> list[tuple[T, ...]]:
@@ -176,12 +183,13 @@ def _contiguous(costs: Sequence[int], size: int, limit: int) -> list[list[int]] 
     return shares if start == len(costs) else None
 
 
-def _generator(seed: int, epoch: int) -> random.Random:
+def epoch_generator(seed: int, epoch: int) -> random.Random:
     digest = hashlib.sha256(f"tiledseg.sampling {seed} {epoch}".encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))
 
 
-def _shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
+def shuffled(items: Sequence[T], generator: random.Random) -> list[T]:
+    """Fisher-Yates, by `Random.random()` alone."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = int(generator.random() * (last + 1))

@@ -59,6 +59,11 @@ class View:
         """Whether it shows places as they are."""
         return not self.transposed and self.row == self.col == (0, 1)
 
+    def find(self, row: float, col: float) -> tuple[float, float]:
+        """Where a place of the raster stands in the view, (row, col), beyond it too."""
+        along = (row - self.row.start) / self.row.step, (col - self.col.start) / self.col.step
+        return along[::-1] if self.transposed else along
+
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
         """What it shows of a box of `shape` that begins at (row, col)."""
         along_rows, along_cols = (col, row) if self.transposed else (row, col)

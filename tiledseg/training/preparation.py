@@ -24,6 +24,7 @@ from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
 from tiledseg.planning.run.windows import Windows
 from tiledseg.raster.class_counts import median_frequency_weights
+from tiledseg.raster.content import ByContent
 from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.draws import Drawer
 from tiledseg.raster.info import RasterInfo, reference_notes
@@ -174,6 +175,8 @@ def _check_turns(asked: Augmentation, images: Sequence[RasterInfo]) -> None:
 def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
     """What a run with this configuration is told beside its plan; `judge`: of its validations."""
     data, train, run = config.data, config.train, config.run
+    asked = ByContent(train.skip_empty, train.balance_classes)
+    by_content = asked if asked.skip_empty or asked.balance else None
     return Recipe(
         config.model.name,
         Path(run.output),
@@ -188,6 +191,7 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         data.normalize is not False,
         data.normalize == IMAGENET,
         train.class_weights == MEDIAN_FREQUENCY,
+        by_content,
         train.ema,
         data.workers,
         data.prefetch,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiledseg.raster.content import ByContent
+
 
 @dataclass(frozen=True)
 class Update:
@@ -59,9 +61,9 @@ class Recipe:
     """`title`: the network's name; `seed`: of weights and dropout; `wide_sums`: gradients are summed in float64;
     `pretrained`: a file of first weights; `still_norms`: running statistics of batch norms are constants;
     `imagenet`: its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are
-    counted; `ema`: decay of the average of the weights, 0 for none; `threads` read `prefetch` tiles ahead on each
-    rank; `record`: every key of the configuration as JSON, which a checkpoint keeps. The rest as the keys of these
-    names."""
+    counted; `by_content`: tiles or windows are drawn by their labels; `ema`: decay of the average of the
+    weights, 0 for none; `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the
+    configuration as JSON, which a checkpoint keeps. The rest as the keys of these names."""
 
     title: str
     folder: Path
@@ -76,6 +78,7 @@ class Recipe:
     normalize: bool
     imagenet: bool
     counts_classes: bool
+    by_content: ByContent | None
     ema: float
     threads: int
     prefetch: int

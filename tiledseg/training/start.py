@@ -21,6 +21,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
 from tiledseg.errors import OutputError
 from tiledseg.execution.batching import batch_pixels
+from tiledseg.execution.content_survey import survey_content
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.execution.progress import Shown, StepProgress, unseen
@@ -29,8 +30,14 @@ from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
+from tiledseg.training.by_content import content_units, with_content
 from tiledseg.training.first_weights import first_weights, imagenet
-from tiledseg.training.preparation import Preparation, prepare, with_class_weights, with_counts
+from tiledseg.training.preparation import (
+    Preparation,
+    prepare,
+    with_class_weights,
+    with_counts,
+)
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
@@ -65,6 +72,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     if first is not None:
         beginning = replace(beginning, pretrained=first.origin, warnings=(*beginning.warnings, first.note))
     normalization, preparation = _looked(preparation, beginning, mesh)
+    if recipe.by_content:
+        preparation = _counted_by_place(preparation, mesh)
     with ExitStack() as stack:  # on the root: the lock is that of its process
         unlocked = mesh.on_root(lambda: stack.enter_context(hold(folder)))
         mesh.on_root(lambda: _claim(folder, text, beginning, newest))
@@ -160,6 +169,15 @@ def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, c
         if mesh.is_root:
             shown = stack.enter_context(closing(StepProgress(0, 0, preparation.recipe.verbosity))).part
         return survey(mesh, images, labels, preparation.label_map, normalize, count, shown)
+
+
+def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
+    """The preparation with steps drawn by what the labels hold: counted in each run, also in one that goes on."""
+    rasters, units = preparation.training, content_units(preparation)
+    with ExitStack() as stack:
+        labels = [stack.enter_context(rasters.open_labels(number)) for number in range(len(rasters.labels))]
+        counts = survey_content(mesh, units, labels, preparation.label_map)
+    return with_content(preparation, units, counts)
 
 
 def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) -> None:

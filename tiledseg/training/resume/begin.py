@@ -27,6 +27,8 @@ _ORDER = {  # keys by what they are among the things that the order of steps dep
     "train.window": "windows",
     "train.windows_per_step": "windows",
     "train.window_halo": "windows",
+    "train.skip_empty": "content",
+    "train.balance_classes": "content",
 }
 
 
@@ -78,7 +80,7 @@ def begin(checkpoint: Checkpoint | None, preparation: Preparation) -> Beginning:
 def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
     """What the order of the steps depends on: a run resumes in the middle of an epoch only where this is unchanged."""
     per_step, images = preparation.question.tiles_per_step, preparation.question.images_per_step
-    windows = preparation.question.windows
+    windows, content = preparation.question.windows, preparation.recipe.by_content
     return {
         "seed": preparation.recipe.seed,
         "images": list(preparation.training.images),
@@ -86,6 +88,7 @@ def sampling_fingerprint(preparation: Preparation) -> dict[str, Any]:
         "grids": [list(t.grid) for t in preparation.training.tilings] if per_step is not None and not windows else None,
         "images_per_step": images if images > 1 else None,
         "windows": asdict(windows) if windows else None,
+        "content": list(content) if content else None,
     }
 
 

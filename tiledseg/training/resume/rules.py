@@ -122,6 +122,8 @@ RULES: dict[str, Rule] = {
     "train.window": Rule(EDGE, _ORDER),
     "train.windows_per_step": Rule(EDGE, _ORDER),
     "train.window_halo": Rule(EDGE, "windows of another kind are another way to train"),
+    "train.skip_empty": Rule(EDGE, _ORDER),
+    "train.balance_classes": Rule(EDGE, _ORDER),
     "train.augment": Rule(MAY, "the pixels are others from then on, as is said"),
     "train.augment_each": Rule(MAY, "as augment"),
     "run.output": Rule(OTHER, "another folder without checkpoints starts anew; with train.resume it goes on there"),

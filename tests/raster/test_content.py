@@ -1,0 +1,157 @@
+"""What regions hold, against counts by numpy; tiles and windows that are drawn by it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.law.cases import ArrayReader
+from tiledseg.augmentation import Augmentation
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tile, make_tiling
+from tiledseg.raster.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
+from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.draws import Drawer, draw_view
+from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.sampling import Position, Sampler
+
+FOOTPRINT = Footprint(4, 8, 8)
+SHAPES = ((72, 56), (40, 48))
+CLASSES = LabelMap.from_config(4, 255)
+
+
+def labels() -> list[NDArray[np.uint8]]:
+    """Class 0 in most places, none in one corner; class 1 rare, class 2 rarer, class 3 nowhere."""
+    first, second = (np.zeros(shape, np.uint8) for shape in SHAPES)
+    first[:40, :30] = 255
+    first[60:70, 40:50] = 1
+    second[4:6, 9:11] = 2
+    return [first, second]
+
+
+def content(asked: ByContent, side: int | None = None, grid: tuple[int, int] = (5, 4)) -> Content:
+    tilings = [make_tiling(shape, grid, FOOTPRINT) for shape in SHAPES]
+    units = tile_units(tilings) if side is None else square_units(SHAPES, side)
+    counts = count_units(units, [ArrayReader(part[None]) for part in labels()], CLASSES)
+    return Content(tuple(itertools.chain.from_iterable(units)), counts, asked)
+
+
+@pytest.mark.parametrize("side", [None, 5])
+def test_each_region_is_counted_and_regions_cover_all(side: int | None) -> None:
+    found = content(ByContent(False, 0.0), side)
+    seen = [np.zeros(shape, int) for shape in SHAPES]
+    for (image, box, _), counts in zip(found.regions, found.counts, strict=True):
+        part_HW = labels()[image][box.slices]
+        assert counts.tolist() == [int((part_HW == k).sum()) for k in range(4)]
+        seen[image][box.slices] += 1
+        assert side is None or max(box.shape) <= side
+    assert all((part == 1).all() for part in seen)
+
+
+def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:
+    found = content(ByContent(True, 0.0))
+    filled = {
+        (region.image, region.tile) for region, counts in zip(found.regions, found.counts, strict=True) if counts.any()
+    }
+    assert 30 < len(filled) < 40
+    sampler = ContentSampler(Sampler((20, 20), 3, 4), found)
+    epochs = [sampler.steps(epoch) for epoch in range(2)]
+    for steps in epochs:
+        assert sorted(itertools.chain.from_iterable(steps)) == sorted(filled)
+        assert [len(step) for step in steps] == [4] * (len(filled) // 4) + [len(filled) % 4] * (len(filled) % 4 > 0)
+        assert len(steps) == sampler.steps_per_epoch
+    assert epochs[0] != epochs[1]
+    assert list(sampler.steps_from(Position(0, 3), 2)) == [
+        (Position(epoch, i), step)
+        for epoch, steps in enumerate(epochs)
+        for i, step in enumerate(steps)
+        if epoch or i >= 3
+    ]
+
+
+def test_classes_are_drawn_alike() -> None:
+    """Tiles with a rare class make its third of the draws, each by its share of the class's pixels."""
+    found = content(ByContent(False, 1.0))
+    sampler = ContentSampler(Sampler((20, 20), 0, 40), found)
+    drawn = Counter(tile for epoch in range(200) for step in sampler.steps(epoch) for tile in step)
+    total = sum(drawn.values())
+    assert total == 200 * 40
+    numbers = {(region.image, region.tile): i for i, region in enumerate(found.regions)}
+    expected = (found.counts[:, :3] / found.counts[:, :3].sum(0)).mean(1)
+    for tile, number in numbers.items():
+        assert drawn[tile] / total == pytest.approx(expected[number], abs=0.012)
+    half = ContentSampler(Sampler((20, 20), 0, 40), content(ByContent(False, 0.5)))
+    drawn = Counter(tile for epoch in range(200) for step in half.steps(epoch) for tile in step)
+    for tile, number in numbers.items():
+        assert drawn[tile] / total == pytest.approx((expected[number] + 1 / 40) / 2, abs=0.012)
+
+
+def test_a_changed_raster_shows_the_drawn_place() -> None:
+    """Of each tile that is drawn the centre lies in the tile that is read, and all are read, once each."""
+    found = content(ByContent(False, 0.0), grid=(3, 3))
+    tilings = tuple(make_tiling(shape, (3, 3), FOOTPRINT) for shape in SHAPES)
+    drawer = Drawer(Augmentation(reflect=(True, True), turn=180), SHAPES, 1)
+    steps = DrawnTiles(ContentSampler(Sampler((9, 9), 0, 18), found), drawer, "image", tilings)
+    moved = 0
+    for _, step in steps.steps_from(Position(0, 0), 6):
+        assert sorted((image, tile) for image, tile, _ in step) == [(i, t) for i in range(2) for t in range(9)]
+        for _, tile, draw in step:
+            assert isinstance(tile, int)
+            moved += draw is not None and draw.view is not None
+    assert moved > 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_place_is_found_again_in_a_view(seed: int) -> None:
+    asked = Augmentation(reflect=(True, True), turn=90, translate=9, scale=(0.6, 1.5))
+    view = draw_view(asked, str(seed), SHAPES[0])
+    at = view.find(20.0, 31.5)
+    along = at[::-1] if view.transposed else at
+    assert view.row.start + view.row.step * along[0] == pytest.approx(20.0)
+    assert view.col.start + view.col.step * along[1] == pytest.approx(31.5)
+
+
+@pytest.mark.parametrize("footprint", [None, FOOTPRINT])
+@pytest.mark.parametrize("changes", [Augmentation(), Augmentation(reflect=(True, True), turn=90)])
+def test_windows_are_drawn_by_class_and_not_where_nothing_is(
+    changes: Augmentation, footprint: Footprint | None
+) -> None:
+    side, shown = 24, Counter[int]()
+    drawer = Drawer(changes, SHAPES, 1)
+    sampler = DrawnWindows(drawer, side, 5, 0, footprint, content(ByContent(True, 0.75), side // 3))
+    steps = 200
+    for number in range(steps):
+        for image, tile, draw in sampler.step(Position(0, number)):
+            source = draw.source if draw is not None and draw.source is not None else image
+            part_HW = labels()[source]
+            if draw is not None and draw.view is not None:
+                rows, cols = (
+                    (line.start + line.step * np.arange(size)).astype(int)
+                    for line, size in zip(
+                        (draw.view.row, draw.view.col),
+                        draw.view.shape[:: -1 if draw.view.transposed else 1],
+                        strict=True,
+                    )
+                )
+                part_HW = part_HW[np.ix_(rows, cols)]
+                part_HW = part_HW.T if draw.view.transposed else part_HW
+            if isinstance(tile, Tile):
+                part_HW = part_HW[tile.core.slices]
+            assert part_HW.shape == (side, side)
+            assert (part_HW != 255).any()
+            shown.update(set(part_HW.ravel().tolist()))
+    # A third of three quarters for each of three classes, and those that come along.
+    for k in range(3):
+        assert shown[k] / (5 * steps) > 0.25 - 0.05
+
+
+def test_nothing_to_draw_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tiles_per_step is 39, but train.skip_empty leaves \d+ of 40 tiles"):
+        ContentSampler(Sampler((20, 20), 3, 39), content(ByContent(True, 0.0)))
+    with pytest.raises(ConfigError, match=r"no training label is in a class"):
+        Content((), np.zeros((0, 4), np.int64), ByContent(True, 0.0))
