@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
 from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
 from tiledseg.geometry.resampling import (
@@ -17,6 +17,7 @@ from tiledseg.geometry.resampling import (
     MaxPool,
     MaxUnpool,
     PixelShuffle,
+    PixelUnshuffle,
     Upsample,
 )
 
@@ -45,6 +46,7 @@ class EveryLayer(_Described):
 
     def graph(self) -> Graph:
         mean: Layer = ImageMean() if self.whole else Mark()
+        most: Layer = ImageMax() if self.whole else Mark()
         return Graph(
             (
                 Node("stem", Convolution(4, 3, padding=1, bias=not self.whole)),  # a norm has its own shift
@@ -66,6 +68,8 @@ class EveryLayer(_Described):
                 Node("smooth", Upsample("bilinear"), ("deep",)),  # to the size of the sum
                 Node("aligned", AlignedUpsample(), ("deep",)),
                 Node("mean", mean, ("sum",)),
+                Node("most", most, ("sum",)),
+                Node("both", Add(), ("mean", "most")),
                 Node("context", Convolution(2, 1)),
                 Node("three", Concatenate((0, 0, 0, 0, 0)), ("up", "sum", "smooth", "aligned", "context")),
                 Node("narrow", Convolution(4, 1)),
@@ -93,6 +97,7 @@ class ForeignLayers(_Described):
 
     def graph(self) -> Graph:
         x, mean = Slot(0), ImageMean() if self.whole else Mark()
+        most = ImageMax(even=True) if self.whole else Mark()
         none = Border(0, 0)
         gate: Layer = OfOnePixel(6, 42) if self.whole else Convolution(6, 1)
         return Graph(
@@ -105,12 +110,16 @@ class ForeignLayers(_Described):
                     Pixelwise("layer_norm", (x, (6,), Slot(0, True)), 6, (), (CHANNELS_LAST,), CHANNELS_LAST, ((6,),)),
                 ),
                 Node("shuffled", Pixelwise("mul", (x, 0.5), 6, (), (SHUFFLED,))),
-                Node("some", Pixelwise("narrow", (x, 1, 2, 4), 4), ("shuffled",)),
+                Node("unshuffled", PixelUnshuffle()),
+                Node("shuffled again", PixelShuffle()),
+                Node("some", Pixelwise("narrow", (x, 1, 2, 4), 4), ("shuffled again",)),
                 Node("padded", Border(1, 2), cols=Border(2, 0)),
                 Node("valid", Convolution(6, 4, across=3), cols=Convolution(6, 3, across=4)),
                 Node("ones", Border(2, 2, 1.0), cols=Border(1, 1, 1.0)),
                 Node("cropped", Border(-2, -2), cols=Border(-1, -1)),
                 Node("mean", mean),
+                Node("most", most, ("cropped",)),
+                Node("either", Add(), ("mean", "most")),
                 Node("gate", gate),
                 Node(
                     "gated",

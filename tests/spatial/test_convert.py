@@ -53,7 +53,7 @@ REFUSED = {
     "fixed size": (nn.Upsample(size=(8, 8)), "give a scale_factor"),
     "fraction": (nn.Upsample(scale_factor=1.5), "only whole factors"),
     "fraction of one dim": (nn.Upsample(scale_factor=(2.0, 0.5)), "only whole factors"),
-    "bicubic": (nn.Upsample(scale_factor=2, mode="bicubic"), "give nearest or bilinear"),
+    "linear": (nn.Upsample(scale_factor=2, mode="linear"), "give nearest, bilinear or bicubic"),
     "instances tracked": (nn.InstanceNorm2d(4, track_running_stats=True), "track_running_stats=False"),
     "softmax": (nn.Softmax2d(), "is not known"),
     "local response": (nn.LocalResponseNorm(2), "is not known"),

@@ -24,6 +24,7 @@ from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.models.aligned import AlignedUpsample
 from tiledseg.models.border import Border
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.maximum import WholeImageMax
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import How, Sharing, measure, normalise
@@ -127,6 +128,9 @@ LAYERS = {
     "bilinear 3": nn.Upsample(scale_factor=3, mode="bilinear", align_corners=False),
     "corners aligned 2, 3": AlignedUpsample((2, 3)),
     "corners aligned 8, 1": AlignedUpsample((8, 1)),
+    "bicubic 2, 3": nn.Upsample(scale_factor=(2, 3), mode="bicubic"),
+    "maximum": WholeImageMax(),
+    "maximum, shared": WholeImageMax(even=True),
     "reflected": Border(rows=Around(3, 1, mode="reflect"), cols=Around(0, 5, mode="reflect")),
     "replicated": Border(rows=Around(3, 1, mode="replicate"), cols=Around(0, 5, mode="replicate")),
 }
@@ -139,13 +143,20 @@ def test_layers_on_every_mesh(opened_mpi: OpenAxes, name: str) -> None:
         check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 11, 13), 5), overlap=True)
 
 
+def test_blocks_of_pixels_become_channels(opened_mpi: OpenAxes) -> None:
+    check_everywhere(opened_mpi, nn.PixelUnshuffle(2), image((2, 2, 12, 16), 5))
+
+
 @pytest.mark.nine
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_in_float32(opened_mpi: OpenAxes, name: str) -> None:
     check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 14, 13), 5), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", ["max pool 2", "max pool 3, overlapping, padded", "max pool, dilated"])
+MAXIMA = ["max pool 2", "max pool 3, overlapping, padded", "max pool, dilated", "maximum", "maximum, shared"]
+
+
+@pytest.mark.parametrize("name", MAXIMA)
 @pytest.mark.parametrize("kind", ["ties", "negative"])
 def test_max_pooling_takes_the_first_of_equals_and_never_its_padding(
     opened_mpi: OpenAxes, name: str, kind: str

@@ -168,7 +168,70 @@ class Mirrored(nn.Module):
         return x + functional.pad(y, (3, 0, 0, 2), mode="replicate")[:, :, 2:, :-3]
 
 
+class Parsing(nn.Module):
+    """Means over grids of parts of the image, of which 1 x 1 convolutions and norms make features, beside these."""
+
+    def __init__(self, channels: int, norm: type[nn.Module] | None = None, aligned: bool = True) -> None:
+        super().__init__()
+        self.aligned = aligned
+        self.branches = nn.ModuleList(
+            nn.Sequential(
+                nn.AdaptiveAvgPool2d(bins),
+                nn.Conv2d(channels, 4, 1, bias=False),
+                nn.GroupNorm(2, 4) if norm is None else norm(4),
+                nn.ReLU(inplace=True),
+            )
+            for bins in (1, 2, (3, 5))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.size()[2:]
+        found = [functional.interpolate(b(x), size, mode="bilinear", align_corners=self.aligned) for b in self.branches]
+        return torch.cat([x, *found], dim=1)
+
+
+class Attending(nn.Module):
+    """Gates of channels by the mean and maximum of the image, of pixels by those of the channels; and the share that a
+    channel has in all, by its length over the image."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.shared = nn.Sequential(nn.Flatten(), nn.Linear(channels, 3), nn.ReLU(), nn.Linear(3, channels))
+        self.along = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.mix = nn.Parameter(torch.rand(channels, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        most = functional.max_pool2d(x, (x.size(2), x.size(3)), stride=(x.size(2), x.size(3)))
+        gate = self.shared(functional.adaptive_avg_pool2d(x, 1)) + self.shared(most)
+        x = x * torch.sigmoid(gate).unsqueeze(2).unsqueeze(3).expand_as(x)
+        both = torch.cat((torch.max(x, 1)[0].unsqueeze(1), torch.mean(x, 1).unsqueeze(1)), dim=1)
+        x = x * torch.sigmoid(both.sum(1, keepdim=True))
+        line = self.along(functional.adaptive_max_pool2d(x, 1).squeeze(-1).transpose(-1, -2))
+        x = torch.einsum("bchw,oc->bohw", x * line.transpose(-1, -2).unsqueeze(-1), self.mix)
+        length = torch.norm(x, p=2, dim=(2, 3), keepdim=True)
+        return x * length / (length.mean(1, keepdim=True) + 1e-6) + x.amax((2, 3), keepdim=True)
+
+
+class Spacious(nn.Module):
+    """Pixels that become channels, padded by tensors of zeros, and back; bicubic resizing, sizes that are told."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fine = nn.Conv2d(4 * channels + 2, 4 * channels, 3, padding=1)
+        self.back = nn.ConvTranspose2d(channels, channels, 3, 2, 1, groups=2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.pixel_unshuffle(x, 2)
+        batch, _, height, width = y.shape
+        y = functional.pixel_shuffle(self.fine(torch.cat([y, torch.zeros(batch, 2, height, width)], dim=1)), 2)
+        z = self.back(functional.avg_pool2d(x, 2), output_size=x.size())
+        return y + z + functional.interpolate(functional.avg_pool2d(x, 4), scale_factor=4, mode="bicubic")
+
+
 STYLES = {
     style.__name__: style
-    for style in (ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored)
+    for style in (
+        *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
+        *(Parsing, Attending, Spacious),
+    )
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layer import Layer, Shape
 
 MIRRORED = ("reflect", "replicate")
 
@@ -68,6 +68,10 @@ class Border(Layer):
     @property
     def gradient(self) -> str:
         return "new" if self.mode in MIRRORED else "parts"
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        """torch's kernels make it in an order of their own first."""
+        return 2 * input_bytes if self.mode in MIRRORED else input_bytes
 
     @property
     def returns_view(self) -> bool:

@@ -95,7 +95,9 @@ def equal_channels(*channels: int) -> int:
 
 @dataclass(frozen=True)
 class ImageMean(Layer):
-    """Of each channel the mean over the whole image, in every pixel."""
+    """Of each channel the mean over the whole image, or, `total`, the sum, in every pixel."""
+
+    total: bool = False
 
     @property
     def statistics(self) -> str | None:
@@ -104,12 +106,37 @@ class ImageMean(Layer):
     def in_words(self, module: str | None) -> str:
         return f"{'the network' if module is None else repr(module)} takes the mean of an image"
 
-    def statistic_sets(self, channels: int) -> int:
-        return channels
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Sums and a count; backward sums."""
+        return channels + 1, channels
 
     @property
-    def moments(self) -> int:
-        return 1
+    def protects_output(self) -> bool:
+        return True  # all its pixels are one in memory
+
+
+@dataclass(frozen=True)
+class ImageMax(Layer):
+    """Of each channel the maximum over the whole image, in every pixel. Its gradient goes to the first of equal ones,
+    or, `even`, to all of them."""
+
+    even: bool = False
+
+    @property
+    def statistics(self) -> str | None:
+        return "image"
+
+    @property
+    def in_words(self) -> str:
+        return "the network takes the maximum of an image"
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Maxima, and their places or numbers, in a slot of each rank; backward sums."""
+        return 2 * channels * ranks, channels
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,) if self.even else ()
 
     @property
     def protects_output(self) -> bool:

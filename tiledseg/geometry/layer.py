@@ -138,14 +138,9 @@ class Layer:
         """What takes statistics, for the user: `module` of somebody's network, or (None) what a key of ours names."""
         return f"{module or 'the network'} takes statistics"
 
-    def statistic_sets(self, channels: int) -> int:
-        """Sets of values that have statistics of their own, of an image or a batch."""
-        return 0
-
-    @property
-    def moments(self) -> int:
-        """Statistics of each set, all-reduced where ranks share an image, forward and backward."""
-        return 0
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Values that each of the ranks that share an image gives to an all-reduce, forward and backward."""
+        return 0, 0
 
     # Autograd.
 
@@ -262,9 +257,10 @@ class Norm(Layer):
     def statistic_sets(self, channels: int) -> int:
         return self.groups if self.kind == "group" else channels
 
-    @property
-    def moments(self) -> int:
-        return 2 if self.statistics else 0
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Count, means and variances, in a slot of each rank; backward gradients of mean and deviation."""
+        sets = self.statistic_sets(channels)
+        return ((1 + 2 * sets) * ranks, 2 * sets) if self.statistics else (0, 0)
 
     @property
     def hands_on(self) -> bool:

@@ -137,7 +137,7 @@ class MaxUnpool(Enlarging):
 
 @dataclass(frozen=True)
 class Upsample(Enlarging):
-    """Upsampling by `factor`: `nearest`, or `bilinear` with pixel centres aligned (align_corners=False)."""
+    """Upsampling by `factor`: `nearest`; `bilinear`, of two pixels a dim, or `bicubic`, of four; not align_corners."""
 
     mode: str = "nearest"
     factor: int = 2
@@ -149,7 +149,8 @@ class Upsample(Enlarging):
     def required_input(self, out: Interval, index: int = 0) -> Interval:
         if self.mode == "nearest":
             return super().required_input(out)
-        return Interval(self._lower(out.start), self._lower(out.stop - 1) + 2)
+        more = 1 if self.mode == "bicubic" else 0
+        return Interval(self._lower(out.start) - more, self._lower(out.stop - 1) + 2 + more)
 
     def _lower(self, position: int) -> int:
         """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
@@ -203,3 +204,27 @@ class PixelShuffle(Enlarging):
         if channels % self.factor**2:
             raise GeometryError(f"it shuffles {channels} channels; give a multiple of {self.factor**2}")
         return channels // self.factor**2
+
+
+@dataclass(frozen=True)
+class PixelUnshuffle(Layer):
+    """`factor` x `factor` pixels of a channel become channels of one pixel, row by row: space to depth."""
+
+    factor: int = 2
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start * self.factor, out.stop * self.factor)
+
+    def output_size(self, size: int, *others: int) -> int:
+        if size % self.factor:
+            raise GeometryError(f"it makes channels of blocks of {self.factor} of {size} pixels; give a multiple")
+        return size // self.factor
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return -(-edge // self.factor)
+
+    def fits_edge(self, *edges: int) -> bool:
+        return edges[0] % self.factor == 0
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return channels * self.factor**2

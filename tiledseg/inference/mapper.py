@@ -93,7 +93,7 @@ def module_mapper(
     Raises ConfigError that lists every place of it that tiles would change, or where its first output is no scores of
     2 to 255 classes, of `classes` where that is given.
     """
-    network = module if isinstance(module, GraphNetwork) else trace(copy.deepcopy(module), bands)
+    network = module if isinstance(module, GraphNetwork) else trace(copy.deepcopy(module).eval(), bands)
     found = tensor_channels(network.graph, bands)[network.graph.results[0]]
     name = type(module).__name__
     if classes is not None and classes != found:
@@ -114,7 +114,7 @@ def weights_mapper(
     safetensors). Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
 
     def build() -> GraphNetwork:
-        modules = network_modules(network)
+        modules = network_modules(network, trains=False)
         _fill(modules, path)
         return modules.eval()
 

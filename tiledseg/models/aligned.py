@@ -45,7 +45,7 @@ class AlignedUpsample(BlockModule):
 
     def on_tile(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         taps = (dim_taps(dim.read, dim.given, dim.sizes) for dim in (place.row, place.col))
-        result: torch.Tensor = _Resampled.apply(x_BCHW, *taps)
+        result: torch.Tensor = Resampled.apply(x_BCHW, *taps)
         return result
 
     def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
@@ -72,12 +72,16 @@ class DimTaps(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int]) -> DimTaps:
-    """For the outputs `given` from the inputs `read`, of `sizes` in all. Outputs in a tile's halo that need inputs
-    beyond `read` take its last one: nobody looks at them."""
+def dim_taps(read: Interval, given: Interval, sizes: tuple[int, int], aligned: bool = True) -> DimTaps:
+    """For the outputs `given` from the inputs `read`, of `sizes` in all, with the corners' centres `aligned`, or the
+    corners themselves. Outputs in a tile's halo that need inputs beyond `read` take its last one: nobody looks at them.
+    """
     inputs, outputs = sizes
-    steps = max(outputs - 1, 1)
-    at = torch.arange(given.start, given.stop, dtype=torch.int64) * (inputs - 1)
+    at = torch.arange(given.start, given.stop, dtype=torch.int64)
+    if aligned:
+        at, steps = at * (inputs - 1), max(outputs - 1, 1)
+    else:
+        at, steps = ((2 * at + 1) * inputs - outputs).clamp(min=0), 2 * outputs
     lower, rest = at // steps, at % steps
     share = rest.double() / steps
     places = torch.stack([lower, lower + 1], dim=1).sub(read.start).clamp(0, read.size - 1)
@@ -99,7 +103,9 @@ def _adjoint(taps: Taps, inputs: int) -> Taps:
     return Taps(places, weights)
 
 
-class _Resampled(torch.autograd.Function):
+class Resampled(torch.autograd.Function):
+    """Sums along rows and columns by taps."""
+
     @staticmethod
     def forward(ctx: Any, x_BCHW: torch.Tensor, rows: DimTaps, cols: DimTaps) -> torch.Tensor:
         ctx.rows, ctx.cols = rows, cols

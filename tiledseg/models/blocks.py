@@ -13,7 +13,7 @@ from torch import nn
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import Node
-from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
 from tiledseg.geometry.pixelwise import OfOnePixel, Pixelwise
 from tiledseg.geometry.resampling import (
@@ -23,11 +23,13 @@ from tiledseg.geometry.resampling import (
     MaxPool,
     MaxUnpool,
     PixelShuffle,
+    PixelUnshuffle,
     Upsample,
 )
 from tiledseg.models import aligned, border, joins, pooling, upsample
 from tiledseg.models.convolution import FilterBank, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.maximum import WholeImageMax
 from tiledseg.models.mean import WholeImageMean
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.pixelwise import OnePixel, PixelFunction
@@ -92,6 +94,7 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Upsample: _upsample,
     AlignedUpsample: lambda at: aligned.AlignedUpsample((at.layer.factor, at.cols.factor)),
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
+    PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
     Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
@@ -100,7 +103,8 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Concatenate: lambda at: joins.Concatenate(at.layer.crops),
     Add: lambda at: joins.Add(at.layer.crops),
     Multiply: lambda at: joins.Multiply(at.layer.crops),
-    ImageMean: lambda at: WholeImageMean(),
+    ImageMean: lambda at: WholeImageMean(at.layer.total),
+    ImageMax: lambda at: WholeImageMax(at.layer.even),
     Border: lambda at: border.Border(at.layer, at.cols),
     Pixelwise: lambda at: PixelFunction(at.layer),
     OfOnePixel: lambda at: OnePixel(nn.Conv2d(at.channels[0], at.layer.out_channels, 1), at.layer),

@@ -34,7 +34,7 @@ def upsample(x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
     if takes_own_adjoint(mode, factors, x_BCHW.device.type, deterministic):
         doubled: torch.Tensor = BilinearDoubling.apply(x_BCHW)
         return doubled
-    align = False if mode == "bilinear" else None
+    align = False if mode in ("bilinear", "bicubic") else None
     scale = float(factors[0]), float(factors[1])
     return functional.interpolate(x_BCHW, scale_factor=scale, mode=mode, align_corners=align)
 

@@ -130,13 +130,12 @@ def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
     """The all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
 
     Of a norm each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and
-    of the deviation, which are summed (`models.normalise`). Of a mean: sums and a count, and backward sums.
+    of the deviation, which are summed (`models.normalise`). Others say what they give themselves.
     """
     channels = tensor_channels(graph, bands)
     calls, forward, backward = 0, 0, 0
     for layer, sources in zip(graph.layers, graph.sources, strict=True):
         if layer.statistics and ranks > 1:
-            sets = layer.statistic_sets(channels[sources[0]])
-            calls, backward = calls + 1, backward + layer.moments * sets
-            forward += (1 + layer.moments * sets) * (ranks if layer.moments > 1 else 1)
+            values = layer.shared_values(channels[sources[0]], ranks)
+            calls, forward, backward = calls + 1, forward + values[0], backward + values[1]
     return Traffic(Sent(calls, forward * STATISTIC_BYTES), Sent(calls, backward * STATISTIC_BYTES))

@@ -28,7 +28,7 @@ from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvoluti
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
-from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialUpsample
+from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
 ZERO_AT_ZERO = (
@@ -95,6 +95,7 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     nn.MaxPool2d: SpatialMaxPool,
     nn.AvgPool2d: SpatialAveragePool,
     nn.PixelShuffle: SpatialPixelShuffle,
+    nn.PixelUnshuffle: SpatialPixelUnshuffle,
     **dict.fromkeys((nn.Upsample, Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), SpatialUpsample),
     **dict.fromkeys(POINTWISE, Pointwise),
 }

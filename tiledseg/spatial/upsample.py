@@ -1,6 +1,6 @@
-"""Upsampling of a rank's block: nearest is local, bilinear needs one coarse pixel of its neighbours.
+"""Upsampling of a rank's block: nearest is local, bilinear needs one coarse pixel of its neighbours, bicubic two.
 
-Bilinear with align_corners=True places its samples by the size of the whole image and is refused.
+With align_corners=True samples are placed by the size of the whole image: `models.aligned` does that.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.resampling import PixelShuffle, Upsample
+from tiledseg.geometry.resampling import PixelShuffle, PixelUnshuffle, Upsample
 from tiledseg.models.block import Place
 from tiledseg.models.upsample import upsample
 from tiledseg.spatial.place import SpatialLayer
 
 
 class SpatialUpsample(SpatialLayer):
-    """Upsampling by whole factors: nearest, or bilinear with align_corners=False."""
+    """Upsampling by whole factors: nearest, or bilinear or bicubic with align_corners=False."""
 
     fill = 0.0  # never read: at the image's ends the interpolation repeats the last pixel itself
 
@@ -29,8 +29,8 @@ class SpatialUpsample(SpatialLayer):
         pair = (factors, factors) if isinstance(factors, int | float) else (factors[0], factors[1])
         if any(f != int(f) or f < 1 for f in pair):
             raise ConfigError(f"layer '{name}' upsamples by {factors}; only whole factors fall on the ranks' edges")
-        if module.mode not in ("nearest", "nearest-exact", "bilinear"):
-            raise ConfigError(f"layer '{name}' upsamples '{module.mode}'; give nearest or bilinear")
+        if module.mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+            raise ConfigError(f"layer '{name}' upsamples '{module.mode}'; give nearest, bilinear or bicubic")
         if module.align_corners:
             raise ConfigError(
                 f"layer '{name}' upsamples with align_corners=True, whose weights depend on the whole image's size; "
@@ -38,7 +38,7 @@ class SpatialUpsample(SpatialLayer):
             )
         self.factors = int(pair[0]), int(pair[1])
         self.mode = module.mode
-        kind = "bilinear" if module.mode == "bilinear" else "nearest"
+        kind = module.mode.removesuffix("-exact")
         self.descriptions = (
             Upsample(kind, self.factors[0]),
             Upsample(kind, self.factors[1]),
@@ -47,6 +47,18 @@ class SpatialUpsample(SpatialLayer):
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         y_BCHW = upsample(x_BCHW, self.factors, self.mode)
         return place.crop_given(y_BCHW, self.factors)
+
+
+class SpatialPixelUnshuffle(SpatialLayer):
+    """Each block of pixels becomes channels: a rank reads the blocks of what it gives."""
+
+    def __init__(self, name: str, module: nn.PixelUnshuffle) -> None:
+        self._module = module
+        self.descriptions = PixelUnshuffle(module.downscale_factor), PixelUnshuffle(module.downscale_factor)
+
+    def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self._module(x_BCHW)
+        return result
 
 
 class SpatialPixelShuffle(SpatialLayer):

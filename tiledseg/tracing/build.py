@@ -29,13 +29,16 @@ def known(network: Network) -> Network:
     return network.traced(network_modules(network).graph) if isinstance(network, ForeignNetwork) else network
 
 
-def network_modules(network: Network, seed: int | None = None) -> GraphNetwork:
-    """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`."""
+def network_modules(network: Network, seed: int | None = None, trains: bool = True) -> GraphNetwork:
+    """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
+
+    `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training.
+    """
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
     from tiledseg.tracing.trace import trace  # here: networks of our own start without it
 
-    modules = trace(_built(network, 0 if seed is None else seed), network.bands)
+    modules = trace(_built(network, 0 if seed is None else seed).train(trains), network.bands)
     graph = modules.graph
     if len(graph.results) > 1:
         raise ConfigError(f"{network.build} gives {len(graph.results)} outputs; return the scores of the classes alone")

@@ -19,14 +19,17 @@ from tiledseg.tracing.lowering import (
     WHOLE,
     RefusalError,
     Step,
+    UnknownError,
     Value,
-    channel_dims,
-    pixelwise,
-    without,
 )
+from tiledseg.tracing.mixing import MIXING, called
 from tiledseg.tracing.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
-from tiledseg.tracing.spaces import SPACES, mirroring, right
+from tiledseg.tracing.pixelwise import channel_dims, pixelwise, without
+from tiledseg.tracing.resizing import RESIZING
 from tiledseg.tracing.views import VIEWS
+from tiledseg.tracing.weighted import WEIGHTED, mirroring, of_size, right
+from tiledseg.tracing.whole_image import WHOLE_IMAGE
+from tiledseg.tracing.windows import WINDOWS
 
 Handler = Callable[[Step], list[Value]]
 
@@ -87,10 +90,14 @@ def _same(step: Step) -> list[Value]:
 
 
 def _cat(step: Step) -> list[Value]:
-    inputs = step.argument(0, "tensors")
+    inputs, others = step.arguments(0, "tensors")
     dim = step.argument(1, "dim", 0)
     if not all(isinstance(value, Value) for value in inputs):
-        return _with_constants(step, inputs, dim)
+        return _with_constants(step, inputs, others, dim)
+    if any(value.node is None for value in inputs):
+        raise UnknownError
+    if all(value.layout.dims[dim] == () and value.layout == inputs[0].layout for value in inputs):
+        return _stacked(step, inputs, inputs[0].layout, dim % len(inputs[0].shape))
     if {number for value in inputs for number in channel_dims(value, dim)} and all(map(_is_whole, inputs)):
         if len(inputs) == 1:
             return [step.made(inputs[0].node)]
@@ -102,10 +109,10 @@ def _cat(step: Step) -> list[Value]:
     )
 
 
-def _with_constants(step: Step, inputs: Sequence[Any], dim: int) -> list[Value]:
-    """A tensor with channels of one number before and after it."""
+def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
+    """A tensor with channels of one number before and after it, of whatever size."""
     places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
-    constants = [value.tensor for value in inputs if not isinstance(value, Value)]
+    constants = [value.tensor for value in (*inputs, *others) if not isinstance(value, Value)]
     numbers = {number for tensor in constants for number in tensor.unique().tolist()}
     named = any(value.name or value.weights for value in inputs if not isinstance(value, Value))
     if len(places) > 1 or not _is_whole(inputs[places[0]]) or dim != 1 or len(numbers) > 1 or named:
@@ -122,13 +129,22 @@ def _with_constants(step: Step, inputs: Sequence[Any], dim: int) -> list[Value]:
 def _stack(step: Step) -> list[Value]:
     """Channels of each tensor after those of the one before, with a dim of their own for the tensors."""
     inputs, dim = step.argument(0, "tensors"), step.argument(1, "dim", 0)
-    if not all(_is_whole(value) for value in inputs):
-        raise RefusalError("stacks tensors that are no images; stack images")
+    if not all(isinstance(value, Value) and value.layout == inputs[0].layout for value in inputs):
+        raise RefusalError("stacks tensors of different layouts, or that do not depend on the input; stack images")
+    layout, at = inputs[0].layout, dim % (len(inputs[0].shape) + 1)
+    return _stacked(step, inputs, replace(layout, dims=(*layout.dims[:at], (), *layout.dims[at:])), at)
+
+
+def _stacked(step: Step, inputs: Sequence[Value], layout: Layout, dim: int) -> list[Value]:
+    """Tensors one after the other along a dim of size 1 of theirs: `layout` is each one's."""
+    if layout.channels or ("C0",) not in layout.dims:
+        raise RefusalError("joins tensors whose channels are split, or none; join images")
     crops = (0,) * len(inputs)
     node = step.lowering.add(step, "stack", Concatenate(crops), joins.Concatenate(crops), inputs)
-    dims = [("B",), ("C1",), ("H",), ("W",)]
-    dims.insert(dim % 5, ("C0",))
-    return [step.made(node, Layout(tuple(dims), (len(inputs), inputs[0].shape[1])))]
+    dims = [tuple("C1" if atom == "C0" else atom for atom in each) for each in layout.dims]
+    dims[dim] = ("C0",)
+    single = step.call.shapes[0][layout.dims.index(("C0",))]
+    return [step.made(node, replace(layout, dims=tuple(dims), channels=(len(inputs), single)))]
 
 
 def _along_channels(step: Step) -> list[Value]:
@@ -139,19 +155,7 @@ def _along_channels(step: Step) -> list[Value]:
     if dim is None:
         raise RefusalError("is given no dim; say dim=1")
     channel_dims(value, dim)
-    return _called(step, name)
-
-
-def _shuffled(step: Step) -> list[Value]:
-    step.full(0, "self")
-    return _called(step, "channel_shuffle")
-
-
-def _called(step: Step, name: str, layout: Layout | None = None) -> list[Value]:
-    """The call as it was made, by a node of single pixels."""
-    arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
-    keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords}
-    return pixelwise(step, step.as_called(name), arguments, keywords, layout, broadcasts=False)
+    return called(step, name)
 
 
 def _parts(step: Step) -> list[Value]:
@@ -179,17 +183,11 @@ def _one(step: Step, part: int) -> Step:
     return Step(one, other, step.lowering)
 
 
-def _linear(step: Step) -> list[Value]:
-    value = step.value()
-    channel_dims(value, -1)
-    return _called(step, "linear", without(value.layout, (len(value.shape) - 1,), True))
-
-
 def _layer_norm(step: Step) -> list[Value]:
     value = step.value()
     normalized = step.argument(1, "normalized_shape")
     channel_dims(value, tuple(range(-len(tuple(normalized)), 0)))
-    return _called(step, "layer_norm")
+    return called(step, "layer_norm")
 
 
 def _dropout(step: Step) -> list[Value]:
@@ -217,18 +215,24 @@ def unit(step: Step) -> list[Value]:
     value = step.value()
     if type(module) not in POINTWISE:
         step.full()
+    if isinstance(module, nn.ConvTranspose2d):
+        module = of_size(step, module, value)
+    elif len(step.call.arguments) + len(step.call.keywords) > 1:
+        raise RefusalError("is given more than a tensor; give it what else it needs when it is made")
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
         module, value = mirroring(step, module, value)
     return [step.made(step.lowering.add_module(step, right(module), value), value.layout)]
 
 
 HANDLERS: dict[str, Handler] = {
-    **SPACES,
+    **RESIZING,
+    **WHOLE_IMAGE,
+    **WINDOWS,
+    **WEIGHTED,
     **VIEWS,
+    **MIXING,
     "cat": _cat,
     "stack": _stack,
-    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), _shuffled),
-    "linear": _linear,
     "layer_norm": _layer_norm,
     **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(ALONG_CHANNELS, _along_channels),

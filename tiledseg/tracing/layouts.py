@@ -69,7 +69,15 @@ def reshaped(layout: Layout, sizes: dict[str, int], shape: Sequence[int]) -> Lay
     for atom, own in atoms:  # a single channel, wherever there is room
         free = next((dim for dim, size in zip(dims, shape, strict=True) if size == 1 and not dim), [])
         free.append((atom, own))
-    return _renamed(layout, dims, sizes)
+    return with_channels(_renamed(layout, dims, sizes))
+
+
+def with_channels(layout: Layout) -> Layout:
+    """Where all channels have been reduced to one, the first dim of size 1 is that one's."""
+    if layout.one_pixel or any(atom.startswith("C") for dim in layout.dims for atom in dim) or () not in layout.dims:
+        return layout
+    at = layout.dims.index(())
+    return replace(layout, dims=(*layout.dims[:at], ("C0",), *layout.dims[at + 1 :]))
 
 
 def _renamed(layout: Layout, dims: list[list[tuple[str, int]]], sizes: dict[str, int]) -> Layout:

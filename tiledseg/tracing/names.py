@@ -69,6 +69,39 @@ ELEMENTWISE = frozenset(
         "tanhshrink",
         "threshold",
         "where",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "masked_fill",
+        "nan_to_num",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "frac",
+        "fmod",
+        "remainder",
+        "logit",
+        "erfc",
+        "sinh",
+        "cosh",
+        "tan",
+        "asin",
+        "acos",
+        "atan2",
+        "asinh",
+        "logaddexp",
+        "hypot",
+        "xlogy",
+        "isnan",
+        "isfinite",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_not",
+        "copysign",
+        "positive",
+        "sgn",
     ]
 )
 RENAMED = {
@@ -109,6 +142,26 @@ SAME = frozenset(
         "cuda",
     ]
 )
+UNKNOWN = "is not known to give the same on a part of the image as on all of it; use a function that is"
+_ALL_PIXELS = (
+    "lets every pixel see every other, of which a tile has a part only; use convolutions, or gates of channels"
+)
+_COUNTED = "draws numbers by the order of calls, which tiles change; use Dropout2d"
+# Why a function that has no handler cannot be exact.
+REASONS = {
+    **dict.fromkeys(("bmm", "scaled_dot_product_attention", "multi_head_attention_forward", "baddbmm"), _ALL_PIXELS),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "bernoulli_", "rrelu"), _COUNTED),
+    **dict.fromkeys(("unfold", "fold"), "makes pixels and their neighbours one dim; use convolutions"),
+    **dict.fromkeys(
+        ("grid_sample", "gather", "index_select", "take_along_dim"),
+        "reads pixels at places that are computed, which may lie outside a tile; resize or crop by fixed numbers",
+    ),
+    "roll": "moves pixels round the image's end, which a tile has not; pad and crop",
+    **dict.fromkeys(
+        ("topk", "kthvalue", "median", "quantile", "unique", "histc"),
+        "sorts values of the whole image, or may; take means and maxima",
+    ),
+}
 PARTS = frozenset(["chunk", "split", "tensor_split"])
 
 

@@ -125,6 +125,11 @@ class Recorder(TorchFunctionMode):
                 f"{self._owners[-1] or 'the module'} at {calling_line()}: {name} reads the values of a tensor, and "
                 "what is computed next may depend on them; compute with tensors alone"
             )
+        if depends and name == "__setitem__":
+            self.record.faults.append(
+                f"{self._owners[-1] or 'the module'} at {calling_line()}: writes into a part of a tensor, which no "
+                "graph says; join the parts by torch.cat, or choose by torch.where"
+            )
         self._is_method = getattr(func, "__objclass__", None) is not None
         self._note(name, None, placed, named, result, depends, known)
         return result
@@ -158,7 +163,7 @@ class Recorder(TorchFunctionMode):
         if not depends:
             weights = tuple(dict.fromkeys(w for value in known for w in value.weights))
             for number, part in enumerate(parts):
-                self.record.given.append((name, tuple(part.shape)))
+                self.record.given.append((f"'{self._owners[-1]}' ({name}, {calling_line()})", tuple(part.shape)))
                 if id(part) not in self._known:
                     recipe = (name, placed, named, number if isinstance(result, tuple | list) else None)
                     self.know(part, Given(part, None, weights, recipe=recipe))

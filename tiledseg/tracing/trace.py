@@ -22,10 +22,10 @@ from tiledseg.tracing.lowering import (
     Step,
     Value,
     assembled,
-    differing,
-    differing_in_training,
 )
+from tiledseg.tracing.names import REASONS, UNKNOWN
 from tiledseg.tracing.record import Made, Record, record, values_in
+from tiledseg.tracing.runs import differing, differing_in_training
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level.
 SIZES = [((64, 96), (96, 160)), ((128, 192), (192, 320)), ((256, 384), (384, 640))]
@@ -79,7 +79,7 @@ def _traced(
     if different and one.faults:
         raise _refused(one.faults)
     if different:
-        raise OtherSizeError(
+        raise ConfigError(
             f"the module does not call the same at every size: {different}; let no branch ask for the size"
         )
     lowering = Lowering(one, other)
@@ -88,7 +88,7 @@ def _traced(
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
-    untrained = _why_untrained(module, bands, one)
+    untrained = _why_untrained(module, bands, one) or lowering.untrained
     if untrained and module.training:
         raise ConfigError(
             f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
@@ -103,7 +103,7 @@ def _traced(
 
 
 def _refused(faults: list[str]) -> ConfigError:
-    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(faults, 1))
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(dict.fromkeys(faults), 1))
     kind = OtherSizeError if any("every size" in fault or "another size" in fault for fault in faults) else ConfigError
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
@@ -157,9 +157,7 @@ def _lowered(step: Step) -> list[Value]:
         return unit(step)
     handler = handler_of(step.call.function)
     if handler is None:
-        raise RefusalError(
-            "is not known to give the same on a part of the image as on all of it; use a function that is"
-        )
+        raise RefusalError(REASONS.get(step.call.function, UNKNOWN))
     return handler(step)
 
 
@@ -172,7 +170,11 @@ def _outputs(lowering: Lowering, one: Record, wanted: Sequence[int] | None) -> l
     found = [value for value in known if value is not None]
     if len(found) < len(known):
         lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
+    if any(value.node is None for value in found) and not lowering.faults:
+        lowering.faults.append("the module returns places of the whole image's maxima; return the maxima alone")
     for value in found:
+        if value.node in lowering.pooled:
+            lowering.faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
         if value.node is not None and value.layout != WHOLE:
             lowering.faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
     if len({value.shape[2:] for value in found}) > 1:
@@ -191,8 +193,21 @@ def _check(
     """Raise ConfigError where the graph does not give what the module gives: something was not seen."""
     x_BCHW = _probe(module, bands, size)
     with torch.no_grad(), _in_mode(network, False), _in_mode(module, False):
-        found, expected = network(x_BCHW), module(x_BCHW)
-    pairs = zip(_tensors(found), _wanted(_tensors(expected), wanted), strict=True)
+        expected = module(x_BCHW)
+        try:
+            found = network(x_BCHW)
+        except Exception as error:  # a function that takes other things than it was thought to
+            raise ConfigError(
+                f"the module's graph does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}; write "
+                "that function in other words, and please report it"
+            ) from error
+    pairs = list(zip(_tensors(found), _wanted(_tensors(expected), wanted), strict=True))
+    shapes = [(tuple(a.shape), tuple(b.shape)) for a, b in pairs if a.shape != b.shape]
+    if shapes:
+        found_shape, wanted_shape = shapes[0]
+        raise ConfigError(
+            f"the module's graph gives {found_shape} in place of {wanted_shape}; please report the module"
+        )
     worst = max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in pairs)
     if not worst <= TOLERANCE.get(x_BCHW.dtype, 1e-4):
         raise ConfigError(

@@ -10,8 +10,9 @@ from torch import nn
 
 from tiledseg.geometry.border import Border
 from tiledseg.models.border import Border as BorderModule
-from tiledseg.tracing.layouts import is_channels, permuted, reshaped, sizes_of
-from tiledseg.tracing.lowering import WHOLE, RefusalError, Step, Value, pixelwise, without
+from tiledseg.tracing.layouts import is_channels, permuted, reshaped, sizes_of, with_channels
+from tiledseg.tracing.lowering import WHOLE, RefusalError, Step, Value
+from tiledseg.tracing.pixelwise import pixelwise, without
 
 Handler = Callable[[Step], list[Value]]
 
@@ -94,7 +95,7 @@ def _is_single_channel(dim: Sequence[str]) -> bool:
 def _getitem(step: Step) -> list[Value]:
     """Parts of channels and of pixels. The latter are a crop: as many from each end, whatever the size."""
     value = step.value(0, "self")
-    one, other = (_indices(step._of(call, 1, "index", None), len(value.shape)) for call in (step.call, step.other))
+    one, other = (_indices(index, len(value.shape)) for index in step.arguments(1, "index"))
     if len(one) != len(other):
         raise RefusalError("takes parts by indices that depend on the image's size; give it fixed ones")
     dim = 0
@@ -118,7 +119,7 @@ def _indices(index: Any, count: int) -> list[Any]:
 
 
 def _with_new_dim(value: Value, dim: int) -> Value:
-    layout = replace(value.layout, dims=(*value.layout.dims[:dim], (), *value.layout.dims[dim:]))
+    layout = with_channels(replace(value.layout, dims=(*value.layout.dims[:dim], (), *value.layout.dims[dim:])))
     shapes = [(*shape[:dim], 1, *shape[dim:]) for shape in (value.shape, value.other_shape)]
     return replace(value, layout=layout, shape=shapes[0], other_shape=shapes[1])
 

@@ -1,0 +1,64 @@
+"""The memory of a training step with one layer of each kind that traced modules bring, against torch's allocations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.planning.allocations import AllocationMeter
+from tiledseg.geometry.border import Border
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.joins import ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layer import Layer, Sigmoid
+from tiledseg.geometry.resampling import AlignedUpsample, PixelUnshuffle, Upsample
+from tiledseg.models.network import build_network
+from tiledseg.planning.step_memory import training_memory
+
+
+def after_a_convolution(layer: Layer, channels: int = 2) -> Graph:
+    return Graph(
+        (Node("first", Convolution(8, 3, padding=1)), Node("it", layer), Node("last", Convolution(channels, 1)))
+    )
+
+
+def gated_by(layer: Layer) -> Graph:
+    return Graph(
+        (
+            Node("first", Convolution(8, 3, padding=1)),
+            Node("it", layer),
+            Node("gate", Sigmoid()),
+            Node("gated", Multiply(), ("first", "gate")),
+            Node("last", Convolution(2, 1)),
+        )
+    )
+
+
+GRAPHS = {
+    "corners aligned": after_a_convolution(AlignedUpsample()),
+    "bicubic": after_a_convolution(Upsample("bicubic")),
+    "reflected": after_a_convolution(Border(8, 8, 0.0, "reflect")),
+    "replicated": after_a_convolution(Border(8, 8, 0.0, "replicate")),
+    "blocks to channels": after_a_convolution(PixelUnshuffle(), 8),
+    "maximum": gated_by(ImageMax()),
+    "maximum, shared": gated_by(ImageMax(even=True)),
+    "sum": gated_by(ImageMean(total=True)),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_memory_of_a_step_is_that_of_torch(name: str) -> None:
+    """Within 2 %: weights of places, and a few rows at a time, are not counted."""
+    graph = GRAPHS[name]
+    network = build_network(graph, 3, 0).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
+    x_BCHW = torch.randn(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(1, *network(x_BCHW).shape[2:], dtype=torch.long)
+    with AllocationMeter(known) as meter:
+        own_BCHW, own_labels = x_BCHW.clone(), labels.clone()
+        functional.cross_entropy(network(own_BCHW), own_labels, reduction="sum").backward()
+    memory = training_memory(graph, 3, (256, 256))
+    assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.02)

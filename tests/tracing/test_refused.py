@@ -1,0 +1,111 @@
+"""What tracing has to refuse: one line that names the module's path, the source line, a reason that is true, a remedy.
+
+Each is written as people write it, and would come out otherwise on tiles, at another size, or in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.tracing.networks import Outer
+from tests.tracing.styles import Parsing
+from tiledseg.errors import ConfigError
+from tiledseg.tracing.trace import trace
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Written(nn.Module):
+    """A convolution, and what its author writes after it."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.first, self.function = nn.Conv2d(3, 4, 3, padding=1), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.first(x))
+
+
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, :, 1:] = x[:, :, :-1]
+    return y
+
+
+def _attended(x: torch.Tensor) -> torch.Tensor:
+    tokens = x.flatten(2)
+    return ((tokens.transpose(1, 2) @ tokens).softmax(-1) @ tokens.transpose(1, 2)).transpose(1, 2).view_as(x)
+
+
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    batch, channels, height, width = x.shape
+    return functional.scaled_dot_product_attention(*[x.view(batch, channels, height, width)] * 3)
+
+
+def _places(x: torch.Tensor) -> torch.Tensor:
+    return functional.grid_sample(x, torch.tanh(x[:, :2]).permute(0, 2, 3, 1), align_corners=False)
+
+
+def _coordinates(x: torch.Tensor) -> torch.Tensor:
+    rows = torch.linspace(-1, 1, x.shape[2])[:, None].expand(x.shape[0], 1, x.shape[2], x.shape[3])
+    return torch.cat([x, rows], dim=1)
+
+
+def _only_places(x: torch.Tensor) -> torch.Tensor:
+    return x + functional.adaptive_max_pool2d(x, 1, return_indices=True)[1]
+
+
+REFUSED: dict[str, tuple[Function, str]] = {
+    "a branch by size": (lambda x: x.relu() if x.shape[2] > 80 else x, "does not call the same at every size"),
+    "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
+    "a part that is written": (_shifted, "writes into a part of a tensor"),
+    "attention": (_attended, "of which a tile has a part only"),
+    "attention, fused": (_windows, "lets every pixel see every other"),
+    "places that are computed": (_places, "reads pixels at places that are computed"),
+    "coordinates": (_coordinates, "does not depend on the input"),
+    "round the end": (lambda x: x.roll(1, dims=2), "round the image's end"),
+    "neighbours as one dim": (lambda x: functional.unfold(x, 3, padding=1).mean(1), "pixels and their neighbours"),
+    "rows by their means": (lambda x: x * x.mean(3, keepdim=True), "work along channels"),
+    "places of maxima": (_only_places, "take the maxima alone"),
+    "one number": (lambda x: x - x.mean(), "reduces all dims, images too"),
+    "deviation": (lambda x: x / x.std((2, 3), keepdim=True), "takes the std over the whole image"),
+    "means of means": (lambda x: functional.adaptive_avg_pool2d(x, 4), "means of parts of the image"),
+    "maxima of parts": (lambda x: functional.adaptive_max_pool2d(x, 2), "2 x 2 maxima of the whole image"),
+    "parts, nearest": (
+        lambda x: functional.interpolate(functional.adaptive_avg_pool2d(x, 2), x.shape[2:]),
+        "take bilinear",
+    ),
+    "one line": (lambda x: functional.conv1d(x.flatten(2), x.new_ones(4, 4, 3), padding=1).view_as(x), "use conv2d"),
+    "round the border": (lambda x: functional.pad(x, (1, 1, 1, 1), mode="circular"), "the image's other end"),
+    "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
+    "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_line_says_where_and_why(name: str) -> None:
+    function, reason = REFUSED[name]
+    with pytest.raises(ConfigError) as error:
+        trace(Written(function).double().eval(), 3)
+    message = str(error.value)
+    assert reason in message
+    assert "\n" not in message
+    if "returns" not in message:
+        assert "test_refused.py:" in message, "it names the line"
+
+
+def test_batch_norm_on_means_of_an_image_maps_and_does_not_train() -> None:
+    """torch trains it on batches alone, whose images a step of ours may spread over ranks."""
+    module = Outer(Parsing(8, nn.BatchNorm2d)).double()
+    with pytest.raises(ConfigError, match="learns from few means an image"):
+        trace(module.train(), 3)
+    network = trace(module.eval(), 3)
+    x_BCHW = torch.randn(1, 3, 40, 56, dtype=torch.float64)
+    torch.testing.assert_close(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ConfigError, match="map with it"):
+        network.train()

@@ -1,0 +1,137 @@
+"""Handlers of convolutions and norms, by weights of some module or computed from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from tiledseg.geometry.border import MIRRORED
+from tiledseg.models.norm import InstanceNorm
+from tiledseg.models.pixelwise import ComputedConvolution
+from tiledseg.tracing.lowering import RefusalError, Step, Value
+from tiledseg.tracing.pixelwise import formula, shared
+from tiledseg.tracing.record import Given
+from tiledseg.tracing.windows import WHY_NOT, mirrored
+
+Handler = Callable[[Step], list[Value]]
+
+
+def _convolution(step: Step) -> list[Value]:
+    """A convolution by the weights of some module, as one of our own that shares them."""
+    return _weighted(step, nn.Conv2d, ("stride", "padding", "dilation", "groups"), (1, 0, 1, 1))
+
+
+def _transposed(step: Step) -> list[Value]:
+    names = ("stride", "padding", "output_padding", "groups", "dilation")
+    return _weighted(step, nn.ConvTranspose2d, names, (1, 0, 0, 1, 1))
+
+
+def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTranspose2d:
+    """A transposed convolution that is told the size of its output, which it reaches by padding that."""
+    found: set[tuple[int, ...]] = set()
+    paddings = [int(padding) for padding in module.padding]  # torch takes no words here
+    for made, given in ((step.call.shapes[0], value.shape), (step.other.shapes[0], value.other_shape)):
+        spans = (dilation * (kernel - 1) for dilation, kernel in zip(module.dilation, module.kernel_size, strict=True))
+        dims = zip(made[2:], given[2:], module.stride, paddings, spans, strict=True)
+        found.add(tuple(out - ((n - 1) * stride - 2 * pad + span + 1) for out, n, stride, pad, span in dims))
+    if len(found) > 1:
+        raise RefusalError("pads its output by numbers that depend on the size; say output_padding")
+    if (padding := found.pop()) == tuple(module.output_padding):
+        return module
+    again = copy.copy(module)
+    again.output_padding = padding
+    return again
+
+
+def mirroring(step: Step, module: nn.Conv2d, value: Value) -> tuple[nn.Conv2d, Value]:
+    """A convolution that pads in a mode, as one with its weights that does not, and what it then takes."""
+    if module.padding_mode not in MIRRORED:
+        raise RefusalError(f"pads {WHY_NOT[module.padding_mode]}; let padding_mode be reflect, replicate or zeros")
+    again = copy.copy(module)
+    again.padding, again.padding_mode = (0, 0), "zeros"
+    return again, mirrored(step, value, module._reversed_padding_repeated_twice, module.padding_mode)
+
+
+def _weighted(step: Step, kind: Any, names: tuple[str, ...], defaults: tuple[Any, ...]) -> list[Value]:
+    value = step.full()
+    weight, bias = step.argument(1, "weight"), step.argument(2, "bias")
+    if isinstance(weight, Value) or isinstance(bias, Value):
+        raise RefusalError("takes weights that depend on the input, which differ from tile to tile; learn them")
+    computed = [given for given in (weight, bias) if given is not None and given.name is None]
+    options = {
+        name: step.argument(at + 3, name, default)
+        for at, (name, default) in enumerate(zip(names, defaults, strict=True))
+    }
+    groups = options["groups"]
+    out, inner = weight.tensor.shape[:2]
+    channels = (inner * groups, out) if kind is nn.Conv2d else (out, inner * groups)
+    module = kind(*channels, tuple(weight.tensor.shape[2:]), bias=bias is not None, device="meta", **options)
+    if computed:
+        return [
+            step.made(step.lowering.add_module(step, _computing(module, weight, bias), value, "conv"), value.layout)
+        ]
+    share(module, "weight", weight)
+    if bias is not None:
+        share(module, "bias", bias)
+    return [step.made(step.lowering.add_module(step, module, value, "conv"), value.layout)]
+
+
+def _computing(module: nn.Module, weight: Given, bias: Given | None) -> nn.Module:
+    """The convolution by weights that are computed."""
+    if not isinstance(module, nn.Conv2d):
+        raise RefusalError("takes weights that are computed; keep them as parameters of the module")
+    weights: list[Given] = []
+    formulas = formula(weight, weights), None if bias is None else formula(bias, weights)
+    return ComputedConvolution.of(module, *formulas, shared(weights))
+
+
+def share(module: nn.Module, name: str, given: Given) -> None:
+    if isinstance(given.tensor, nn.Parameter):
+        setattr(module, name, given.tensor)
+    else:
+        delattr(module, name)
+        module.register_buffer(name, given.tensor)
+
+
+def right(module: nn.Module) -> nn.Module:
+    """The module; of torch's instance norm one with its weights whose gradients are right.
+
+    torch 2.13's, on a CPU, are not for one image whose gradient comes channels last: they read it in the wrong order.
+    """
+    if type(module) is not nn.InstanceNorm2d:
+        return module
+    again = copy.copy(module)
+    again.__class__ = InstanceNorm
+    return again
+
+
+def _instance_norm(step: Step) -> list[Value]:
+    value, weight, bias = step.full(), step.argument(3, "weight"), step.argument(4, "bias")
+    if step.argument(1, "running_mean") is not None:
+        raise RefusalError("keeps running statistics of instances; leave them away")
+    module = InstanceNorm(value.shape[1], step.argument(7, "eps", 1e-5), affine=weight is not None)
+    if weight is not None:
+        share(module, "weight", weight)
+        share(module, "bias", bias)
+    return [step.made(step.lowering.add_module(step, module, value, "norm"), value.layout)]
+
+
+def _group_norm(step: Step) -> list[Value]:
+    value, groups = step.full(), step.argument(1, "num_groups")
+    weight, bias = step.argument(2, "weight"), step.argument(3, "bias")
+    module = nn.GroupNorm(groups, value.shape[1], step.argument(4, "eps", 1e-5), affine=weight is not None)
+    if weight is not None:
+        share(module, "weight", weight)
+        share(module, "bias", bias)
+    return [step.made(step.lowering.add_module(step, module, value, "norm"), value.layout)]
+
+
+WEIGHTED: dict[str, Handler] = {
+    "conv2d": _convolution,
+    "conv_transpose2d": _transposed,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+}
