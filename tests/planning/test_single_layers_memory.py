@@ -17,10 +17,9 @@ from tiledseg.models.network import build_network
 from tiledseg.planning.step_memory import training_memory
 
 
-def after_a_convolution(layer: Layer, channels: int = 2) -> Graph:
-    return Graph(
-        (Node("first", Convolution(8, 3, padding=1)), Node("it", layer), Node("last", Convolution(channels, 1)))
-    )
+def after_a_convolution(layer: Layer, out: int = 2, channels: int = 8) -> Graph:
+    first = Convolution(channels, 3, padding=1)
+    return Graph((Node("first", first), Node("it", layer), Node("last", Convolution(out, 1))))
 
 
 def gated_by(layer: Layer) -> Graph:
@@ -38,8 +37,8 @@ def gated_by(layer: Layer) -> Graph:
 GRAPHS = {
     "corners aligned": after_a_convolution(AlignedUpsample()),
     "bicubic": after_a_convolution(Upsample("bicubic")),
-    "reflected": after_a_convolution(Border(8, 8, 0.0, "reflect")),
-    "replicated": after_a_convolution(Border(8, 8, 0.0, "replicate")),
+    "reflected": after_a_convolution(Border(1, 1, 0.0, "reflect"), channels=64),
+    "replicated": after_a_convolution(Border(1, 1, 0.0, "replicate"), channels=64),
     "blocks to channels": after_a_convolution(PixelUnshuffle(), 8),
     "maximum": gated_by(ImageMax()),
     "maximum, shared": gated_by(ImageMax(even=True)),

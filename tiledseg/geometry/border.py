@@ -70,8 +70,12 @@ class Border(Layer):
         return "new" if self.mode in MIRRORED else "parts"
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """torch's kernels make it in an order of their own first."""
-        return 2 * input_bytes if self.mode in MIRRORED else input_bytes
+        """torch's kernels copy the output's gradient first, which has as much more as the border (squares assumed)."""
+        channels, height, width = shape
+        more = self.before + self.after
+        inside = channels * (height - more) * (width - more)
+        copied = channels * height * width * input_bytes // inside if self.mode in MIRRORED and inside > 0 else 0
+        return input_bytes + copied
 
     @property
     def returns_view(self) -> bool:
