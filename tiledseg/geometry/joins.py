@@ -126,9 +126,8 @@ class ImageMax(Layer):
     def statistics(self) -> str | None:
         return "image"
 
-    @property
-    def in_words(self) -> str:
-        return "the network takes the maximum of an image"
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes the maximum of an image"
 
     def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
         """Maxima, and their places or numbers, in a slot of each rank; backward sums."""

@@ -33,9 +33,8 @@ class PooledBranch(Enlarging):
     def statistics(self) -> str | None:
         return "image"
 
-    @property
-    def in_words(self) -> str:
-        return "the network takes means of parts of an image"
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes means of parts of an image"
 
     def output_channels(self, channels: int, *others: int) -> int:
         return tensor_channels(self.inner, channels)[self.inner.results[0]]

@@ -49,6 +49,11 @@ def _why_alone(graph: Graph, spread: Spread) -> str | None:
         return "in stages each tile is a micro-batch by itself; use parallel.stages 1"
     if spread.shares_layers:
         return "in parallel.halo layer a rank has no tiles, but a block of an image; use parallel.halo read or exchange"
+    placed = [node.name for node in graph.nodes if node.layer.asks_place]
+    if placed:
+        return (
+            f"'{placed[0]}' resizes with align_corners, and each tile has a place of its own; set align_corners=False"
+        )
     measured = of_steps(graph)
     if measured:
         return (
