@@ -12,15 +12,20 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.resampling import AlignedUpsample, MaxPool
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_choice import fusion_word
+from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
+from tiledseg.planning.run.spread import Spread
 
 MEMORY = 5 << 20
 
@@ -190,3 +195,12 @@ def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words
     assert plan_run(asked).tiles_per_batch == 1
     with pytest.raises(ConfigError, match=rf"train.tiles_per_batch is 2, but .*{words}.*; or leave it out"):
         plan_run(replace(asked, tiles_per_batch=2))
+
+
+def test_tiles_that_must_know_their_place_run_alone() -> None:
+    """Each has a place of its own in the image, by which its weights differ."""
+    graph = chain([("pool", MaxPool()), ("up", AlignedUpsample()), ("head", Convolution(2, 1))])
+    auto = BatchCase(None, 16, 10**9, 10**12)
+    assert choose_batch(auto, graph, Spread(), (64, 64), lambda: 1) == 1
+    with pytest.raises(ConfigError, match="'up' resizes with align_corners"):
+        choose_batch(replace(auto, asked=2), graph, Spread(), (64, 64), lambda: 1)
