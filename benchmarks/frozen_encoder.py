@@ -26,12 +26,11 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import backward_passes, layer_costs
+from tiledseg.planning.cost import layer_costs, step_work
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
@@ -58,19 +57,13 @@ class Trained:
             self.step()
         graph = modules.graph
         self.planned_bytes = training_memory(graph, network.bands, (side, side)).total
-        self.planned_work = step_work(graph, network.bands, (side, side))
+        self.planned_work = step_work(graph, layer_costs(graph, network.bands, (side, side)))
         self.weights = sum(p.numel() for p in modules.parameters() if p.requires_grad)
 
     def step(self) -> None:
         part = Part(0, self.sample.tile)
         self.stepper.run(self.number, iter([self.sample]), [part], stop=False)
         self.number += 1
-
-
-def step_work(graph: Graph, bands: int, context: tuple[int, int]) -> int:
-    """Multiply-adds of a training step, as the planner counts them."""
-    costs = layer_costs(graph, bands, context)
-    return sum(cost.multiply_adds * (1 + backward_passes(graph, k)) for k, cost in enumerate(costs))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.pipeline.balance import cuts, parse_balance
 from tiledseg.planning.balance_choice import choose
-from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.cost import layer_costs, step_work
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.staged_pipeline import PipelineCase, stage
@@ -53,7 +53,7 @@ class Simulated:
         self.work = [cost.multiply_adds for cost in self.costs]
         times = measurement.cases[case]
         self.measured = sum(t.forward + t.backward for t in times)
-        scale = machine.compute_seconds(sum(self.work)) / self.measured
+        scale = machine.compute_seconds(step_work(self.layers, self.costs)) / self.measured
         self.forward = [scale * t.forward for t in times]
         self.backward = [scale * t.backward for t in times]
 

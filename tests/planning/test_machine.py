@@ -48,8 +48,7 @@ def test_speeds_must_be_positive(values: dict[str, float]) -> None:
 
 def test_seconds() -> None:
     machine = Machine(flops=1e12, bandwidth=1e9, latency=1e-5)
-    assert machine.compute_seconds(10**12) == pytest.approx(6.0), "two flops, forward and twice that backward"
-    assert machine.compute_seconds(10**12, training=False) == pytest.approx(2.0)
+    assert machine.compute_seconds(10**12) == pytest.approx(2.0), "two flops each"
     assert machine.message_seconds(Sent(3, 10**9)) == pytest.approx(1.00003)
     assert machine.all_reduce_seconds(1, 10**9, 1) == 0
     assert machine.all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)

@@ -6,14 +6,19 @@ import functools
 import itertools
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planning.flops import flop_counter
 from tiledseg.architecture.unet import UNet
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.models.frozen import freeze
+from tiledseg.models.network import build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
 from tiledseg.planning.layer_memory import block_memory, strip_bytes
@@ -24,6 +29,7 @@ from tiledseg.planning.mode_cost import (
     exchange_cost,
     gradient_bytes,
     layer_cost,
+    mode_cost,
     read_cost,
     settled,
 )
@@ -120,7 +126,9 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     rows, cols = (rank_steps(task.graph, cut, fusion) for cut in (cut_rows, cut_cols))
     tensors = tensors_of(task.graph, 4)
     traffics = [layer_traffic(task.graph, rows[i], cols[j], tensors) for i, j in places]
-    works = [block_work(task.graph, 4, rows[i], cols[j]) for i, j in places]
+    blocks_work = [block_work(task.graph, 4, rows[i], cols[j]) for i, j in places]
+    works = [forward for forward, _ in blocks_work]
+    assert [step for _, step in blocks_work] == [3 * forward for forward in works], "all weights are trained"
     assert (cost.work, cost.work_max) == (sum(works), max(works))
     assert cost.traffic == sum(traffics, Traffic())
     assert cost.busiest.step.bytes == max(t.step.bytes for t in traffics)
@@ -133,7 +141,7 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     blocks = [16 * cut_rows.owned(i).size * cut_cols.owned(j).size for i, j in places]
     assert max(needed) <= cost.memory <= max(n + b for n, b in zip(needed, blocks, strict=True))
     seconds = [
-        MACHINE.compute_seconds(w) + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)
+        MACHINE.compute_seconds(3 * w) + MACHINE.message_seconds(t.step) for w, t in zip(works, traffics, strict=True)
     ]
     assert cost.seconds == pytest.approx(max(seconds) + MACHINE.all_reduce_seconds(1, gradient_bytes(task), task.ranks))
 
@@ -155,3 +163,18 @@ def test_gradients_and_norms() -> None:
     expected = Traffic(forward, Sent(len(channels), 8 * sum(2 * c for c in channels)))
     assert layer_cost(task, MACHINE, 1).norms == expected
     assert layer_cost(task_of(unet, (200, 200), (2, 2), (1, 1)), MACHINE, 1).norms == Traffic()
+
+
+@pytest.mark.parametrize("mode", HALO_MODES)
+def test_what_is_frozen_takes_no_backward_pass(mode: str) -> None:
+    """Of one rank: as many multiply-adds as torch counts."""
+    unet = UNet(3, base_channels=8)
+    network = freeze(build_modules(unet, seed=0), {"encoder*": 0.0, "bottom*": 0.0}).train()
+    tiling = make_tiling((64, 64), (1, 1), network_footprint(unet.graph()))
+    decomposed = decompose(tiling, (1, 1))
+    costs = [mode_cost(Task(graph, 4, decomposed), MACHINE, mode, 1) for graph in (unet.graph(), network.graph)]
+    with flop_counter() as counter:
+        network(torch.randn(1, unet.bands, *tiling.context_max)).sum().backward()
+    assert costs[1].seconds * MACHINE.flops == pytest.approx(counter.get_total_flops(), rel=1e-9)
+    assert costs[1].seconds < 0.75 * costs[0].seconds
+    assert costs[1].work == costs[0].work

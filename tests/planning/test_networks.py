@@ -28,26 +28,27 @@ def loss_of(output: Any, labels_BHW: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("network", "tolerance"),
+    ("network", "tolerance", "side"),
     [
-        (SegNet(3, 8, "batch", BANDS, 3), 0.001),
+        (SegNet(3, 8, "batch", BANDS, 3), 0.001, SIDE),
         # Steps of single pixels in shortcuts keep a copy of those pixels.
-        (ResidualUNet("resnet18", 16, "batch", bands=BANDS), 0.02),
-        (ResidualUNet("resnet50", 16, "none", "bilinear", BANDS), 0.02),
+        (ResidualUNet("resnet18", 16, "batch", bands=BANDS), 0.02, SIDE),
+        (ResidualUNet("resnet18", 16, "batch", bands=BANDS), 0.01, 192),  # its peak is in a norm's backward pass
+        (ResidualUNet("resnet50", 16, "none", "bilinear", BANDS), 0.02, SIDE),
         # What the loss of several outputs keeps is a measured multiple of them.
-        (GatedSCNN("resnet18", 16, "batch", bands=BANDS, classes=5), 0.02),
-        (GatedSCNN("wide38", 8, "none", False, bands=BANDS, classes=3), 0.03),
+        (GatedSCNN("resnet18", 16, "batch", bands=BANDS, classes=5), 0.02, SIDE),
+        (GatedSCNN("wide38", 8, "none", False, bands=BANDS, classes=3), 0.03, SIDE),
     ],
 )
-def test_the_memory_of_a_step_is_that_of_torch(network: Network, tolerance: float) -> None:
+def test_the_memory_of_a_step_is_that_of_torch(network: Network, tolerance: float, side: int) -> None:
     module = build_modules(network, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [tensor for p in module.parameters() for tensor in (p, p.grad) if tensor is not None]
-    x_BCHW = torch.randn(1, BANDS, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
-    labels_BHW = torch.zeros(1, SIDE, SIDE, dtype=torch.long)
+    x_BCHW = torch.randn(1, BANDS, side, side).contiguous(memory_format=torch.channels_last)
+    labels_BHW = torch.zeros(1, side, side, dtype=torch.long)
     with AllocationMeter([*known, *module.buffers()]) as meter:
         own_BCHW, own_BHW = x_BCHW.clone(), labels_BHW.clone()
         loss_of(module(own_BCHW), own_BHW).backward()
-    memory = training_memory(network.graph(), BANDS, (SIDE, SIDE))
+    memory = training_memory(network.graph(), BANDS, (side, side))
     assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=tolerance)

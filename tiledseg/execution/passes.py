@@ -137,21 +137,20 @@ class SerialPasses:
     def _batches(self, samples: Iterator[Sample]) -> Iterator[list[_Loaded]]:
         """Micro-batches in their order, as many of one shape as may run at once."""
         held: list[_Loaded] = []
-        for one in (one for sample in samples for one in self._inputs(sample)):
-            if held and held[0].x_BCHW.shape != one.x_BCHW.shape:
-                yield held
-                held = []
-            held.append(one)
-            if len(held) == self._batch:
-                yield held
-                held = []
+        for sample in samples:
+            inputs = self.mode.inputs(sample)
+            for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
+                one = _Loaded(sample, micro_batch, next(inputs))
+                if held and held[0].x_BCHW.shape != one.x_BCHW.shape:
+                    yield held
+                    held = []
+                held.append(one)
+                del one  # the network alone decides how long it needs its input
+                if len(held) == self._batch:
+                    yield held
+                    held = []
         if held:
             yield held
-
-    def _inputs(self, sample: Sample) -> Iterator[_Loaded]:
-        micro_batches = self.mode.micro_batches(Part(sample.image, sample.tile))
-        for micro_batch, x_BCHW in zip(micro_batches, self.mode.inputs(sample), strict=True):
-            yield _Loaded(sample, micro_batch, x_BCHW)
 
     def _run(self, loaded: list[_Loaded]) -> list[Piece]:
         """The network's outputs on micro-batches of one shape, computed as one batch. `loaded` is used up."""
@@ -164,8 +163,9 @@ class SerialPasses:
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
         for sample in samples:
-            for one in self._inputs(sample):
-                (piece,) = self._run([one])
+            inputs = self.mode.inputs(sample)
+            for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
+                (piece,) = self._run([_Loaded(sample, micro_batch, next(inputs))])
                 yield sample, piece
 
     def pieces(self, parts: Sequence[Part]) -> int:

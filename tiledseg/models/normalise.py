@@ -132,6 +132,7 @@ def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counts.append(float(count))
         means.append(mean)
         variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / count)
+        del rows_BCHW  # before the next ones are made
     return merge(
         torch.tensor(counts, dtype=torch.float64)[:, None, None],
         torch.stack(means)[..., 0, 0],
@@ -269,6 +270,7 @@ def _gradient_sums(
         sums = g_rows.sum((2, 3))
         shifts += sums
         scales += g_rows.mul_(x_rows).sum((2, 3)) - mean_BC * sums
+        del g_rows, x_rows  # before the next ones are made
     return shifts, scales
 
 

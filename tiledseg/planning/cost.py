@@ -98,6 +98,19 @@ def backward_passes(graph: Graph, k: int) -> int:
     return int(back) + (not graph.nodes[k].frozen)
 
 
+def step_work(graph: Graph, costs: Sequence[LayerCost]) -> int:
+    """Multiply-adds of a training step, forward and backward."""
+    return sum(cost.multiply_adds * (1 + backward_passes(graph, k)) for k, cost in enumerate(costs))
+
+
+def copied(graph: Graph, parameters: Sequence[int]) -> list[int]:
+    """Of each node's parameters those whose cast copies are held, where autocast makes some: they are trained, or the
+    gradient of an input is made by them. Of others it makes a copy for the moment."""
+    nodes = zip(parameters, graph.nodes, graph.sources, strict=True)
+    wants = graph.wants_gradient
+    return [count if not node.frozen or any(wants[t] for t in given) else 0 for count, node, given in nodes]
+
+
 def keep_for_backward(
     graph: Graph, k: int, given: Sequence[Tensor], shape: Shape, bytes_per_value: int
 ) -> tuple[int, Tensor]:

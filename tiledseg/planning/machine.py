@@ -11,7 +11,6 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.halo_traffic import Sent
 
 FLOPS_PER_MULTIPLY_ADD = 2
-BACKWARD_WORK = 2  # the gradients of the input and of the weights each take as many multiply-adds as the forward pass
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}
@@ -36,9 +35,9 @@ class Machine:
         Range(1.0, 1e24).check("--bandwidth", self.bandwidth)
         Range(0.0, 1e6).check("--latency", self.latency)
 
-    def compute_seconds(self, multiply_adds: int, training: bool = True) -> float:
-        """A forward pass of so many multiply-adds, with the backward pass where training."""
-        return multiply_adds * (1 + BACKWARD_WORK * training) * FLOPS_PER_MULTIPLY_ADD / self.flops
+    def compute_seconds(self, multiply_adds: int) -> float:
+        """So many multiply-adds: of a training step those of its backward pass too (`cost.step_work`)."""
+        return multiply_adds * FLOPS_PER_MULTIPLY_ADD / self.flops
 
     def message_seconds(self, sent: Sent) -> float:
         """Messages sent one after the other; nothing is hidden behind computing."""

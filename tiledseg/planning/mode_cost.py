@@ -19,7 +19,7 @@ from tiledseg.geometry.decomposition import Decomposition, Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import settle
 from tiledseg.geometry.shapes import count_parameters, count_trained, tensor_channels
-from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.cost import backward_passes, layer_costs, step_work
 from tiledseg.planning.halo_traffic import (
     Sent,
     Traffic,
@@ -102,18 +102,18 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
 
 def read_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `read`: nothing is sent."""
-    work = _tile_work(task)
+    work, step = _tile_work(task), _tile_steps(task)
     busiest, memory = max(work.values()), max(_tile_memory(task).values())
-    seconds = _step_seconds(task, machine, machine.compute_seconds(busiest))
+    seconds = _step_seconds(task, machine, machine.compute_seconds(max(step.values())))
     return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds)
 
 
 def exchange_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `exchange`: the work of `read`; one exchange of the input, which needs no gradient."""
-    work, memory, held = _tile_work(task), _tile_memory(task), _input_memory(task)
+    work, step, memory, held = _tile_work(task), _tile_steps(task), _tile_memory(task), _input_memory(task)
     sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes))
     busiest = max(sent.values(), key=lambda each: (each.bytes, each.messages))
-    seconds = max(machine.compute_seconds(work[at]) + machine.message_seconds(sent[at]) for at in work)
+    seconds = max(machine.compute_seconds(step[at]) + machine.message_seconds(sent[at]) for at in work)
     return ModeCost(
         mode="exchange",
         fusion=0,
@@ -164,18 +164,19 @@ def _step_seconds(task: Task, machine: Machine, image: float) -> float:
 
 @dataclass(frozen=True)
 class LayerRank:
-    """A kind of rank in layer mode, and how many there are: its steps along rows and columns, forward multiply-adds of
-    its own, and what it sends."""
+    """A kind of rank in layer mode, and how many there are: its steps along rows and columns, multiply-adds of its own,
+    forward and of a whole training step, and what it sends."""
 
     row: RankSteps
     col: RankSteps
     count: int
     work: int
+    step_work: int
     traffic: Traffic
 
     def seconds(self, machine: Machine) -> float:
         """Predicted for one step, without all-reduces."""
-        return machine.compute_seconds(self.work) + machine.message_seconds(self.traffic.step)
+        return machine.compute_seconds(self.step_work) + machine.message_seconds(self.traffic.step)
 
 
 def layer_ranks(
@@ -188,7 +189,7 @@ def layer_ranks(
         zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
     )
     return [
-        LayerRank(row, col, m * n, block_work(graph, bands, row, col), layer_traffic(graph, row, col, tensors))
+        LayerRank(row, col, m * n, *block_work(graph, bands, row, col), layer_traffic(graph, row, col, tensors))
         for (row, m), (col, n) in pairs
     ]
 
@@ -201,12 +202,14 @@ def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, ba
     check_countable(shapes, f"spread the image over more ranks than {rows.parts} x {cols.parts}")
 
 
-def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> int:
-    """Multiply-adds of a forward pass of the rank with these steps; what is cropped after a layer counts too."""
-    channels, work = tensor_channels(graph, bands), 0
-    for layer, sources, r, c in zip(graph.layers, graph.sources, row, col, strict=True):
-        work += layer.multiply_adds(channels[sources[0]]) * r.computed * c.computed
-    return work
+def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tuple[int, int]:
+    """Multiply-adds of a forward pass, and of a training step, of the rank with these steps; what is cropped after a
+    layer counts too."""
+    channels, forward, step = tensor_channels(graph, bands), 0, 0
+    for k, (layer, sources, r, c) in enumerate(zip(graph.layers, graph.sources, row, col, strict=True)):
+        work = layer.multiply_adds(channels[sources[0]]) * r.computed * c.computed
+        forward, step = forward + work, step + work * (1 + backward_passes(graph, k))
+    return forward, step
 
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
@@ -224,6 +227,13 @@ def _tile_work(task: Task) -> dict[tuple[int, int], int]:
     """Multiply-adds of a forward pass of each rank's tiles, by its place in the mesh."""
     graph, bands = task.graph, task.bands
     found = _by_context(task, lambda shape: sum(c.multiply_adds for c in layer_costs(graph, bands, shape)))
+    return {at: sum(count * value for value, count in values) for at, values in found.items()}
+
+
+def _tile_steps(task: Task) -> dict[tuple[int, int], int]:
+    """The same of a training step."""
+    graph, bands = task.graph, task.bands
+    found = _by_context(task, lambda shape: step_work(graph, layer_costs(graph, bands, shape)))
     return {at: sum(count * value for value, count in values) for at, values in found.items()}
 
 

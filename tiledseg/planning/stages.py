@@ -11,12 +11,13 @@ from typing import Any
 
 from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.question import Question
-from tiledseg.planning.cost import LayerCost, layer_costs
+from tiledseg.planning.cost import LayerCost, backward_passes, layer_costs
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
@@ -101,6 +102,12 @@ class _Plan:
     def rank_work(self, rank: int) -> int:
         return sum(self.work[chunk] for chunk in self.of_rank(rank))
 
+    def computing(self, rank: int) -> float:
+        """Seconds of a micro-batch, forward and backward, without recomputation."""
+        case, runs = self.staged.case, cuts(self.staged.balance)
+        own = [runs[chunk] for chunk in self.of_rank(rank)]
+        return sum(sum(case.forward[a:b]) + sum(case.backward[a:b]) for a, b in own)
+
     def seconds(self, rank: int) -> float:
         """Of a micro-batch, forward and backward, with recomputation."""
         times = self.staged.times
@@ -116,7 +123,7 @@ def stage_pipeline(question: Question, tiling: Tiling, asked: Parallelism) -> St
     layers = network.graph()
     tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.bytes_per_value)
-    times = _modelled(question.machine, layer_costs(layers, network.bands, largest.pixels, largest.value_bytes))
+    times = _modelled(question.machine, layers, layer_costs(layers, network.bands, largest.pixels, largest.value_bytes))
     return balanced_pipeline(asked, layers, network.bands, largest, question.gpu_memory, times, "--balance")
 
 
@@ -141,10 +148,11 @@ def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: 
     }
 
 
-def _modelled(machine: Machine, costs: Sequence[LayerCost]) -> Measured:
+def _modelled(machine: Machine, graph: Graph, costs: Sequence[LayerCost]) -> Measured:
     """Seconds of layers and messages by the machine's figures, in place of measured ones."""
-    forward = [machine.compute_seconds(cost.multiply_adds, training=False) for cost in costs]
-    backward = [machine.compute_seconds(cost.multiply_adds) - once for cost, once in zip(costs, forward, strict=True)]
+    forward = [machine.compute_seconds(cost.multiply_adds) for cost in costs]
+    steps = [machine.compute_seconds(c.multiply_adds * (1 + backward_passes(graph, k))) for k, c in enumerate(costs)]
+    backward = [step - once for step, once in zip(steps, forward, strict=True)]
     return Measured(forward, backward, lambda size: machine.message_seconds(Sent(1, size)))
 
 
@@ -173,7 +181,7 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
         "names": [[names[first], names[stop - 1]] for first, stop in runs],
         "multiply_adds": work,
         "share": round(work / sum(found.work), 4),
-        "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work, training=False)),
+        "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work)),
         "milliseconds": _milliseconds(found.seconds(rank)),
         "recompute": found.asked.recompute[rank],
         "in_flight": [found.held[chunk] for chunk in chunks],
@@ -195,9 +203,9 @@ def _sent(found: _Plan, chunks: Sequence[int], of_skips: bool) -> int:
 
 def _step(found: _Plan) -> dict[str, float]:
     """Where the time of a step goes: five parts that sum to it, then what follows from them."""
-    ranks, machine, micro_batches = found.asked.stages, found.machine, found.staged.case.micro_batches
+    ranks, micro_batches = found.asked.stages, found.staged.case.micro_batches
     alone = found.staged.case.alone
-    slowest = machine.compute_seconds(max(map(found.rank_work, range(ranks)))) * micro_batches
+    slowest = max(map(found.computing, range(ranks))) * micro_batches
     busiest = max(map(found.seconds, range(ranks))) * micro_batches
     free, real = found.staged.timeline(transfers=False), found.staged.timeline()
     return {

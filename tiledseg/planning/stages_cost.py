@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.backward_walk import backward_peak
-from tiledseg.planning.cost import LayerCost, Tensor, keep_for_backward, loss_bytes
+from tiledseg.planning.cost import LayerCost, Tensor, copied, keep_for_backward, loss_bytes
 from tiledseg.planning.step_memory import ADAM_VALUES
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
@@ -52,6 +52,7 @@ class StagePrices:
         self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
         self._parameters = (0, *accumulate(c.parameters for c in costs))
         self._trained = (0, *accumulate(c.trained for c in costs))
+        self._copied = (0, *accumulate(copied(graph, [c.parameters for c in costs])))
         self._kept_from = functools.cache(self._walk)
         self._backward = functools.cache(self._find_backward)
 
@@ -62,12 +63,13 @@ class StagePrices:
 
     def memory(self, first: int, stop: int) -> StageMemory:
         """Bytes of a rank that holds the run; the loss belongs to the last layer."""
-        parameters, trained = (counts[stop] - counts[first] for counts in (self._parameters, self._trained))
+        counts = self._parameters, self._trained, self._copied
+        parameters, trained, copies = (each[stop] - each[first] for each in counts)
         width = wide_bytes(self.bytes_per_value)
         up_to = self._kept_from(first)[: stop - first + 1]
         received = self.received(first, stop)
         return StageMemory(
-            weights=parameters * (width + copy_bytes(self.bytes_per_value)),
+            weights=parameters * width + copies * copy_bytes(self.bytes_per_value),
             gradients=trained * DOUBLE_BYTES,
             optimizer=ADAM_VALUES * trained * width,
             activations=up_to[-1] + self._loss(stop),

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.backward_walk import backward_peak
-from tiledseg.planning.cost import LayerCost, layer_costs, loss_bytes
+from tiledseg.planning.cost import LayerCost, copied, layer_costs, loss_bytes
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
@@ -51,11 +52,13 @@ def training_memory(
     return walked_memory(graph, layer_costs(graph, bands, context, bytes_per_value), bytes_per_value, optimizer_values)
 
 
-def weights_memory(parameters: int, trained: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
-    """Bytes of so many weights, and of the sums of gradients and the optimizer's values of those that are trained,
-    whatever the tiles."""
-    wide = wide_bytes(bytes_per_value)
-    return parameters * (wide + copy_bytes(bytes_per_value)) + trained * (wide * optimizer_values + DOUBLE_BYTES)
+def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
+    """Bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
+    channels, wide = tensor_channels(graph, bands), wide_bytes(bytes_per_value)
+    counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
+    trained = count_trained(graph, bands)
+    held = sum(counts) * wide + sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
+    return held + trained * (wide * optimizer_values + DOUBLE_BYTES)
 
 
 def walked_memory(
@@ -64,10 +67,11 @@ def walked_memory(
     """The same, of nodes whose costs are known; `Moved` stands for what is done between them."""
     weight_bytes = wide_bytes(bytes_per_value)
     parameters, trained = sum(c.parameters for c in costs), sum(c.trained for c in costs)
+    copies = sum(copied(graph, [c.parameters for c in costs]))
     kept = sum(c.kept_bytes for c in costs)
     kept += loss_bytes([costs[tensor - 1] for tensor in graph.results], bytes_per_value)
     return StepMemory(
-        weights=parameters * (weight_bytes + copy_bytes(bytes_per_value)),
+        weights=parameters * weight_bytes + copies * copy_bytes(bytes_per_value),
         gradients=trained * DOUBLE_BYTES,
         optimizer=trained * weight_bytes * optimizer_values,
         activations=kept,
