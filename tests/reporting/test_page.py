@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.reporting.made_run import STEPS, make_run
+from tests.reporting.made_run import SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.report import main
 from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
 from tiledseg.reporting.page import Report, diagrams_of, render
-from tiledseg.training.run_folder import page
+from tiledseg.training.run_folder import page, validations
+from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.page import PAGE, page_of
 from tiledseg.training.run_folder.validations import read_validations
 
@@ -120,6 +121,46 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: p
     assert tree(made) == before
     assert main(["--run", str(made), "--output", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_bytes() == (made / PAGE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("validation/step-000040.png", "no picture"),
+        ("validation/step-000040.json", json.dumps(dict.fromkeys(validations._KEYS, 3))),
+        ("summary.json", '{"seconds": "x"}'),
+    ],
+)
+def test_what_no_run_has_written_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    make_run(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert main(["--run", str(tmp_path)]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "holds what no run has written" in err
+    assert not (tmp_path / PAGE).exists()
+
+
+def test_a_page_that_cannot_be_made_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
+    journal = Journal(tmp_path, STEPS, STEPS, 1, "title", [], SCENE)
+    for reason, damage in (
+        ("jinja2 is not installed; install it", lambda: monkeypatch.setattr(page, "can_render", lambda: False)),
+        ("holds what no run has written", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
+    ):
+        damage()
+        journal.draw(now=True)
+        assert f"warning: no {PAGE}: " in (err := capfd.readouterr().err)
+        assert reason in err
+        monkeypatch.undo()
+        monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
+    journal.close()
+    assert not (tmp_path / PAGE).exists()
 
 
 def test_without_jinja2_the_command_says_so(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
 from tiledseg.reporting.page import REMEDY
 from tiledseg.training.run_folder.page import PAGE, write_report
@@ -63,9 +64,18 @@ class Journal:
         """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
             plot_progress(self._folder, self._title)
-            if not write_report(self._folder, self._folder / PAGE, running=not now) and now:
-                self._progress.say(f"no {PAGE}: jinja2 is not installed; {REMEDY}")
+            self._write_page(now)
             self._drawn = time.monotonic()
+
+    def _write_page(self, last: bool) -> None:
+        """The page; what stops it stops no run, and is said with the last one."""
+        try:
+            written = write_report(self._folder, self._folder / PAGE, running=not last)
+            reason = None if written else f"jinja2 is not installed; {REMEDY}"
+        except OutputError as error:
+            reason = str(error)
+        if reason is not None and last:
+            self._progress.say(f"warning: no {PAGE}: {reason}")
 
     def close(self) -> None:
         self._progress.close()

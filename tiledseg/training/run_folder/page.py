@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
 from tiledseg.reporting.charts import Chart, Line, draw_chart
 from tiledseg.reporting.embedded import drawing, photograph, read_picture
@@ -54,7 +55,17 @@ def write_report(folder: Path, path: Path, running: bool = False) -> bool:
     """Write the page of a run; False where jinja2 is not installed. Raises OutputError and WriteError."""
     if not can_render():
         return False
-    write_page(path, page_of(folder, running))
+    try:
+        report = page_of(folder, running)
+    except TiledsegError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
+        raise OutputError(
+            f"{folder / VALIDATION}, or {SUMMARY} beside it, holds what no run has written "
+            f"({type(error).__name__}: {first_line(error)}); move it away, and make the page again: tiledseg report "
+            f"--run {folder}"
+        ) from error
+    write_page(path, report)
     return True
 
 
@@ -135,7 +146,7 @@ def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[st
     drawn = [
         draw_chart(
             "Loss",
-            "cross-entropy a pixel [nat]",
+            "mean over the pixels",
             [
                 Line("training", of_steps("loss"), _TRAINING),
                 Line("validation", of_checks("loss"), _VALIDATION, marks=True),

@@ -140,33 +140,57 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def plot_progress(folder: Path, title: str) -> bool:
-    """Draw the loss and the validation scores of `folder`/metrics.jsonl; False where matplotlib is not installed."""
+    """Draw the loss and the validation scores of `folder`/metrics.jsonl, the rate and the throughput below; False where
+    matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     from matplotlib.figure import Figure  # here: an extra, and slow to import
 
     lines = read_metrics(folder / METRICS)
-    steps = [line for line in lines if line.get("loss") is not None]
-    checks = [line for line in lines if "val" in line]
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    left = figure.add_subplot()
-    left.plot([s["step"] for s in steps], [s["loss"] for s in steps], color="C0", linewidth=1, label="training loss")
-    left.set(xlabel="optimizer step", ylabel="loss", title=title)
-    drawn = [(c["step"], c["val"]) for c in checks if c["val"]["loss"] is not None]
-    left.plot([s for s, _ in drawn], [v["loss"] for _, v in drawn], "o-", color="C1", label="validation loss")
-    left.grid(alpha=0.3)
-    handles, labels = left.get_legend_handles_labels()
-    scored = [(c["step"], c["val"]["mean_iou"]) for c in checks if c["val"]["mean_iou"] is not None]
-    if scored:
-        right = left.twinx()
-        right.plot([s for s, _ in scored], [v for _, v in scored], "s--", color="C2", label="validation mean IoU")
-        right.set(ylabel="mean IoU", ylim=(0, 1))
-        more = right.get_legend_handles_labels()
-        handles, labels = handles + more[0], labels + more[1]
-    left.legend(handles, labels, loc="upper right")
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    top.set_title(title)
+    _draw_scores(top, lines)
+    _draw_pace(bottom, lines)
     with replacing(folder / PROGRESS) as part:
         figure.savefig(part, format="png", dpi=110)
     return True
+
+
+def _draw_scores(left: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Losses, and the mean IoU on an axis of its own."""
+    left.plot(*_points(lines, "loss"), color="C0", linewidth=1, label="training loss")
+    checks = [{"step": line["step"], **line["val"]} for line in lines if "val" in line]
+    left.plot(*_points(checks, "loss"), "o-", color="C1", label="validation loss")
+    left.set(ylabel="loss")
+    left.grid(alpha=0.3)
+    handles, labels = left.get_legend_handles_labels()
+    steps, scores = _points(checks, "mean_iou")
+    if scores:
+        right = left.twinx()
+        right.plot(steps, scores, "s--", color="C2", label="validation mean IoU")
+        right.set(ylabel="mean IoU", ylim=(0, 1))
+        more = right.get_legend_handles_labels()
+        handles, labels = handles + more[0], labels + more[1]
+    left.figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+def _draw_pace(left: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Learning rate and throughput."""
+    left.plot(*_points(lines, "lr"), color="C3", linewidth=1)
+    left.set(xlabel="optimizer step")
+    left.set_ylabel("learning rate", color="C3")
+    left.grid(alpha=0.3)
+    right = left.twinx()
+    steps, rates = _points(lines, "pixels_per_second")
+    right.plot(steps, [rate / 1e6 for rate in rates], color="C4", linewidth=1)
+    right.set_ylabel("million pixels a second", color="C4")
+
+
+def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of the lines that have one."""
+    found = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+    return [step for step, _ in found], [value for _, value in found]
 
 
 def _open_events(folder: Path, purge_step: int) -> Any:
