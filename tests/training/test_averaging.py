@@ -20,6 +20,7 @@ from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import load
 from tiledseg.models.network import build_modules
+from tiledseg.training.preparation import prepare
 
 DECAY = 0.6
 
@@ -105,3 +106,9 @@ def test_an_average_of_another_network_is_refused(material: Material, tmp_path: 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_its_memory_is_planned(material: Material, tmp_path: Path) -> None:
+    found = [prepare(averaged(material, tmp_path, ema=ema), 1 << 30, 1) for ema in (0.0, DECAY)]
+    parameters = sum(p.numel() for p in build_modules(found[0].plan.network).parameters())
+    assert found[0].question.memory - found[1].question.memory == 8 * parameters  # of float64

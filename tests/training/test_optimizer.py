@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.config import OptimizerConfig
+from tiledseg.gradients import GradientReducer, clip_gradients
 from tiledseg.training.course import Course
 from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
 from tiledseg.training.preparation import rate_of, update_of
@@ -106,3 +108,46 @@ def test_weight_decay_is_decoupled_for_adamw_and_l2_for_sgd() -> None:
             parameter.grad = torch.zeros(1, dtype=torch.float64)
             optimizer.step()
         assert parameter.item() == pytest.approx(after, rel=1e-12)
+
+
+@pytest.mark.parametrize("policy", ["constant", "step", "polynomial", "cosine"])
+def test_rates_are_those_of_torchs_schedulers(policy: str) -> None:
+    """Twelve epochs of five steps. torch's LinearLR begins at a share that it is given: ours is that of one step."""
+    per_epoch, epochs, warmup, lr = 5, 12, 10, 0.2
+    total, config = per_epoch * epochs, OptimizerConfig(lr=lr, policy=policy, warmup_steps=warmup, step_size=4)
+    found = [learning_rate(rate_of(config), step, Course(epochs, per_epoch)) for step in range(total)]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=lr)
+    schedulers = torch.optim.lr_scheduler
+    rising = schedulers.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)
+    kinds = {
+        "constant": lambda: schedulers.ConstantLR(optimizer, 1.0),
+        # After the warm-up a scheduler counts from 0; drops stand at whole epochs of the run, warm-up included.
+        "step": lambda: schedulers.MultiStepLR(optimizer, [4 * per_epoch - warmup, 8 * per_epoch - warmup], 0.1),
+        "polynomial": lambda: schedulers.PolynomialLR(optimizer, total - warmup, 0.9),
+        "cosine": lambda: schedulers.CosineAnnealingLR(optimizer, total - warmup),
+    }
+    whole = schedulers.SequentialLR(optimizer, [rising, kinds[policy]()], [warmup])
+    expected = []
+    for _ in range(total):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        whole.step()
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert found[-1] < lr or policy == "constant"
+
+
+def test_clipping_is_that_of_torch() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3, 4), (5,))]
+    reducer = GradientReducer(parameters, SerialCommunicator())
+    given = [torch.full_like(parameter, 2.0) for parameter in parameters]
+    reducer.zero()
+    sum((parameter * gradient).sum() for parameter, gradient in zip(parameters, given, strict=True)).backward()
+    reducer.finish()
+    clip_gradients(reducer, 1.5, SerialCommunicator())
+    reducer.deliver()
+    found = [parameter.grad.clone() for parameter in parameters]
+    for parameter, gradient in zip(parameters, given, strict=True):
+        parameter.grad = gradient
+    torch.nn.utils.clip_grad_norm_(parameters, 1.5)
+    assert all(torch.allclose(a, p.grad, rtol=1e-6) for a, p in zip(found, parameters, strict=True))
+    assert found[0].square().sum() + found[1].square().sum() == pytest.approx(1.5**2)

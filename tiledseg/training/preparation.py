@@ -18,6 +18,7 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.parallelism import parallelism
@@ -43,6 +44,7 @@ from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import Found, RasterSet, Reading, inspect
 from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
+from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
 
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
@@ -92,7 +94,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         network,
         found.extents,
         ranks,
-        memory_bytes,
+        memory_bytes - (_average_bytes(network, train.precision) if train.ema else 0),
         parallelism(config.parallel),
         train.precision,
         held_out=held_out.extents if held_out else (),
@@ -221,6 +223,11 @@ def with_counts(preparation: Preparation, counts: NDArray[np.int64]) -> Preparat
     note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
     preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
     return with_class_weights(preparation, median_frequency_weights(counts))
+
+
+def _average_bytes(network: Network, precision: str) -> int:
+    """What an average of the weights takes of a rank's memory, beside its steps."""
+    return count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[precision])
 
 
 def update_of(optimizer: OptimizerConfig) -> Update:

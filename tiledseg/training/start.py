@@ -92,9 +92,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
-    """With their gradients, where nothing is known of stages and devices that hold less of them."""
+    """With their gradients, where nothing is known of stages and devices that hold less of them, and their average."""
     whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
-    check_weights(preparation.plan.network, 2 if whole else 1, preparation.recipe.precision, mesh)
+    copies = (2 if whole else 1) + (preparation.recipe.ema > 0)
+    check_weights(preparation.plan.network, copies, preparation.recipe.precision, mesh)
 
 
 def _find_resume(preparation: Preparation) -> Beginning:

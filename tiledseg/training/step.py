@@ -111,9 +111,14 @@ class Stepper:
             pipeline=pipeline_result(sums, each, self._axes),
         )
 
+    @property
+    def looks_first(self) -> bool:
+        """Whether the loss wants the sums of the whole step before any gradient."""
+        return self._loss.looks_first
+
     def rounds(self, parts: Sequence[Part]) -> int:
         """How often `run` takes the samples of `parts`, one after the other."""
-        return self._passes.rounds(parts, self._loss.looks_first)
+        return self._passes.rounds(parts, self.looks_first)
 
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""

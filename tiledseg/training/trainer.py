@@ -48,6 +48,7 @@ from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.run_folder.about import About
+from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
 from tiledseg.training.run_folder.validations import Scene
@@ -121,6 +122,8 @@ class Trainer:
                 scene = self._scene()
                 self.journal = Journal(self.folder, self.step, total, verbosity, self._title(), self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
+                left, again = total - self.step, self.stepper.looks_first
+                self.journal.say(expected_time(self.plan.seconds, again, self.lines, left))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
             if self.preparation.validation is not None:

@@ -60,6 +60,11 @@ class Journal:
         score = "-" if found["mean_iou"] is None else f"{found['mean_iou']:.4f}"
         self._progress.say(f"epoch {epoch}: validation mean IoU {score}")
 
+    def say(self, words: str) -> None:
+        """One line for the person; none where there is nothing to say."""
+        if words:
+            self._progress.say(words)
+
     def draw(self, now: bool = False) -> None:
         """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
