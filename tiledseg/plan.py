@@ -74,6 +74,7 @@ def _parser() -> Parser:
     raster.add_argument(
         "--grid", nargs="+", default=["8"], metavar="Q", help="Q, or rows and columns of tiles, or auto (default 8)"
     )
+    raster.add_argument("--window", type=int, metavar="N", help="side of random windows (px), of train.window")
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
     model = parser.add_argument_group("network")
@@ -143,6 +144,7 @@ def _question(flags: Namespace) -> Question:
         gpus=flags.gpus,
         mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
         machine=_machine(flags),
+        window=flags.window,
     )
 
 

@@ -27,7 +27,8 @@ class Question:
 
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
     `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles. `mesh` (rows,
-    cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach.
+    cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach. `window`: side
+    of random windows, None without.
     """
 
     size: tuple[int, int]
@@ -41,6 +42,7 @@ class Question:
     gpus: int | None = None
     mesh: tuple[int, int] | None = None
     machine: Machine = field(default_factory=Machine)
+    window: int | None = None
 
     def __post_init__(self) -> None:
         for flag, values in (
@@ -51,6 +53,7 @@ class Question:
             ("--images", (self.images,)),
             ("--gpus", () if self.gpus is None else (self.gpus,)),
             ("--mesh", self.mesh or ()),
+            ("--window", () if self.window is None else (self.window,)),
         ):
             for value in values:
                 Range(1, MOST).check(flag, value)
@@ -68,6 +71,13 @@ class Question:
         if self.mesh is not None and self.stride != 1:
             raise ConfigError(
                 f"--mesh is given, but networks of --stride {self.stride} have no exact plan; leave it out"
+            )
+
+        if self.window is not None and self.window > min(self.size):
+            raise ConfigError(f"--window is {self.window}, but the raster has {min(self.size)} px along one side")
+        if self.window is not None and self.stride != 1:
+            raise ConfigError(
+                f"--window is {self.window}, but networks of --stride {self.stride} have no exact plan; leave it out"
             )
 
     @property

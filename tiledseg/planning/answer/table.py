@@ -6,13 +6,14 @@ from tiledseg.planning.answer.modes_table import modes_table, modes_title
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import Answer, by_stage
 from tiledseg.planning.answer.text import Row, aligned, columns, count_parts, size, size_parts, words
+from tiledseg.planning.answer.windows import windows_table
 from tiledseg.planning.stages_table import stages_table, stages_title
 
 _WEIGHTS = {"fp32": "float32", "fp64": "float64", "bf16": "float32, with the bf16 copies of autocast"}
 
 
 def table(question: Question, answer: Answer) -> str:
-    """Sections paper, exact, network, memory, modes, stages and cluster; those that the answer lacks are left out."""
+    """Sections paper, exact, network, memory, modes, stages, windows, cluster; those that are there."""
     blocks = [heading(question)]
     if answer["paper"] is not None:
         blocks.append(f"paper: the formula, unpadded convolutions\n{_paper(question, answer['paper'])}")
@@ -26,6 +27,8 @@ def table(question: Question, answer: Answer) -> str:
         ]
     if "stages" in answer:
         blocks.append(f"{stages_title(answer['stages'])}\n{stages_table(answer['stages'], size)}")
+    if "windows" in answer:
+        blocks.append(f"windows: drawn anywhere, one at a time\n{windows_table(answer['windows'])}")
     blocks.append(f"cluster: one tile a GPU\n{_cluster(answer['cluster'])}")
     if "omitted" in answer:
         blocks.append(f"left out: {answer['omitted']}")
