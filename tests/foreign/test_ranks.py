@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tiledseg
-from tests.foreign.modules import Somebody
+from tests.foreign.modules import Somebody, Telling
 from tests.law.cases import relative
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError
@@ -55,17 +55,14 @@ def check_gradients(ours: nn.Module, theirs: nn.Module) -> None:
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_block_of_each_rank(mesh: Mesh, which: int, norm: bool) -> None:
-    """y, dx, dW and buffers, of an image that divides by nothing; once more as torch's DDP sums gradients."""
+    """y, dx, dW and buffers, of an image that divides by nothing; once more as torch's DDP sums gradients. A batch norm
+    measures the images of all replicas, as the module does the stacked ones."""
     if which >= len(MESHES[mesh.size]):
         pytest.skip("no other mesh of so many ranks")
     whole = module(norm)
     spread = tiledseg.parallelize(copy.deepcopy(whole), MESHES[mesh.size][which])
     assert list(spread.state_dict()) == list(whole.state_dict())
     x_BCHW, target_BHW = images(spread.replicas)
-    if norm and spread.replicas > 1:
-        with pytest.raises(ConfigError, match="each of 2 replicas by itself"):
-            spread(x_BCHW)
-        spread.eval(), whole.eval()
     x_BCHW.requires_grad_()
     expected_BKHW = whole(x_BCHW)
     loss(expected_BKHW, target_BHW).backward()
@@ -90,6 +87,43 @@ def test_a_block_of_each_rank(mesh: Mesh, which: int, norm: bool) -> None:
         )
         check_gradients(spread, whole)
     spread.close()
+
+
+def test_what_the_module_returns(mesh: Mesh) -> None:
+    """A dict, with a list in it, of this rank's blocks; the loss of a pipeline takes it too."""
+    torch.manual_seed(3)
+    whole = Telling().double()
+    x_BCHW, target_BHW = images(1)
+    expected = whole(x_BCHW)
+    spread = tiledseg.parallelize(copy.deepcopy(whole), (mesh.size, 1))
+    rows, cols = spread.block(*SIDES).slices
+    found = spread(x_BCHW[:, :, rows, cols])
+    own = (..., *spread.output_block(*SIDES).slices)
+    assert relative(found["out"], expected["out"][own]) < BOUND
+    scores, number = found["aux"]
+    assert (list(found), number) == (["out", "aux"], 3)
+    assert relative(scores, expected["aux"][0][own]) < BOUND
+    spread.close()
+    if mesh.size > 1:
+        pipeline = tiledseg.Pipeline(copy.deepcopy(whole), mesh.size)
+        got = pipeline.step(x_BCHW, target_BHW, lambda returned, target: loss(returned["out"], target))
+        assert abs(got.item() - loss(expected["out"], target_BHW).item()) < 1e-9
+        pipeline.close()
+
+
+def test_replicas_of_a_pipeline_with_a_batch_norm(mesh: Mesh) -> None:
+    """Each would move its statistics image by image; evaluated norms do not."""
+    if mesh.size != 4:
+        pytest.skip("two pipelines of two ranks")
+    pipeline = tiledseg.Pipeline(module(norm=True), 2)
+    x_BCHW, target_BHW = images(1)
+    with pytest.raises(ConfigError, match=r"'stem\.norm' is a batch norm, which would move .* on each of 2"):
+        pipeline.step(x_BCHW, target_BHW, loss)
+    for part in pipeline.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.eval()
+    assert torch.isfinite(pipeline.step(x_BCHW, target_BHW, loss))
+    pipeline.close()
 
 
 def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:

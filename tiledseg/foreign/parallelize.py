@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -31,7 +33,8 @@ def parallelize(
 class ParallelModule(SpreadModule):
     """A module of which each rank of an image computes a block, every layer together with the others.
 
-    The law: outputs, gradients (summed over the ranks) and buffers are those of the module on the whole image.
+    The law: outputs, gradients (summed over the ranks) and buffers are those of the module on the whole image, or on
+    those of all replicas, stacked.
     """
 
     def __init__(self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1) -> None:
@@ -51,20 +54,34 @@ class ParallelModule(SpreadModule):
         """The part of the whole output that this rank gives for its `block` of an image of so many pixels."""
         return self._spatial.output(*self._even(height, width))
 
-    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """This rank's block of the output, or of each output, from its block of the image. Collective over the ranks of
-        the image; so is the backward pass, after which each rank has its share of the gradients (`reduce_gradients`).
+    def forward(self, x_BCHW: torch.Tensor) -> Any:
+        """What the module returns, of this rank's block of each tensor, from its block of the image. Collective over
+        the ranks of the image; so is the backward pass, after which each rank has its share of the gradients
+        (`reduce_gradients`).
 
         Blocks may be cut anywhere, as long as those of a row of ranks are equally high, and those of a column equally
-        wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers, and ConfigError where
-        replicas would each move the running statistics of a batch norm by themselves.
+        wide. Raises GeometryError, on all ranks, where they do not fit the mesh or the layers.
+
+        A batch norm in training measures the images of all replicas together, as the module would measure them stacked:
+        every rank then calls this, and the backward pass, which is collective over all. Norms come in the order of the
+        graph, and backward in the opposite one, on all ranks alike: nothing can wait forever.
         """
-        self.check_statistics()
         rows, cols = self._partitions(x_BCHW)
-        graph, tensors = self.network.graph, {0: x_BCHW}
-        self._spatial.run_nodes(tensors, rows, cols, 0, len(graph))
-        outputs = tuple(tensors[tensor] for tensor in graph.results)
-        return outputs[0] if len(outputs) == 1 else outputs
+        graph, tensors, first = self.network.graph, {0: x_BCHW}, 0
+        for stop in (*self._measuring(), len(graph)):
+            self._spatial.run_nodes(tensors, rows, cols, first, stop)
+            if stop < len(graph):
+                at_hand = [(tensors, rows, cols)]
+                self._spatial.norm_together(stop, at_hand, self.axes.weights, self.mesh.device)
+            first = stop + 1
+        return self.network.returned(tuple(tensors[tensor] for tensor in graph.results))
+
+    def _measuring(self) -> list[int]:
+        """The nodes that measure the images of all replicas, where there are several."""
+        if self.replicas == 1:
+            return []
+        pairs = zip(self.network.graph.layers, self.network.layers.values(), strict=True)
+        return [k for k, (layer, module) in enumerate(pairs) if layer.statistics == "batch" and module.training]
 
     def _even(self, height: int, width: int) -> tuple[Partition, Partition]:
         shape = self.axes.shape

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiledseg.comm.failure import mark_agreed
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.spread import SpreadModule
@@ -71,11 +72,11 @@ class Pipeline(SpreadModule):
         """Forward and backward passes of a batch, image by image: gradients are added to those of this rank's weights.
         Returns the sum of the images' losses, on every rank of the pipeline, which all call it.
 
-        `loss(output, target[i : i + 1])` is called for each image where the output is made; with several outputs,
-        `loss(outputs, target[i : i + 1])`. Every rank passes `x_BCHW` and `target` of the same shapes; their values are
+        `loss(returned, target[i : i + 1])` is called for each image where the output is made, with what the module
+        returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are
         looked at on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
-        self.check_statistics()
+        self._check_statistics()
         images = [_Image(self, x_BCHW[i : i + 1], target[i : i + 1], loss) for i in range(len(x_BCHW))]
         self._executor.train(images, lambda parameters: None)
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
@@ -83,6 +84,19 @@ class Pipeline(SpreadModule):
             total += image.lost
         self.axes.pipeline.all_reduce_sum(total).wait()
         return total
+
+    def _check_statistics(self) -> None:
+        """Raise ConfigError, on all ranks, where replicas would drift apart in training."""
+        graph = self.network.graph
+        pairs = zip(graph.nodes, self.network.layers.values(), strict=True)
+        moving = [node.name for node, module in pairs if node.layer.statistics == "batch" and module.training]
+        if moving and self.replicas > 1:
+            raise mark_agreed(
+                ConfigError(
+                    f"'{moving[0]}' is a batch norm, which would move its statistics on each of {self.replicas} "
+                    "replicas by itself, image by image; use all ranks for one pipeline, or .eval() of the norms"
+                )
+            )
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -148,8 +162,7 @@ class _Image:
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         assert self.wanted is not None, "a pass without gradients takes no loss"
         assert self.target is not None, "and none without a target"
-        outputs = outputs_BKHW[0] if len(outputs_BKHW) == 1 else outputs_BKHW
-        found = self.wanted(outputs, self.target.to(self.pipeline.mesh.device))
+        found = self.wanted(self.pipeline.network.returned(outputs_BKHW), self.target.to(self.pipeline.mesh.device))
         self.lost = found.detach().double()
         return found
 

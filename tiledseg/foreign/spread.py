@@ -93,17 +93,6 @@ class SpreadModule(nn.Module):
         """
         sum_gradients((p for p in self.parameters() if not p.is_meta), self.axes.weights)
 
-    def check_statistics(self) -> None:
-        """Raise ConfigError, on all ranks, where replicas would drift apart in training."""
-        moves = any(layer.statistics == "batch" for layer in self.network.graph.layers)
-        if self.training and moves and self.replicas > 1:
-            raise mark_agreed(
-                ConfigError(
-                    f"batch norm would move its statistics on each of {self.replicas} replicas by itself; use all "
-                    "ranks for one image, or .eval() to keep them still"
-                )
-            )
-
     def close(self) -> None:
         """End the communicators. The process group stays; a module that has been closed runs no more. Collective."""
         self._held.close()

@@ -113,13 +113,21 @@ def weights_mapper(
     """A network that the user's function builds, with the weights of a file (torch's, read as weights only, or
     safetensors). Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
 
+    held: list[GraphNetwork] = []  # whose graph was asked for: not built a second time
+
     def build() -> GraphNetwork:
+        if held:
+            return held.pop()
         modules = network_modules(network, trains=False)
         _fill(modules, path)
         return modules.eval()
 
+    def known() -> ForeignNetwork:
+        held[:] = [build()]
+        return network.traced(held[0].graph)
+
     taken = None if numbers is None else list(numbers)
-    return Mapper(lambda: network.traced(build().graph), build, taken, normalization=normalization, files=(path,))
+    return Mapper(known, build, taken, normalization=normalization, files=(path,))
 
 
 def _fill(module: nn.Module, path: str) -> None:

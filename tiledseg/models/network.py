@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ class GraphNetwork(nn.Module):
 
     Modules are named by their nodes, so a checkpoint does not depend on how the network is later cut or wrapped.
     Where they are parts of somebody's module `whole`, its names stay: of weights, of buffers, of what it consists of.
-    `untrained`: why the graph is not what that module does in training; it then stays in evaluation.
+    `untrained`: why the graph is not what that module does in training; it then stays in evaluation. `form`: what the
+    module returns, with an `Output` in the place of each tensor; None for the output, or a tuple of several.
     """
 
     layers: Mapping[str, nn.Module]
@@ -48,11 +50,13 @@ class GraphNetwork(nn.Module):
         modules: Sequence[nn.Module],
         whole: nn.Module | None = None,
         untrained: str | None = None,
+        form: Any = None,
     ) -> None:
         super().__init__()
         self.graph = graph
         self.bands = bands
         self.untrained = untrained
+        self.form = form
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -98,12 +102,16 @@ class GraphNetwork(nn.Module):
             node = nodes.get(".".join(parts[:2]))
             yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
-    def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or outputs in the graph's order, each of shape (B, channels, height, width); `places` as of
-        `run_nodes`."""
+    def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> Any:
+        """The outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`."""
         tensors = {0: x_BCHW}
         self.run_nodes(tensors, 0, len(self.graph), places)
-        outputs = tuple(tensors[tensor] for tensor in self.graph.results)
+        return self.returned(tuple(tensors[tensor] for tensor in self.graph.results))
+
+    def returned(self, outputs: tuple[torch.Tensor, ...]) -> Any:
+        """The graph's outputs as the module returns them, in its list or dict; else the one there is, or a tuple."""
+        if self.form is not None:
+            return filled(self.form, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int, places: Places = NOWHERE) -> None:
@@ -116,6 +124,27 @@ class GraphNetwork(nn.Module):
             return made
 
         run_nodes(self.graph, compute, tensors, first, stop)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The place of one of a graph's outputs in what a module returns."""
+
+    index: int
+
+
+def filled(form: Any, outputs: Sequence[torch.Tensor]) -> Any:
+    """Lists, tuples and dicts with the outputs in their places."""
+    match form:
+        case Output(index):
+            return outputs[index]
+        case dict():
+            return {key: filled(each, outputs) for key, each in form.items()}
+        case list():
+            return [filled(each, outputs) for each in form]
+        case tuple():
+            return tuple(filled(each, outputs) for each in form)
+    return form
 
 
 class _Unnamed(nn.ModuleList):

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from tiledseg.models.network import Output
 
 READS_VALUES = frozenset(
     (
@@ -68,6 +71,7 @@ class Record:
     faults: list[str] = field(default_factory=list)
     given: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # calls that see weights alone
     returned: Any = None
+    form: Any = None  # of what it returned, with an `Output` for each tensor
 
     def shape(self, made: Made) -> tuple[int, ...]:
         return self.calls[made.call].shapes[made.part]
@@ -184,7 +188,19 @@ def record(root: nn.Module, x_BCHW: torch.Tensor, is_unit: Callable[[nn.Module],
     with torch.no_grad(), torch.random.fork_rng(), _still_buffers(root), _calls_of_modules(recorder), recorder:
         returned = root(x_BCHW)
     recorder.record.returned = recorder.placed(returned)
+    recorder.record.form = _form(returned, count())
     return recorder.record
+
+
+def _form(value: Any, numbers: Iterator[int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Output(next(numbers))
+    if isinstance(value, Mapping):
+        return {key: _form(each, numbers) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        made = [_form(each, numbers) for each in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def _traced(
             f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
             "module.eval() to map with it"
         )
-    network = GraphNetwork(graph, bands, modules, module, untrained)
+    network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
     for size in sizes:
         output_size(graph, size[0])
         output_size(graph.along_columns, size[1])
