@@ -38,8 +38,9 @@ def _shifted(x: torch.Tensor) -> torch.Tensor:
 
 
 def _attended(x: torch.Tensor) -> torch.Tensor:
-    tokens = x.flatten(2)
-    return ((tokens.transpose(1, 2) @ tokens).softmax(-1) @ tokens.transpose(1, 2)).transpose(1, 2).view_as(x)
+    coarse = functional.avg_pool2d(x, 8)
+    tokens = coarse.flatten(2)
+    return ((tokens.transpose(1, 2) @ tokens).softmax(-1) @ tokens.transpose(1, 2)).transpose(1, 2).view_as(coarse)
 
 
 def _windows(x: torch.Tensor) -> torch.Tensor:
@@ -83,6 +84,9 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "one line": (lambda x: functional.conv1d(x.flatten(2), x.new_ones(4, 4, 3), padding=1).view_as(x), "use conv2d"),
     "round the border": (lambda x: functional.pad(x, (1, 1, 1, 1), mode="circular"), "the image's other end"),
     "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
+    "dropout always": (functional.dropout, "pass training=self.training"),
+    "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
+    "channels again": (lambda x: x.repeat(1, 2, 1, 1), "repeat one channel"),
     "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
 }
 
@@ -109,3 +113,10 @@ def test_batch_norm_on_means_of_an_image_maps_and_does_not_train() -> None:
     torch.testing.assert_close(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
     with pytest.raises(ConfigError, match="map with it"):
         network.train()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_what_torch_has_compiled_cannot_be_seen() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()))
+    with pytest.raises(ConfigError, match=r"'1' is compiled by torch\.jit"):
+        trace(nn.Sequential(nn.Identity(), scripted), 3)

@@ -193,6 +193,8 @@ def _layer_norm(step: Step) -> list[Value]:
 def _dropout(step: Step) -> list[Value]:
     value = step.value()
     probability = step.argument(1, "p", 0.5)
+    if step.argument(2, "train" if plain(step.call.function) == "feature_dropout" else "training", True):
+        raise RefusalError("drops in evaluation too; pass training=self.training")
     if probability == 0:
         return [step.made(value.node, value.layout)]
     module = ChannelDropout("", probability)

@@ -120,6 +120,10 @@ RENAMED = {
     "concatenate": "cat",
     "_threshold": "threshold",
     "data": "detach",
+    "__invert__": "bitwise_not",
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "logical_xor",
 }
 REVERSED = {"__rdiv__", "__rsub__", "__rpow__", "__radd__", "__rmul__"}
 ALONG_CHANNELS = frozenset(

@@ -26,6 +26,7 @@ READS_VALUES = frozenset(
         *("is_nonzero", "equal", "allclose", "nonzero", "unique", "masked_select", "argwhere"),
     )
 )
+DRAWS = frozenset(("rand", "randn", "randint", "randperm", "normal", "bernoulli", "poisson", "multinomial"))
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Recorder(TorchFunctionMode):
         self._paths = {id(module): name for name, module in root.named_modules()}
         self._owners: list[str] = [""]
         self._inside = 0  # units
+        self._in_training = root.training
         self._is_method = False
         self._known: dict[int, Made | Given] = {}
         self._alive: list[torch.Tensor] = []  # an id belongs to one tensor as long as it lives
@@ -128,6 +130,11 @@ class Recorder(TorchFunctionMode):
             self.record.faults.append(
                 f"{self._owners[-1] or 'the module'} at {calling_line()}: {name} reads the values of a tensor, and "
                 "what is computed next may depend on them; compute with tensors alone"
+            )
+        if name in DRAWS and not self._in_training:
+            self.record.faults.append(
+                f"{self._owners[-1] or 'the module'} at {calling_line()}: {name} draws numbers in evaluation too, "
+                "which no graph keeps; leave it to training, or make it a buffer"
             )
         if depends and name == "__setitem__":
             self.record.faults.append(

@@ -32,6 +32,8 @@ def _interpolate(step: Step) -> list[Value]:
             f"resizes {sizes}, by another factor at another size; give a scale_factor, or another node's size"
         )
     if all(ratio >= 1 and ratio == int(ratio) for ratio in found):
+        if align and mode == "bicubic":
+            raise RefusalError("resizes by bicubic with align_corners=True; take bilinear, or align_corners=False")
         if mode == "bilinear" and align:
             return [step.made(aligned(step, value, (int(found[0]), int(found[1]))))]
         return [step.made(step.lowering.add_module(step, _upsampling(step, found, mode, align), value, "interpolate"))]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.receptive_field import output_size
@@ -54,6 +55,11 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -
     Raises ConfigError that lists every call that would not be exact on tiles: the module's path, file and line, the
     reason, what to do; or that says where the module cannot be run, or does not do the same at every size.
     """
+    scripted = [name or "the module itself" for name, each in module.named_modules() if isinstance(each, ScriptModule)]
+    if scripted:
+        raise ConfigError(
+            f"'{scripted[0]}' is compiled by torch.jit, and its calls cannot be seen; give what it was made of"
+        )
     first = None
     for sizes in SIZES:
         try:
@@ -141,7 +147,7 @@ def _record(module: nn.Module, bands: int, size: tuple[int, int]) -> Record:
     except Exception as error:  # whatever the module raises
         raise OtherSizeError(
             f"the module does not run on {bands} bands of {size[0]} x {size[1]} pixels: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}; give the bands that it takes"
+            f"{str(error).splitlines()[0] if str(error) else ''}; give the bands that it takes, or mend it"
         ) from error
 
 

@@ -81,11 +81,12 @@ def _expand(step: Step) -> list[Value]:
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
         return [step.made(value.node, WHOLE)]
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
-    if len(shape) == len(value.shape) and all(_is_single_channel(value.layout.dims[at]) for at in grown):
+    single = all(value.shape[at] == 1 and _is_single_channel(value.layout.dims[at]) for at in grown)
+    if len(shape) == len(value.shape) and single:
         return pixelwise(
             step, "expand", (value, tuple(-1 if at not in grown else shape[at] for at in range(len(shape)))), {}
         )
-    raise RefusalError(f"repeats {value.shape} to {shape}, pixels of which a tile has a part only; join it as it is")
+    raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")
 
 
 def _is_single_channel(dim: Sequence[str]) -> bool:
