@@ -128,7 +128,7 @@ NETWORKS: dict[str, Foreign] = {
         "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, norm="batch", upsample="pixelshuffle"), large=True
     ),
     "MONAI BasicUNet, interpolation": Foreign(
-        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable"), refused="align_corners"
+        "monai", MONAI, monai("BasicUNet", 2, 3, 2, SIX, upsample="nontrainable")
     ),
     "MONAI BasicUNetPlusPlus": Foreign(
         "monai", MONAI, monai("BasicUNetPlusPlus", 2, 3, 2, SIX, norm="batch"), large=True

@@ -23,7 +23,7 @@ from tiledseg.tracing.lowering import (
     Value,
 )
 from tiledseg.tracing.mixing import MIXING, called
-from tiledseg.tracing.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
+from tiledseg.tracing.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, TRUTHS, plain
 from tiledseg.tracing.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.resizing import RESIZING
 from tiledseg.tracing.views import VIEWS
@@ -57,7 +57,11 @@ def _elementwise(step: Step) -> list[Value]:
         joined = _joined(step, name, arguments)
         if joined is not None:
             return joined
-    return pixelwise(step, step.as_called(name), _without_inplace(name, arguments), keywords)
+    made = pixelwise(step, step.as_called(name), _without_inplace(name, arguments), keywords)
+    source = next((value.node for value in (*arguments, *keywords.values()) if isinstance(value, Value)), None)
+    if name in TRUTHS and made[0].node is not None and source is not None:
+        step.lowering.truths[made[0].node] = source
+    return made
 
 
 # Activations that take `inplace` by its place, and where.
@@ -85,8 +89,14 @@ def _joined(step: Step, name: str, inputs: Sequence[Value]) -> list[Value] | Non
 
 
 def _same(step: Step) -> list[Value]:
+    """Truths become numbers of the dtype that the network has, whatever the author's was."""
     value = step.value(0, "self")
-    return [step.made(value.node, value.layout)]
+    source = value.node
+    while source in step.lowering.truths:
+        source = step.lowering.truths[source]
+    if source == value.node or plain(step.call.function) in ("contiguous", "clone", "alias", "cpu", "cuda"):
+        return [step.made(value.node, value.layout)]
+    return pixelwise(step, "type_as", (value, replace(value, node=source)), {})
 
 
 def _cat(step: Step) -> list[Value]:

@@ -108,6 +108,7 @@ class Lowering:
         self.values: dict[Made, Value] = {Made(-1): Value(INPUT, WHOLE, (), ())}
         self.faults: list[str] = list(one.faults)
         self.pooled: dict[str, str] = {}  # of nodes on means of parts of the image, the node that takes these
+        self.truths: dict[str, str] = {}  # of nodes that make truths of numbers, what they ask
         self.untrained: str | None = None  # what the graph does not do as the module does in training
         self._names = {INPUT}
         self._axes = serial_axes()

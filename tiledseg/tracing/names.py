@@ -166,6 +166,25 @@ REASONS = {
         "sorts values of the whole image, or may; take means and maxima",
     ),
 }
+TRUTHS = frozenset(
+    [
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "isnan",
+        "isfinite",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "logical_xor",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_not",
+    ]
+)
 PARTS = frozenset(["chunk", "split", "tensor_split"])
 
 
