@@ -28,6 +28,8 @@ OPTIONAL = (
     "data.label_layer",
     "data.label_attribute",
     "data.background",
+    "data.area",
+    "data.split",
     "train.tiles_per_step",
     "train.early_stop",
     "train.window",

@@ -44,6 +44,11 @@ class DataConfig:
             (default: there is but one class)
         background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
             nowhere
+        area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
+        split: blocks of each image along rows and columns, [R, C]: some are validated on, the others trained on
+        split_share: of all blocks, to validate on
+        split_gap: pixels around a block that is validated on which count nowhere; auto: the network's halo
+        split_seed: which blocks are validated on
         ignore_index: class number of pixels that count nowhere
         nodata: value of image pixels without data (default: what the raster says)
         bands: band numbers to read, from 1 (default: all)
@@ -64,6 +69,11 @@ class DataConfig:
     label_layer: str | None = None
     label_attribute: str | None = None
     background: str | int | None = number(None, 0, 254)
+    area: str | None = None
+    split: list[int] | None = number(None, 1, 4096, remedy="[R, C], blocks along rows and columns")
+    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True)
+    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
+    split_seed: int = number(0, 0, 2**63 - 1)
     ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
     nodata: float | None = number(None, -math.inf, math.inf, nan=True)
     bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
@@ -83,10 +93,25 @@ class DataConfig:
             )
         if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
             raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
+        self._check_split()
         if isinstance(self.normalize, str):
             one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
         if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
             raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
+
+    def _check_split(self) -> None:
+        if isinstance(self.split_gap, str) and self.split_gap != AUTO:
+            raise ConfigError(f"data.split_gap is '{shown(self.split_gap)}'; give auto or a number of pixels from 0 on")
+        if self.split is None:
+            plain = DataConfig()
+            for key in ("split_share", "split_gap", "split_seed"):
+                if getattr(self, key) != getattr(plain, key):
+                    raise ConfigError(f"data.{key} is {getattr(self, key)}, but data.split is null; give its blocks")
+            return
+        if len(self.split) != 2:
+            raise ConfigError(f"data.split is {self.split}; give [R, C], blocks along rows and columns")
+        if self.val_images:
+            raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
 
 
 def _lists(paths: str | list[str]) -> bool:

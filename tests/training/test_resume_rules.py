@@ -88,7 +88,10 @@ OTHERS: dict[str, Any] = {
     "run.panels": 0,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
-ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background"}  # tests/training/test_polygon_runs.py
+ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background", "data.area"}
+ELSEWHERE |= {
+    f"data.{key}" for key in ("split", "split_share", "split_gap", "split_seed")
+}  # tests/training/test_area_runs.py
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
 ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "early_stop")}

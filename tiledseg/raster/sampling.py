@@ -72,6 +72,8 @@ class Sampler:
     one is kept. Laws: each tile occurs once an epoch; nothing depends on the number of ranks. The tiles of a step are
     sorted, which changes no result (a step is a sum) and lets neighbours share the blocks that both read.
 
+    `kept`: of each image the tiles that are taken (None: all), as many as `tiles_per_image` says.
+
     Raises ConfigError where there are no tiles, or fewer than one step takes.
     """
 
@@ -79,6 +81,7 @@ class Sampler:
     seed: int
     tiles_per_step: int | None = None
     images_per_step: int = 1
+    kept: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.tiles_per_image or min(self.tiles_per_image) < 1:
@@ -125,7 +128,8 @@ class Sampler:
         return steps_from(self.steps, position, epochs)
 
     def _all_tiles(self, image: int) -> Step:
-        return tuple(TileReference(image, tile) for tile in range(self.tiles_per_image[image]))
+        tiles = self.kept[image] if self.kept is not None else range(self.tiles_per_image[image])
+        return tuple(TileReference(image, tile) for tile in tiles)
 
 
 def steps_from(

@@ -6,6 +6,7 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
+from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
 from tiledseg.planning.run.windows import Windows
@@ -32,8 +35,10 @@ from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.label_sources import LabelReading, check_used
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.layout import layout_warning
+from tiledseg.raster.polygons import vector_files
 from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
+from tiledseg.raster.spatial_split import SpatialSplit
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.best import judge_of
@@ -82,7 +87,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
-    held_out = _held_out(config.data, reading)
+    held_out = found if config.data.split else _held_out(config.data, reading)
     if held_out:
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count))
@@ -110,8 +115,11 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
-    sampler = steps_of(train, plan, windows, found)
     tilings = () if windows else plan.tilings
+    split, split_notes = split_of(config, plan, question.graph)
+    trained, validated = split.parts([info.shape for info in found.images]) if split else ((), ())
+    rasters = found.cut(tilings, config.data.area, trained)
+    sampler = steps_of(train, plan, windows, found, _kept(train, plan, rasters))
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
     return Preparation(
@@ -122,11 +130,44 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         objective,
         weights,
         sampler,
-        found.cut(tilings),
-        held_out.cut(plan.held_out) if held_out else None,
-        (*notes, *_notes(found.images, tilings), *plan.warnings),
-        tuple(file for part in every for file in part.files),
+        rasters,
+        held_out.cut(plan.held_out, config.data.area, validated) if held_out else None,
+        (*notes, *split_notes, *_notes(found.images, tilings), *plan.warnings),
+        (*(file for part in every for file in part.files), *_area_files(config.data)),
     )
+
+
+def split_of(config: Config, plan: RunPlan, graph: Graph) -> tuple[SpatialSplit | None, tuple[str, ...]]:
+    """The split of the images into blocks, and what is to be said of it. Raises ConfigError where a layer sees whole
+    images: no gap keeps their blocks apart."""
+    data = config.data
+    if data.split is None:
+        return None, ()
+    seeing = measuring(graph)
+    if seeing and config.parallel.exact:
+        raise ConfigError(
+            f"data.split is {data.split}, but {seeing[0].layer.in_words}: its statistics over an image hold pixels "
+            "that are validated on; use model.norm none or pixel, data.val_images, or accept it: parallel.exact false"
+        )
+    notes: tuple[str, ...] = (f"data.split: {seeing[0].layer.in_words} sees all blocks of an image",) if seeing else ()
+    least = augmentation(config.train.augment).scale[0]
+    halo = max(plan.footprint.before, plan.footprint.after)
+    auto = math.ceil(halo / least) + (least != 1)  # in pixels of the raster, where it is shown smaller
+    gap = auto if isinstance(data.split_gap, str) else data.split_gap
+    if gap < auto:
+        notes += (f"data.split_gap is {gap}, below {auto} px: outputs validated on see pixels trained on",)
+    rows, cols = data.split
+    return SpatialSplit((rows, cols), data.split_share, gap, data.split_seed), notes
+
+
+def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:
+    """The tiles that hold pixels that count, where tiles stay in their places and are computed one by one."""
+    found = rasters.kept(plan.tilings) if rasters.tilings else None
+    return None if plan.spread.shares_images or augmentation(train.augment).moves else found
+
+
+def _area_files(data: DataConfig) -> tuple[str, ...]:
+    return vector_files(data.area) if data.area else ()
 
 
 def _held_out(data: DataConfig, reading: Reading) -> Found | None:
@@ -155,11 +196,18 @@ def windows_of(train: TrainConfig) -> Windows | None:
     return Windows(train.window, train.windows_per_step, train.window_halo == "exact")
 
 
-def steps_of(train: TrainConfig, plan: RunPlan, windows: Windows | None, found: Found) -> Steps:
+def steps_of(
+    train: TrainConfig,
+    plan: RunPlan,
+    windows: Windows | None,
+    found: Found,
+    kept: tuple[tuple[int, ...], ...] | None = None,
+) -> Steps:
     """All steps of a run, with what each tile draws."""
     drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
     if windows is None:
-        sampler = Sampler(tuple(map(len, plan.tilings)), train.seed, train.tiles_per_step, train.images_per_step)
+        counts = tuple(map(len, plan.tilings if kept is None else kept))
+        sampler = Sampler(counts, train.seed, train.tiles_per_step, train.images_per_step, kept)
         return DrawnTiles(sampler, drawer, train.augment_each)
     return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)
 

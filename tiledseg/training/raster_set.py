@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.plan import Extent
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.layout import check_cut
+from tiledseg.raster.masked_reader import Inside, MaskedReader, area_reader
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.spatial_split import Part
 from tiledseg.raster.statistics import check_alike
 
 
@@ -32,19 +35,52 @@ class Reading:
 @dataclass(frozen=True)
 class RasterSet:
     """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`: what the
-    images say of themselves."""
+    images say of themselves. Pixels count within the polygons of the file `area` and within `parts`, one for each
+    image (none: all)."""
 
     images: tuple[str, ...]
     labels: tuple[str, ...]
     tilings: tuple[Tiling, ...]
     reading: Reading
     infos: tuple[RasterInfo, ...]
+    area: str | None = None
+    parts: tuple[Part, ...] = ()
 
     def open_image(self, number: int) -> RasterReader:
         return self.reading.open_image(self.images[number])
 
+    def open_counted(self, number: int) -> RasterReader:
+        """An image whose pixels are valid where its labels may count: for statistics, not for a network."""
+        return self._masked(self.open_image(number), number)
+
     def open_labels(self, number: int) -> RasterReader:
-        return self.reading.labels.open(self.labels[number], self.infos[number])
+        return self._masked(self.reading.labels.open(self.labels[number], self.infos[number]), number)
+
+    def _masked(self, reader: RasterReader, number: int) -> RasterReader:
+        areas = [area_reader(self.area, self.infos[number])] if self.area else []
+        masks: list[Inside] = [self.parts[number].inside] if self.parts else []
+        masks += [lambda box, area=area: area.read(box)[0][0] == 1 for area in areas]  # type: ignore[misc]
+        return MaskedReader(reader, masks, areas) if masks else reader
+
+    def kept(self, tilings: Sequence[Tiling]) -> tuple[tuple[int, ...], ...] | None:
+        """Of each image the tiles in which pixels may count; None where all may. Raises ConfigError for an image
+        without any."""
+        if not self.area and not self.parts:
+            return None
+        return tuple(self._kept(number, tiling) for number, tiling in enumerate(tilings))
+
+    def _kept(self, number: int, tiling: Tiling) -> tuple[int, ...]:
+        with self.open_labels(number) as labels:
+            assert isinstance(labels, MaskedReader), "only a part counts"
+            found = tuple(at for at, tile in enumerate(tiling.tiles) if labels.counts(tile.core))
+        if not found:
+            why = (
+                f"data.area {self.area} and data.split leave"
+                if self.area and self.parts
+                else (f"data.area {self.area} leaves" if self.area else "data.split leaves")
+            )
+            raise ConfigError(f"{why} no pixel of {self.images[number]} to learn from; leave it out, or change them")
+        return found
 
 
 @dataclass(frozen=True)
@@ -65,12 +101,12 @@ class Found:
     def extents(self) -> tuple[Extent, ...]:
         return tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in self.images)
 
-    def cut(self, tilings: tuple[Tiling, ...]) -> RasterSet:
-        """Raises RasterError for a tile store that was cut otherwise."""
+    def cut(self, tilings: tuple[Tiling, ...], area: str | None = None, parts: tuple[Part, ...] = ()) -> RasterSet:
+        """`area`, `parts`: as `RasterSet`. Raises RasterError for a tile store that was cut otherwise."""
         for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
-        return RasterSet(self.image_paths, self.label_paths, tilings, self.reading, self.images)
+        return RasterSet(self.image_paths, self.label_paths, tilings, self.reading, self.images, area, parts)
 
 
 def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: Reading) -> Found:

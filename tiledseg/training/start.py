@@ -164,7 +164,7 @@ def _with_weights_of(checkpoint: Checkpoint, preparation: Preparation) -> Prepar
 def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, count: bool, mesh: Mesh) -> Survey:
     rasters = preparation.training
     with ExitStack() as stack:
-        images = [stack.enter_context(rasters.open_image(number)) for number in numbers]
+        images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
         labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
         shown: Shown = unseen
         if mesh.is_root:

@@ -16,6 +16,7 @@ class Rule(NamedTuple):
 
 
 _MEANING = "the weights have learned what it says of the pixels"
+_LEARNT = "it says which pixels are learned from, and which are judged by"
 _LAW = "it changes speed and memory, never the result"
 _SHAPE = "it decides the shapes of the weights, or what they do"
 _ORDER = "the order of the steps of an epoch depends on it"
@@ -35,6 +36,11 @@ RULES: dict[str, Rule] = {
     "data.label_layer": Rule(REFUSED, _MEANING),
     "data.label_attribute": Rule(REFUSED, _MEANING),
     "data.background": Rule(REFUSED, _MEANING),
+    "data.area": Rule(REFUSED, _LEARNT),
+    "data.split": Rule(REFUSED, _LEARNT),
+    "data.split_share": Rule(REFUSED, _LEARNT),
+    "data.split_gap": Rule(REFUSED, _LEARNT),
+    "data.split_seed": Rule(REFUSED, _LEARNT),
     "data.ignore_index": Rule(REFUSED, _MEANING),
     "data.nodata": Rule(REFUSED, _MEANING),
     "data.bands": Rule(REFUSED, f"{_MEANING}; mean and deviation are in their order"),
