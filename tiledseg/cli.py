@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a network; alone, or under mpirun, srun, jsrun, torchrun",
     "predict": "map a raster with a trained network",
     "evaluate": "score a class map against its labels",
+    "export": "write a trained network as ONNX (QGIS), .pt2 or STAC-MLM",
     "report": "make the page of a run, one HTML file: scores, curves, pictures",
     "doctor": "show the ranks of a job, and measure all-reduces",
 }

@@ -1,0 +1,174 @@
+"""Exported networks, read back by the programs that they are for, against the map that predict makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import rasterio
+import torch
+from numpy.typing import NDArray
+from pystac import Item
+from stac_model.schema import MLModelProperties
+
+from tests.crash.runs import Material
+from tests.small_files import tree
+from tiledseg.export import main
+from tiledseg.inference import exported
+from tiledseg.inference.exported import TileAdvice
+from tiledseg.predict import main as predict
+from tiledseg.train import main as train
+
+NAMES = ["water", "wood & field", "Straße"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, its map of the held-out image, and the files of all kinds that one call writes."""
+    root = tmp_path_factory.mktemp("export")
+    material = Material.make(root)
+    classes = f"--data.classes={json.dumps([{'name': name} for name in NAMES])}"
+    more = ["--train.epochs", "1", "--model.norm", "batch", "--train.tiles_per_step", "1", "--tiling.grid", "1"]
+    assert train([*material.train_command(root / "run")[1:], *more, classes]) == 0
+    shares = ["--probabilities", str(root / "p.tif"), "--tiling.grid", "1"]
+    assert predict([*material.predict_command(root / "run", root / "m.tif")[1:], *shares]) == 0
+    files = [str(root / f"net.{kind}") for kind in ("onnx", "pt2", "json")]
+    options = ["--checkpoint", str(root / "run"), "--resolution", "50", "--output"]
+    assert main([*options, *files]) == 0
+    return root
+
+
+def pixels(folder: Path) -> NDArray[np.float32]:
+    with rasterio.open(folder / "held-out.tif") as file:
+        return file.read().astype(np.float32)[None]
+
+
+def shares(folder: Path) -> NDArray[np.float32]:
+    with rasterio.open(folder / "p.tif") as file:
+        return file.read()[None]
+
+
+def test_onnx_gives_the_probabilities_of_the_map(folder: Path) -> None:
+    """Of pixels over 255, as Deepness gives them; of any height and width."""
+    session = onnxruntime.InferenceSession(str(folder / "net.onnx"))
+    (taken,) = session.get_inputs()
+    x_BCHW = pixels(folder) / np.float32(255)
+    np.testing.assert_allclose(session.run(None, {taken.name: x_BCHW})[0], shares(folder), atol=1e-5)
+    part_BCHW = np.concatenate([x_BCHW[:, :, :32, :48]] * 3)
+    assert session.run(None, {taken.name: part_BCHW})[0].shape == (3, 3, 32, 48)
+
+
+def test_onnx_has_the_keys_of_deepness(folder: Path) -> None:
+    """JSON each; the overlap in percent of a tile, of both halos."""
+    model = onnx.load(folder / "net.onnx")
+    keys = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key != "pkg.torch.export"}
+    assert keys["model_type"] == "Segmentor"
+    assert keys["class_names"] == {str(k): name for k, name in enumerate(NAMES)}
+    assert keys["resolution"] == 50
+    assert keys["tile_size"] == keys["tiles_size"] == 512
+    assert keys["tiles_overlap"] * 512 / 100 >= 2 * keys["tiledseg_halo"] > 0
+    assert (keys["standardization_mean"], keys["standardization_std"]) == ([0, 0, 0], [1, 1, 1])
+
+
+def test_a_program_of_torch_gives_the_probabilities_of_the_map(folder: Path) -> None:
+    """Of pixels as they are."""
+    program = torch.export.load(folder / "net.pt2").module()
+    x_BCHW = torch.from_numpy(pixels(folder))
+    with torch.inference_mode():
+        np.testing.assert_allclose(program(x_BCHW).numpy(), shares(folder), atol=1e-5)
+        assert program(x_BCHW[:, :, :20, :34]).shape == (1, 3, 20, 34)
+
+
+def test_the_card_is_a_stac_mlm_item(folder: Path, tmp_path: Path) -> None:
+    """By stac-model's rules; of the file beside it, or of the checkpoint's weights."""
+    card = json.loads((folder / "net.json").read_text())
+    item = Item.from_dict(card)
+    about = MLModelProperties.model_validate(item.properties)
+    assert about.input[0].input.shape == [-1, 3, -1, -1]
+    assert [scaling.model_dump()["value"] for scaling in about.input[0].value_scaling or []] == [255]
+    assert [one.name for one in about.output[0].classes or []] == NAMES
+    assert about.total_parameters > 100
+    assert item.assets["model"].href == "net.onnx"
+    assert main(["--checkpoint", str(folder / "run"), "--output", str(tmp_path / "alone.json")]) == 0
+    alone = Item.from_dict(json.loads((tmp_path / "alone.json").read_text()))
+    assert (tmp_path / alone.assets["model"].href).resolve().name == "model.safetensors"
+    scaling = MLModelProperties.model_validate(alone.properties).input[0].value_scaling or []
+    saved = json.loads((folder / "run" / "summary.json").read_text())
+    assert len(scaling) == 3, saved.keys()
+    assert {one.model_dump()["type"] for one in scaling} == {"z-score"}
+
+
+def test_tiles_of_one_size(folder: Path, tmp_path: Path) -> None:
+    assert main(["--checkpoint", str(folder / "run"), "--tile", "64", "--output", str(tmp_path / "n.onnx")]) == 0
+    (taken,) = onnxruntime.InferenceSession(str(tmp_path / "n.onnx")).get_inputs()
+    assert taken.shape[1:] == [3, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--output ROOT/net.tflite", ("net.tflite", ".onnx, .pt2, .json")),
+        ("--output ROOT/a.onnx ROOT/b.onnx", ("a.onnx", "b.onnx", "one kind")),
+        ("--output ROOT/nowhere/net.onnx", ("nowhere", "make it first")),
+        ("--output ROOT/model.json --checkpoint ROOT/none", ("none", "no checkpoint")),
+        ("--output ROOT/new.onnx --tile 7", ("--tile is 7", "multiple of 2")),
+        ("--output ROOT/new.onnx --tile 2", ("--tile is 2", "halo")),
+        ("--output ROOT/new.onnx --tile 99999", ("--tile is 99999", "16384")),
+        ("--output ROOT/new.onnx --resolution -1", ("--resolution is -1", "above 0")),
+        ("--output ROOT/new.onnx --build a.b:c", ("--build is a.b:c", "leave it out")),
+        ("--output ROOT/link.json", ("link.json", "is the input")),
+        ("", ("--output",)),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], options: str, words: tuple[str, ...]
+) -> None:
+    link = folder / "link.json"
+    if not link.exists():
+        link.symlink_to(next((folder / "run" / "checkpoints").glob("step-*/manifest.json")))
+    before = tree(folder)
+    typed = [word.replace("ROOT", str(folder)) for word in options.split()]
+    assert main(["--checkpoint", str(folder / "run"), *typed]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert all(word in err for word in words), err
+    assert tree(folder) == before
+
+
+def test_without_the_extra(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiledseg.export._NEEDED", ("onnx", "no_such_module"))
+    assert main(["--checkpoint", str(folder / "run"), "--output", str(folder / "new.onnx")]) == 2
+    assert "no_such_module: pip install 'tiledseg[export]'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["export", "numbers"])
+def test_what_cannot_be_expressed_leaves_the_older_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    """Nor does a file that gives other numbers than the network."""
+    (tmp_path / "net.pt2").write_bytes(b"old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such operation\nand more")
+
+    if what == "export":
+        monkeypatch.setattr(torch.export, "export", fail)
+    else:
+        run = exported.run_program
+        monkeypatch.setattr(exported, "run_program", lambda *a: run(*a) + 1e-4)
+    assert main(["--checkpoint", str(folder / "run"), "--output", str(tmp_path / "net.pt2")]) == (
+        2 if what == "export" else 1
+    )
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert ("no such operation" if what == "export" else "off by 1.0e-04") in err
+    assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
+    assert (tmp_path / "net.pt2").read_bytes() == b"old"
+
+
+def test_the_overlap_is_both_halos_rounded_up() -> None:
+    assert [TileAdvice(512, halo, 16).percent for halo in (0, 1, 24, 96)] == [0, 1, 10, 38]

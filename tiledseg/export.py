@@ -1,0 +1,133 @@
+"""`tiledseg export --checkpoint RUN --output net.onnx net.pt2 net.json`: a trained network for other programs."""
+
+from __future__ import annotations
+
+from tiledseg.entry import enter
+
+if __name__ == "__main__":
+    enter("tiledseg.export")
+
+import importlib.util
+import json
+import math
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tiledseg.command import Parser, run
+from tiledseg.config_flags import parse
+from tiledseg.console import answer
+from tiledseg.errors import ConfigError
+from tiledseg.outputs import check_outputs, whole
+from tiledseg.writing import replacing
+
+if TYPE_CHECKING:
+    from tiledseg.inference.exported import TileAdvice
+    from tiledseg.inference.trained import Trained
+
+SCALES = {".onnx": 255.0, ".pt2": 1.0}
+"""What pixels are divided by before a file takes them: ONNX's as Deepness does."""
+
+_CARD = ".json"
+_NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+
+def build_parser() -> Parser:
+    """The command's options."""
+    parser = Parser(prog="tiledseg export", description="Write a trained network for other programs (docs/export.md).")
+    parser.add_argument("--checkpoint", required=True, help="a run's folder, or one checkpoint of it")
+    parser.add_argument(
+        "--which", choices=("latest", "best"), default="latest", help="of a run's checkpoints (default latest)"
+    )
+    parser.add_argument(
+        "--output",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="ends in .onnx (ONNX, with the keys of QGIS's Deepness), .pt2 (torch.export), or .json (STAC-MLM item of "
+        "the first of the others, else of the checkpoint's weights)",
+    )
+    parser.add_argument("--tile", type=int, metavar="N", help="take tiles of N x N pixels only (default: of any size)")
+    parser.add_argument("--resolution", type=float, metavar="CM", help="centimetres a pixel, for Deepness")
+    parser.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network, if any")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the files and print their paths; the exit code (0; 2 for bad input)."""
+    return run(lambda: _export(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
+
+
+def check_options(options: Namespace) -> None:
+    """Raise ConfigError for names of no known kind, numbers out of range, and what is not installed."""
+    kinds = [_ending(path) for path in options.output]
+    for path, kind in zip(options.output, kinds, strict=True):
+        if kind not in (*SCALES, _CARD):
+            raise ConfigError(f"--output is {path}; give names that end in {', '.join((*SCALES, _CARD))}")
+    if len(set(kinds)) < len(kinds):
+        raise ConfigError(f"--output has {' and '.join(options.output)}: two of one kind; give each kind once")
+    if options.tile is not None and not 1 <= options.tile <= 1 << 14:
+        raise ConfigError(f"--tile is {options.tile}; give 1 to {1 << 14} pixels")
+    if options.resolution is not None and not (options.resolution > 0 and math.isfinite(options.resolution)):
+        raise ConfigError(f"--resolution is {options.resolution}; give centimetres a pixel, above 0")
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if ".onnx" in kinds and missing:
+        raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: pip install 'tiledseg[export]'")
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _export(options: Namespace) -> None:
+    check_options(options)
+    from tiledseg.checkpoint.folder import checkpoint_files
+    from tiledseg.inference.exported import advise
+    from tiledseg.inference.trained import load
+
+    trained = load(options.checkpoint, options.build, options.which)
+    advice = advise(trained, options.tile)
+    check_outputs(
+        [whole("--output", path) for path in options.output],
+        [*checkpoint_files(trained.checkpoint), *options.config],
+    )
+    for path in sorted(options.output, key=lambda path: _ending(path) == _CARD):  # the others first
+        if _ending(path) == _CARD:
+            _write_card(path, trained, advice, options)
+        else:
+            _write_network(path, trained, advice, options)
+        answer(path)
+
+
+def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
+    """The file has its name once it has been read back and gives what the network gives."""
+    from tiledseg.inference import exported
+    from tiledseg.inference.model_cards import deepness_keys
+
+    kind, fixed = _ending(path), options.tile is not None
+    scale = SCALES[kind]
+    program = exported.export_program(trained, advice, scale, fixed)
+    x_BCHW = exported.sample_pixels(trained, advice, scale, fixed)
+    with replacing(path) as part:
+        if kind == ".onnx":
+            exported.write_onnx(part, program, deepness_keys(trained, advice, options.resolution))
+            found_BKHW = exported.run_onnx(part, x_BCHW)
+        else:
+            exported.write_program(part, program)
+            found_BKHW = exported.run_program(part, x_BCHW)
+        exported.check_same(trained, path, scale, found_BKHW, x_BCHW)
+
+
+def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
+    from tiledseg.inference.model_cards import stac_item
+
+    weights = str(trained.checkpoint.path / "model.safetensors")
+    described = next((file for file in options.output if _ending(file) in SCALES), weights)
+    href = os.path.relpath(described, Path(path).parent)
+    kind = _ending(described)
+    item = stac_item(trained, advice, href, kind, SCALES.get(kind, 1.0), options.tile is not None)
+    with replacing(path) as part:
+        part.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")

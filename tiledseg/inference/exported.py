@@ -1,0 +1,180 @@
+"""A trained network as other programs run it: pixels in, probabilities out, whatever their height and width.
+
+The normalisation and the softmax are in the file, so nobody has to know them. What a program gives is a raster's pixels
+over `scale`: 1 in a program of torch; 255 in ONNX, since QGIS's Deepness divides by 255 before anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiledseg.errors import ConfigError, TiledsegError, first_line
+from tiledseg.geometry.halo import Footprint, network_footprint, round_up
+from tiledseg.inference.trained import Trained
+
+TOLERANCE = 1e-5
+"""By which a probability of the file may differ from the network's, in float32."""
+
+_LEAST_TILE = 512
+_MOST_SIDE = 1 << 16
+
+
+class Scored(nn.Module):
+    """x_BCHW, pixels over `scale`, to probabilities of (B, classes, H, W), float32."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, trained: Trained, scale: float) -> None:
+        super().__init__()
+        self.network = trained.network.float().eval()
+        mean, std = (torch.tensor(each, dtype=torch.float64) / scale for each in _constants(trained))
+        self.register_buffer("mean", mean.float()[:, None, None])
+        self.register_buffer("std", std.float()[:, None, None])
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        scores = self.network((x_BCHW - self.mean) / self.std)
+        first_BKHW: torch.Tensor = scores[0] if isinstance(scores, tuple) else scores
+        return first_BKHW.softmax(1)
+
+
+def _constants(trained: Trained) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return trained.normalization.mean, trained.normalization.std
+
+
+@dataclass(frozen=True)
+class TileAdvice:
+    """How a program is to cut a raster for this network: a tile's `side`, of which `halo` pixels at each edge are not
+    yet right, and `percent` of overlap, which is both halos of two neighbours, rounded up."""
+
+    side: int
+    halo: int
+    alignment: int
+
+    @property
+    def percent(self) -> int:
+        return -(-200 * self.halo // self.side)
+
+
+def advise(trained: Trained, side: int | None) -> TileAdvice:
+    """Raises ConfigError for a side that has no right pixel or is no multiple of the alignment, GeometryError or
+    ConfigError for a network whose output has not the size of its input."""
+    footprint: Footprint = network_footprint(trained.network.graph)
+    if footprint.mirror:
+        raise ConfigError(
+            "the network is not padded: it gives fewer pixels than it takes; export one of padding 'same'"
+        )
+    halo, alignment = max(footprint.before, footprint.after), footprint.alignment
+    chosen = side or round_up(max(_LEAST_TILE, 8 * halo), alignment)
+    if chosen % alignment or chosen <= 2 * halo:
+        least = round_up(2 * halo + 1, alignment)
+        raise ConfigError(
+            f"--tile is {chosen}, but the network needs a multiple of {alignment} and a halo of {halo} a side; give a "
+            f"multiple of {alignment}, {least} or more"
+        )
+    return TileAdvice(chosen, halo, alignment)
+
+
+def export_program(trained: Trained, advice: TileAdvice, scale: float, fixed: bool) -> torch.export.ExportedProgram:
+    """The network as torch.export has it; of any batch, and, unless `fixed`, of any height and width that are multiples
+    of the alignment. Raises ConfigError where torch.export cannot express it."""
+    x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
+    batch = torch.export.Dim("batch", min=1, max=1024)
+    sides = {}
+    for dim, name in ((2, "height"), (3, "width")):
+        units = torch.export.Dim(f"{name}_units", min=1, max=_MOST_SIDE // advice.alignment)
+        sides[dim] = advice.alignment * units if advice.alignment > 1 else units
+    if not fixed:
+        side = max(2, 2 * advice.alignment)
+        x_BCHW = torch.zeros(2, trained.bands, side, side + advice.alignment)
+    shapes = {"x_BCHW": {0: batch, **({} if fixed else sides)}}
+    with quiet():
+        try:
+            return torch.export.export(Scored(trained, scale), (x_BCHW,), dynamic_shapes=shapes)
+        except Exception as error:
+            raise ConfigError(
+                f"torch.export cannot express this network ({type(error).__name__}: {first_line(error)}); try "
+                "--tile N, or export another network"
+            ) from error
+
+
+def write_program(part: Path, program: torch.export.ExportedProgram) -> None:
+    """Write a .pt2 file."""
+    data = io.BytesIO()
+    torch.export.save(program, data)
+    part.write_bytes(data.getvalue())
+
+
+def run_program(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
+    """What a .pt2 file gives."""
+    loaded = torch.export.load(io.BytesIO(part.read_bytes()))
+    with torch.inference_mode():
+        found: torch.Tensor = loaded.module()(x_BCHW)
+    return found
+
+
+def write_onnx(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
+    """Write an ONNX file with metadata `keys`. Raises ConfigError where ONNX cannot express the network."""
+    with quiet():
+        try:
+            made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+        except Exception as error:
+            raise ConfigError(
+                f"ONNX cannot express this network ({type(error).__name__}: {first_line(error)}); export it as .pt2"
+            ) from error
+    model = made.model_proto
+    for key, value in keys.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
+    part.write_bytes(model.SerializeToString())
+
+
+def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
+    """What an ONNX file gives."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(part.read_bytes(), providers=["CPUExecutionProvider"])
+    (taken,) = session.get_inputs()
+    return torch.from_numpy(session.run(None, {taken.name: x_BCHW.numpy()})[0])
+
+
+def check_same(trained: Trained, path: str, scale: float, found_BKHW: torch.Tensor, x_BCHW: torch.Tensor) -> float:
+    """The largest difference of the file's probabilities from the network's. Raises TiledsegError where that is beyond
+    `TOLERANCE`."""
+    with torch.inference_mode():
+        wanted_BKHW = Scored(trained, scale)(x_BCHW)
+    gap = (found_BKHW - wanted_BKHW).abs().max().item() if found_BKHW.shape == wanted_BKHW.shape else float("inf")
+    if not gap <= TOLERANCE:
+        raise TiledsegError(f"{path} read back gives probabilities that are off by {gap:.1e}; nothing was written")
+    return gap
+
+
+def sample_pixels(trained: Trained, advice: TileAdvice, scale: float, fixed: bool) -> torch.Tensor:
+    """A tile of pixels about the training's, over `scale`."""
+    side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
+    mean, std = (torch.tensor(each)[:, None, None] for each in _constants(trained))
+    noise = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
+    return ((mean + std * noise) / scale).float()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch's exporters say on the way, of which nothing concerns the user."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
