@@ -58,9 +58,17 @@ def test_a_checkpoint_that_does_not_fit(material: Material) -> None:
 
 def test_a_drawing_that_does_not_fit_leaves_the_run_resumable(material: Material) -> None:
     folder = material.root / "no-drawing"
-    done = limited(12000, "tiledseg.train", *material.train_command(folder)[1:])
+    done = limited(12000, "tiledseg.train", *material.train_command(folder)[1:], "--run.panels", "0")
     check_one_line(done, "progress.png", "File too large")
     assert find_checkpoint(folder).saved.step == 12
+    assert not list(folder.rglob(".*"))
+
+
+def test_a_panel_that_does_not_fit_leaves_the_run_resumable(material: Material) -> None:
+    folder = material.root / "no-panel"
+    done = limited(12000, "tiledseg.train", *material.train_command(folder)[1:])
+    check_one_line(done, "validation/step-000003.png", "File too large")
+    assert find_checkpoint(folder).saved.step == 2
     assert not list(folder.rglob(".*"))
 
 
