@@ -19,6 +19,7 @@ from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
+pytestmark = pytest.mark.usefixtures("without_plots")
 CHANGES = {
     "reflections": [lambda x: x, lambda x: x[:, :, ::-1], lambda x: x[:, ::-1], lambda x: x[:, ::-1, ::-1]],
     "turns": [lambda x, k=k: np.rot90(x, k, (1, 2)) for k in range(4)]

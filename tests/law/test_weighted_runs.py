@@ -17,6 +17,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig
 
+pytestmark = pytest.mark.usefixtures("without_plots")
 STEPS = 4
 
 
@@ -69,6 +70,20 @@ def test_a_run_that_is_resumed_has_the_loss_lines_of_one_rank(
     expected = counted(shared)
     assert find_checkpoint(folder).saved.class_weights == pytest.approx(expected, rel=1e-14)
     assert json.loads((folder / "summary.json").read_text())["class_weights"] == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["windows", "batch"])
+def test_a_loss_of_ratios_over_windows_and_batches_of_tiles(how: str, shared: Path, meshes: dict[str, Mesh]) -> None:
+    """A rank that has several goes forward twice, one that has one window does not."""
+    config = weighted(shared, shared / f"ratios-{how}", 2)
+    windows = replace(config.train, sampling="windows", window=16, windows_per_step=2 * meshes["gloo"].size - 1)
+    train = windows if how == "windows" else replace(config.train, tiles_per_batch=3)
+    found = run(replace(config, train=train), meshes["gloo"])
+    one = replace(config, run=RunConfig(str(shared / f"ratios-{how}-one"), 0), train=replace(train, tiles_per_batch=1))
+    expected = meshes["gloo"].on_root(lambda: run(one, alone()))
+    assert len(losses(found)) >= 2
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
 
 
 def check_kept(folder: Path, alone: Path, validations: list[float]) -> None:
