@@ -20,6 +20,7 @@ from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, Ru
 from tiledseg.raster.draws import Draw, Drawer
 from tiledseg.raster.pixel_noise import pixel_noise
 from tiledseg.raster.sampling import Sampler
+from tiledseg.tile import main as cut
 
 SIZE, BANDS, IGNORED = 52, 3, 255
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
@@ -123,6 +124,20 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
         write(disk, *changed(image_CHW, labels_HW, draw))
         expected.append(still(square(disk, "plain", [], tiles_per_step=1))[step])
     assert found == expected
+
+
+def test_a_tile_store_is_seen_as_its_raster_is(tmp_path: Path) -> None:
+    """A changed raster's tiles lie across those that were cut; and so do windows."""
+    write(tmp_path, *scene())
+    store, words = str(tmp_path / "tiles.h5"), ["--grid", "3", "--levels", "3", "--output"]
+    images = ["--images", str(tmp_path / "image.tif"), "--labels", str(tmp_path / "labels.tif")]
+    assert cut([*images, *words, store]) == 0
+    windows = {"sampling": "windows", "window": 20, "windows_per_step": 4}
+    for name, keys in (("tiles", {}), ("windows", windows)):
+        config = square(tmp_path, name, [*PLACES, {"scale": [0.9, 1.2]}, *VALUES], **keys)
+        stored = replace(config, data=replace(config.data, images=[store], labels=[]))
+        stored.run = RunConfig(output=str(tmp_path / f"{name}-stored"), verbosity=0)
+        assert losses(run(stored, alone())) == losses(run(config, alone()))
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_goes_on_with_the_same_draws(tmp_path: Path) -> None:
