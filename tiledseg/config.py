@@ -44,6 +44,7 @@ class DataConfig:
             (default: there is but one class)
         background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
             nowhere
+        warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
         area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
         split: blocks of each image along rows and columns, [R, C]: some are validated on, the others trained on
         split_share: of all blocks, to validate on
@@ -69,6 +70,7 @@ class DataConfig:
     label_layer: str | None = None
     label_attribute: str | None = None
     background: str | int | None = number(None, 0, 254)
+    warp: bool = False
     area: str | None = None
     split: list[int] | None = number(None, 1, 4096, remedy="[R, C], blocks along rows and columns")
     split_share: float = number(0.2, 0.0, 1.0, above=True, below=True)

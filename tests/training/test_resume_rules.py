@@ -21,6 +21,7 @@ from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, tab
 
 OTHERS: dict[str, Any] = {
     "data.classes": {0: 0, 1: 1, 2: 2, 7: 2},
+    "data.warp": True,
     "data.ignore_index": 254,
     "data.nodata": 0.0,
     "data.bands": [3, 2, 1],

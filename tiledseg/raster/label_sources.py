@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config_checks import shown
-from tiledseg.errors import ConfigError, LabelError
+from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
@@ -15,6 +15,7 @@ from tiledseg.raster.polygon_reader import PolygonReader
 from tiledseg.raster.polygons import read_polygons
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sources import is_vector
+from tiledseg.raster.warped_reader import WarpedReader
 
 IGNORED = "ignored"
 
@@ -23,13 +24,14 @@ IGNORED = "ignored"
 class LabelReading:
     """How labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only one), the
     `attribute` that names the class (None: there is but one), and the class of pixels in no polygon, `background`: a
-    name or a number, or "ignored"; None: not said."""
+    name or a number, or "ignored"; None: not said. `warp`: labels of another grid are brought to the image's."""
 
     label_map: LabelMap
     references: bool = False
     layer: str | None = None
     attribute: str | None = None
     background: str | int | None = None
+    warp: bool = False
 
     def open(self, path: str, image: RasterInfo) -> RasterReader:
         """The labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
@@ -38,11 +40,20 @@ class LabelReading:
             return self._open_polygons(path, image)
         reader = open_raster(path, references=self.references)
         try:
-            check_grids_match(image, reader.info)
+            reader = self._on_grid(reader, image)
             self.label_map.resolve(reader.info)
         except BaseException:
             reader.close()
             raise
+        return reader
+
+    def _on_grid(self, reader: RasterReader, image: RasterInfo) -> RasterReader:
+        try:
+            check_grids_match(image, reader.info)
+        except RasterError as error:
+            if self.warp:
+                return WarpedReader(reader, image)
+            raise RasterError(f"{error}, or have labels brought to the image's with data.warp true") from None
         return reader
 
     def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:

@@ -185,7 +185,9 @@ def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple
 
 
 def _reading(data: DataConfig, label_map: LabelMap) -> Reading:
-    labels = LabelReading(label_map, data.references, data.label_layer, data.label_attribute, data.background)
+    labels = LabelReading(
+        label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
+    )
     return Reading(data.bands, data.nodata, data.references, labels)
 
 

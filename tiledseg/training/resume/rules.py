@@ -36,6 +36,7 @@ RULES: dict[str, Rule] = {
     "data.label_layer": Rule(REFUSED, _MEANING),
     "data.label_attribute": Rule(REFUSED, _MEANING),
     "data.background": Rule(REFUSED, _MEANING),
+    "data.warp": Rule(MAY, "labels that lie on the image's grid are read as they are; others were refused"),
     "data.area": Rule(REFUSED, _LEARNT),
     "data.split": Rule(REFUSED, _LEARNT),
     "data.split_share": Rule(REFUSED, _LEARNT),
