@@ -49,7 +49,7 @@ def _files(
     faults = []
     changed = [name for name in before if after.get(name) != before[name]]
     new = [name for name in after if name not in before]
-    allowed = () if outcome.code == 2 else trial.outputs
+    allowed = () if outcome.code == 2 else (*trial.outputs, *_beside(trial))
     faults += [f"input changed: {name}" for name in changed if not _below(name, allowed)]
     unfinished = [name for name in new if killed and ".part" in name]  # the next run clears it: `aftermath` looks
     faults += [f"left over: {name}" for name in new if not _below(name, allowed) and name not in unfinished]
@@ -57,6 +57,12 @@ def _files(
         hidden = [name for name in new if any(part.startswith(".") for part in Path(name).parts)]
         faults += [f"left over: {name}" for name in hidden if _below(name, allowed) and not _kept(name, trial)]
     return faults
+
+
+def _beside(trial: Trial) -> tuple[str, ...]:
+    """What `predict` writes beside a map: names and colours of its classes, for GDAL and QGIS."""
+    maps = [Path(name) for name in trial.outputs if trial.command == "predict" and name.endswith(".tif")]
+    return tuple(str(name) for path in maps for name in (path.with_suffix(".qml"), Path(f"{path}.aux.xml")))
 
 
 def _below(name: str, allowed: tuple[str, ...]) -> bool:
