@@ -1,0 +1,112 @@
+"""The recipes of `jobs/recipes`, as they stand, on small data in the layouts that they name: on any number of ranks the
+losses, weights of classes and scores of one, at the rates and with the weights that the sources say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+
+from benchmarks.recipes.layouts import write_workplace
+from benchmarks.recipes.small import SMALL
+from tests.conftest import SIZE
+from tests.law.test_training_steps import alone, losses, run
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config
+from tiledseg.config_classes import read_classes
+from tiledseg.config_file import parse_config
+
+pytestmark = [
+    pytest.mark.usefixtures("small_views", "without_plots"),
+    pytest.mark.skipif(SIZE not in (2, 4), reason="each run is compared with that of one rank; 2 and 4 are enough"),
+]
+NAMES = tuple(SMALL) if SIZE == 2 else ("camvid-segnet",)  # all on 4 ranks too: python -m benchmarks.recipes
+BUILDING = [(128, 0, 0), (192, 0, 128), (0, 128, 64), (64, 0, 64), (64, 192, 0)]  # with archway, bridge, tunnel, wall
+RATES = {
+    "camvid-segnet": [1e-3, 1e-3],
+    "cityscapes-gated-scnn": [0.01, 0.01 * 0.5**0.9],
+    "transfer-learning": [0.00125, 0.00125],
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(meshes: dict[str, Mesh], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder from which all ranks run: what the recipes name lies in it."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    folder = Path(mesh.communicator.broadcast_object(str(tmp_path_factory.mktemp("recipes"))))
+    mesh.on_root(lambda: write_workplace(folder, frames=2, thinner=16))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+
+
+def small(name: str, output: str) -> Config:
+    """The recipe with a thin network and one epoch of two steps, in float64."""
+    thin = ["--train.window", "32"] if name == "cityscapes-gated-scnn" else ["--model.base_channels", "4"]
+    flags = [*SMALL[name], *thin, "--train.epochs", "1", "--train.validate_every", "1"]
+    found = parse_config(["--config", f"jobs/recipes/{name}.yaml", *flags, "--train.precision", "fp64"], "train", "")
+    data = replace(found.data, classes=read_classes(found.data.classes))
+    return replace(found, data=data, run=replace(found.run, output=output, verbosity=0, panels=0))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_has_the_losses_and_scores_of_one_rank(name: str, workplace: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["gloo"]
+    found = run(small(name, f"runs/{name}"), mesh)
+    expected = mesh.on_root(lambda: run(small(name, f"runs/{name}-alone"), alone()))
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-9)
+    mine, theirs = (summary(workplace / "runs" / folder) for folder in (name, f"{name}-alone"))
+    assert (mine["ranks"], theirs["ranks"]) == (mesh.size, 1)
+    assert mine["parallel"]["mesh"]["replicas"] == mesh.size, "every rank has images of its own"
+    assert mine["class_weights"] == theirs["class_weights"]
+    assert mine["val"]["loss"] == pytest.approx(theirs["val"]["loss"], rel=1e-9)
+    assert mine["val"]["iou"] == theirs["val"]["iou"]
+    assert [line["lr"] for line in found if "loss" in line] == pytest.approx(RATES[name], rel=1e-4)
+    if name == "camvid-segnet":
+        assert mine["class_weights"][1] == pytest.approx(weight_of_building(workplace), rel=1e-12)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def weight_of_building(workplace: Path) -> float:
+    """By hand, from the colours in the files: the median of all frequencies over that of buildings."""
+    folder = workplace / "data/CamVid/LabeledApproved_full"
+    groups = colours_of_classes()
+    pixels, seen = np.zeros(len(groups)), np.zeros(len(groups))
+    for path in (path for path in folder.iterdir() if not path.name.startswith("Seq05VD")):
+        with rasterio.open(path) as file:
+            labels_HWC = file.read().transpose(1, 2, 0)
+        counts = np.array([sum((labels_HWC == colour).all(-1).sum() for colour in group) for group in groups])
+        pixels += counts
+        seen += counts.sum() * (counts > 0)
+    frequencies = pixels / seen
+    return float(np.median(frequencies) / frequencies[1])
+
+
+def colours_of_classes() -> list[list[tuple[int, int, int]]]:
+    """Sky, building, ... bicyclist, as the article's `camvidPixelLabelIDs` groups them."""
+    return [
+        [(128, 128, 128)],
+        BUILDING,
+        [(192, 192, 128), (0, 0, 64)],
+        [(128, 64, 128), (128, 0, 192), (192, 0, 64)],
+        [(0, 0, 192), (64, 192, 128), (128, 128, 192)],
+        [(128, 128, 0), (192, 192, 0)],
+        [(192, 128, 128), (128, 128, 64), (0, 64, 64)],
+        [(64, 64, 128)],
+        [(64, 0, 128), (64, 128, 192), (192, 128, 192), (192, 64, 128), (128, 64, 64)],
+        [(64, 64, 0), (192, 128, 64), (64, 0, 192), (64, 128, 64)],
+        [(0, 128, 192), (192, 0, 192)],
+    ]

@@ -1,0 +1,118 @@
+"""The recipes of `jobs/recipes` say what their sources say, and their class files group as the data sets do."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.law.test_recipe_runs import colours_of_classes
+from tiledseg.architecture.presets import build_network
+from tiledseg.config import Config
+from tiledseg.config_classes import read_classes
+from tiledseg.config_file import parse_config
+from tiledseg.models.network import build_modules
+from tiledseg.raster.labels import LabelMap
+from tiledseg.training.optimizer import parameter_groups
+from tiledseg.training.preparation import rate_of, update_of
+
+RECIPES = Path(__file__).resolve().parents[1] / "jobs/recipes"
+TRAIN_IDS = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
+SAID: dict[str, dict[str, Any]] = {
+    "camvid-segnet": {
+        "model.name": "segnet",
+        "optimizer.name": "sgd",
+        "optimizer.momentum": 0.9,
+        "optimizer.lr": 1e-3,
+        "optimizer.policy": "constant",
+        "optimizer.weight_decay": 5e-4,
+        "train.epochs": 100,
+        "train.images_per_step": 4,
+        "train.class_weights": "median_frequency",
+        "train.augment": [{"reflect": ["col"]}, {"translate": 10}],
+    },
+    "cityscapes-gated-scnn": {
+        "model.name": "gated_scnn",
+        "optimizer.lr": 0.01,
+        "optimizer.policy": "polynomial",
+        "optimizer.power": 0.9,
+        "train.window": 800,
+        "train.windows_per_step": 16,
+    },
+    "transfer-learning": {
+        "optimizer.policy": "step",
+        "optimizer.gamma": 0.1,
+        "optimizer.step_size": 20,
+        "optimizer.scale_lr": "linear",
+        "train.images_per_step": 250,
+    },
+}
+
+
+def recipe(name: str, *flags: str) -> Config:
+    found = parse_config(["--config", str(RECIPES / f"{name}.yaml"), *flags], "train", "")
+    found.check()
+    return found
+
+
+def test_every_recipe_has_its_source() -> None:
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == SAID.keys()
+    told = (RECIPES / "README.md").read_text()
+    assert all(f"{name}.yaml" in told for name in SAID)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_recipe_says_what_its_source_says(name: str) -> None:
+    found = recipe(name)
+    for key, value in SAID[name].items():
+        group, _, leaf = key.partition(".")
+        assert getattr(getattr(found, group), leaf) == value, key
+
+
+def test_the_windows_of_53_epochs_are_the_crops_of_175() -> None:
+    crops, windows = 175, recipe("cityscapes-gated-scnn").train.epochs * 1024 * 2048 / 800**2
+    assert windows == pytest.approx(crops, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_the_rate_follows_the_workers_images(workers: int) -> None:
+    found = recipe("transfer-learning", "--train.images_per_step", str(250 * workers))
+    assert rate_of(found.optimizer, found.train.images_per_step).lr == pytest.approx(0.00125 * workers, rel=1e-12)
+
+
+def test_what_is_new_has_twenty_times_the_rate() -> None:
+    found = recipe("transfer-learning", "--model.base_channels", "4")
+    named = list(build_modules(build_network(found.model, 3, 4), seed=0).parameters_by_node())
+    groups = parameter_groups(named, update_of(found.optimizer))
+    factors = {named[index][0]: group["factor"] for group in groups for index in group["indices"]}
+    new = {name for name, factor in factors.items() if factor == 20}
+    assert new == {name for name in factors if name.startswith(("decoder", "head"))}
+    assert {factor for name, factor in factors.items() if name not in new} == {1}
+    assert len(factors) > len(new) > 20
+
+
+def label_map(name: str) -> LabelMap:
+    return LabelMap.from_config(read_classes(str(RECIPES / name)), 255)
+
+
+def test_the_32_colours_of_camvid_are_11_classes() -> None:
+    found = label_map("camvid-classes.csv")
+    names = "Sky Building Pole Road Pavement Tree SignSymbol Fence Car Pedestrian Bicyclist"
+    assert " ".join(record.name for record in found.classes) == names
+    grouped = [(colour, number) for number, group in enumerate(colours_of_classes()) for colour in group]
+    colours_CHW = np.array([colour for colour, _ in grouped] + [(0, 0, 0)], np.uint8).T[:, None]
+    assert colours_CHW.shape == (3, 1, 32)
+    assert len({tuple(colour) for colour in colours_CHW[:, 0].T}) == 32
+    with open(RECIPES / "camvid-classes.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 32
+    assert found.apply(colours_CHW)[0].tolist() == [number for _, number in grouped] + [255]
+
+
+def test_the_ids_of_cityscapes_are_19_train_ids() -> None:
+    found = label_map("cityscapes-classes.csv")
+    expected = [TRAIN_IDS.index(raw) if raw in TRAIN_IDS else 255 for raw in range(34)]
+    assert found.count == 19
+    assert found.apply(np.arange(34, dtype=np.uint8)[None, None])[0].tolist() == expected
