@@ -13,7 +13,7 @@ import pytest
 import rasterio
 import shapely
 from numpy.typing import NDArray
-from rasterio.features import shapes
+from rasterio.features import geometry_mask, shapes
 from rio_cogeo.cogeo import cog_validate
 
 from tests.crash.runs import Material
@@ -21,8 +21,8 @@ from tests.raster.gdal_meaning import meaning
 from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.inference import predictor, trained
-from tiledseg.inference.request import Request
 from tiledseg.predict import main
+from tiledseg.raster.dataset import Dataset
 from tiledseg.train import main as train
 
 SHAPE = (61, 83)
@@ -212,10 +212,31 @@ def test_a_damaged_image_among_many_leaves_the_maps_before_it(
 def _failing_at(number: int, function: Callable) -> Callable:
     calls = []
 
-    def called(request: Request, *rest: object) -> object:
+    def called(share: predictor._Share, *rest: object) -> object:
         calls.append(1)
         if len(calls) == number:
-            raise RasterError(f"{request.image} is broken")
-        return function(request, *rest)
+            raise RasterError(f"{share.request.image} is broken")
+        return function(share, *rest)
 
     return called
+
+
+@pytest.mark.parametrize("mode", ["read", "layer"])
+def test_an_area_only_is_the_map_within_it(
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Pixel for pixel, by their centres; tiles without such a pixel are not read, and have no data."""
+    polygon = shapely.Polygon([(500003.2, 3759995.1), (500019.9, 3759997.7), (500009.4, 3759981.3)])
+    where = np.array([shapely.to_wkb(polygon)], object)
+    pyogrio.raw.write(tmp_path / "area.gpkg", where, [], [], geometry_type="Polygon", crs=UTM)
+    loaded = []
+    load = Dataset.load
+    monkeypatch.setattr(Dataset, "load", lambda self, *a: loaded.append(a[1].index) or load(self, *a))
+    files = ["--area", str(tmp_path / "area.gpkg"), "--probabilities", str(tmp_path / "p.tif")]
+    options = [*files, "--tiling.grid", "[6,8]", "--parallel.halo", mode]
+    assert predict(folder, tmp_path / "m.tif", *options) == 0
+    inside_HW = geometry_mask([polygon], SHAPE, PLACE, invert=True)
+    with rasterio.open(tmp_path / "m.tif") as made, rasterio.open(tmp_path / "p.tif") as shares:
+        np.testing.assert_array_equal(made.read(1), np.where(inside_HW, plain, 255))
+        np.testing.assert_array_equal(np.isnan(shares.read(1)), ~inside_HW | (plain == 255))
+    assert len(set(loaded)) < 24 if mode == "read" else len(loaded) == 1

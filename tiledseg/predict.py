@@ -68,6 +68,7 @@ def build_parser() -> Parser:
         metavar="AREA",
         help="leave out smaller ones: as 50, in square units of the CRS, or 12px",
     )
+    parser.add_argument("--area", metavar="FILE", help="polygons (GeoPackage, GeoJSON): map these only")
     own = parser.add_argument_group("a network of your own (docs/own-network.md)")
     own.add_argument(
         "--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network; it is imported and run"
@@ -256,6 +257,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",
         minimum_area=options.minimum_area,
+        area=options.area,
         views=options.tta,
         inputs=tuple(options.config),
         threads=options.workers,

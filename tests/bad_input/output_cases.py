@@ -62,6 +62,9 @@ MAPS = (
         "--image ROOT/image.tif ROOT/two-bands.tif --output ROOT/folder",
         *("two-bands.tif", "2 bands"),
     ),
+    predict("area-of-another-kind", "--area ROOT/image.tif", "--area", "image.tif", ".gpkg"),
+    predict("area-missing", "--area ROOT/nowhere.gpkg", "nowhere.gpkg"),
+    predict("area-elsewhere", "--area ROOT/parcels.gpkg", "parcels.gpkg", "no polygon", "image.tif"),
     predict("least-area-alone", "--polygons-minimum-area 5", "--polygons-minimum-area", "--polygons"),
     predict("probabilities-are-a-fifo", "--probabilities ROOT/fifo", "--probabilities", "is a FIFO"),
 )

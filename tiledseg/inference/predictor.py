@@ -5,7 +5,7 @@ The law: the map is that of the network on the whole raster, for every grid and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.inference.map_files import (
+    NO_SHARE,
     MapFiles,
     claim_files,
     discard_files,
@@ -38,6 +39,7 @@ from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.masked_reader import area_reader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
@@ -57,6 +59,7 @@ class _Share:
     passes: Passes
     parts: tuple[Part, ...]
     views: tuple[View, ...]
+    outside: tuple[Box, ...] = ()  # of the area, of which nothing is computed
 
     @property
     def pieces(self) -> int:
@@ -81,21 +84,35 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
     use_one_kernel(True)
     plan = planned.plan
     parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, requests[0].precision, plan.pipeline)
-    shares = [_share(parallel, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
+    shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
             _make_map(share, mapper, planned.classes, mesh, bar)
     parallel.close()
 
 
-def _share(parallel: ParallelRun, request: Request, info: RasterInfo, tiling: Tiling) -> _Share:
+def _share(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> _Share:
     views, footprint = views_of(request.views, tiling.raster), tiling.footprint
     tilings = [tiling, *(make_tiling(view.shape, (1, 1), footprint) for view in views[1:])]
     passes = parallel.over(tilings)
-    parts = passes.mode.share([TileReference(0, tile.index) for tile in tiling.tiles])
+    # Where ranks share images they compute all of one together.
+    whole = request.area is None or parallel.spread.shares_images
+    inside = _area(request, info)
+    wanted = tiling.tiles if whole else [tile for tile in tiling.tiles if inside(tile.core).any()]
+    parts = passes.mode.share([TileReference(0, tile.index) for tile in wanted])
+    left = {tile.index for tile in tiling.tiles} - {tile.index for tile in wanted}
+    outside = tuple(tiling.tiles[index].core for index in sorted(left)[mesh.rank :: mesh.size])
     if len(views) > 1:
         parts = parts_of_views(parts, views, footprint)
-    return _Share(request, info, tuple(tilings), passes, parts, views)
+    return _Share(request, info, tuple(tilings), passes, parts, views, outside)
+
+
+def _area(request: Request, info: RasterInfo) -> Callable[[Box], NDArray[np.bool_]]:
+    """Which pixels of a box are in the area: their centres, as polygons are drawn (`polygon_reader`)."""
+    if request.area is None:
+        return lambda box: np.ones(box.shape, np.bool_)
+    reader = area_reader(request.area, info)
+    return lambda box: reader.read(box)[0][0] == 1
 
 
 def _make_map(share: _Share, mapper: Mapper, classes: int, mesh: Mesh, bar: _Bar | None) -> None:
@@ -139,7 +156,11 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
         samples = read_ahead(passes, dataset, parts, request.threads, request.prefetch)
         if bar is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
             samples = _shown(samples, bar, len(share.views))
+        inside = _area(request, share.info)
+        for core in share.outside:
+            _write_nothing(writers, core, mapper.ignore_index)
         for core, scores_KHW, valid_HW in _found(share, ticking(passes.outputs(samples, parts))):
+            valid_HW = valid_HW & inside(core)
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
             classes_HW[~valid_HW] = mapper.ignore_index
             writers[0].write(core, classes_HW[None])
@@ -149,6 +170,14 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
                 writers[1].write(core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
             if bar is not None:
                 bar.advance(f"mapping rows {core.row.start} to {core.row.stop}")
+
+
+def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int) -> None:
+    """No data, in the classes and in the probabilities."""
+    for writer, nothing in zip(writers, (ignore_index, np.nan), strict=False):
+        layout = writer.layout
+        fill = NO_SHARE if layout.dtype == "uint8" and nothing is np.nan else nothing
+        writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
 
 
 def _found(

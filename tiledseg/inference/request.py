@@ -20,8 +20,9 @@ from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
+from tiledseg.raster.masked_reader import area_reader
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import expand_sources
+from tiledseg.raster.sources import VECTOR_ENDINGS, expand_sources, is_vector
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.raster.writer import raster_output
 
@@ -31,7 +32,8 @@ class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
-    (`raster.geopackage.pixels_of`). `views`: see `reflections`."""
+    (`raster.geopackage.pixels_of`). `views`: see `reflections`. `area`: a file of
+    polygons; pixels outside have no data in the map."""
 
     image: str
     output: str
@@ -49,6 +51,7 @@ class Request:
     polygons: str | None = None
     minimum_area: str | None = None
     views: str = NONE
+    area: str | None = None
 
 
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
@@ -125,6 +128,7 @@ def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ra
     _check_outputs(requests, infos, network.classes, mapper)
     for request, info in zip(requests, infos, strict=True):
         pixels_of(request.minimum_area, info)
+        _check_area(request, info)
     return PlannedMaps(plan, infos, network.classes)
 
 
@@ -138,6 +142,20 @@ def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
         )
     if info.tiling is not None:
         raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
+
+
+def _check_area(request: Request, info: RasterInfo) -> None:
+    if request.area is None:
+        return
+    check_area_file(request.area, "--area")
+    if not area_reader(request.area, info).count:
+        raise RasterError(f"--area {request.area} has no polygon in {info.path}; compare its CRS and its place with it")
+
+
+def check_area_file(path: str, key: str) -> None:
+    """Raise ConfigError for a name that is none of a file of polygons."""
+    if not is_vector(path):
+        raise ConfigError(f"{key} is {path}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
 
 
 def _info(request: Request, mapper: Mapper, bands: int) -> RasterInfo:
@@ -154,7 +172,8 @@ def _info(request: Request, mapper: Mapper, bands: int) -> RasterInfo:
 def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], classes: int, mapper: Mapper) -> None:
     outputs = [one for request, info in zip(requests, infos, strict=True) for one in _outputs(request, info, classes)]
     read = (path for info in infos for path in (info.path, *info.files))
-    check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs])
+    area = [] if requests[0].area is None else [requests[0].area]
+    check_outputs(outputs, [*read, *mapper.files, *requests[0].inputs, *area])
     for output in outputs:
         for name in output.beside:
             check_unclaimed(name, output.path)
