@@ -54,12 +54,13 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 
     folder = tmp_path_factory.getbasetemp()
     text = yaml.safe_dump({"checkpoint": "c", "image": name, "output": "o"}, allow_unicode=True)
-    assert options_of(text, "--config", "FILE", folder=folder).image == name
+    assert options_of(text, "--config", "FILE", folder=folder).image == [name]
 
 
 KNOWN = (
-    "checkpoint, image, output, probabilities, build, weights, classes, arguments, bands, mean, deviation, tiling, "
-    "precision, parallel, references, workers, verbosity"
+    "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
+    "polygons_minimum_area, area, build, weights, classes, arguments, bands, mean, deviation, tiling, tta, precision, "
+    "parallel, references, workers, verbosity"
 )
 
 
@@ -72,7 +73,7 @@ KNOWN = (
         ("", f"FILE holds nothing instead of keys; give some of {KNOWN}"),
         ("tiling: {gird: 3}\n", "FILE has the unknown key tiling.gird; give some of grid"),
         ("tiling: 3\n", "FILE: tiling holds the int 3; give keys below it, or leave it out"),
-        ("image: [a, b]\n", "FILE: image is ['a', 'b']; give text"),
+        ("output: [a, b]\n", "FILE: output is ['a', 'b']; give text"),
         ("image: null\n", "FILE: image is null; give a value, or leave it out"),
         ("references: 1\n", "FILE: references is 1; give true or false"),
         ("workers: two\n", "argument --workers: invalid int value: 'two' (see tiledseg predict --help)"),

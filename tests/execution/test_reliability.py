@@ -60,3 +60,10 @@ def test_parts_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_pixel_has_no_error() -> None:
     assert calibration_error(empty_counts(3)) is None
+
+
+def test_confidences_that_are_no_numbers_count_as_none() -> None:
+    confidence_P = np.array([np.nan, 0.9])
+    counts = reliability_counts(confidence_P, np.array([0, 1]), np.array([True, True]), 2)
+    assert counts[0, 0, 0] == 1
+    assert counts[2, 0].sum() == 0

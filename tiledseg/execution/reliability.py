@@ -27,10 +27,11 @@ def reliability_counts(
     confidence_P: NDArray[np.floating], mapped_P: NDArray[np.integer], right_P: NDArray[np.bool_], classes: int
 ) -> NDArray[np.int64]:
     """The counts (as `empty_counts`) of valid pixels: their confidence, the class they are mapped as, and whether that
-    is right. A confidence of exactly a bin's edge is in the higher bin, 1 in the last one."""
+    is right. A confidence of exactly a bin's edge is in the higher bin, 1 in the last one; one that is no number, of a
+    network that gives none, counts as 0."""
     counts = empty_counts(classes)
     for part in _chunks(confidence_P.size):
-        confidence, right = confidence_P[part].astype(np.float64), right_P[part]
+        confidence, right = np.nan_to_num(confidence_P[part].astype(np.float64)), right_P[part]
         bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
         places = mapped_P[part].astype(np.int64) * BINS + bins
         for k, weights in enumerate((None, right, np.rint(confidence * _UNITS))):
