@@ -134,6 +134,11 @@ def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
     if mesh.size > 1:
         with pytest.raises(GeometryError, match="make no image"):
             spread(torch.zeros(1, 2, 8 + 4 * mesh.rank, 8, dtype=torch.float64))
+        with pytest.raises(GeometryError, match=r"the blocks have \[1, 2.*\] images; give all ranks as many"):
+            spread(torch.zeros(1 + mesh.rank, 2, 8, 8, dtype=torch.float64))
+    for shape in ((2, 8, 8), (1, 3, 8, 8)):
+        with pytest.raises(GeometryError, match=r"takes \(batch, 2, height, width\)"):
+            spread(torch.zeros(shape, dtype=torch.float64))
     spread.close()
 
 
@@ -173,6 +178,21 @@ def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
     *_, last = original
     with pytest.raises(ConfigError, match=rf"lacks \['{last}'\]"):
         pipeline.load_state_dict({name: value for name, value in original.items() if name != last})
+    pipeline.close()
+
+
+def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
+    """Before a rank waits for another: what a stage alone would notice leaves the others waiting."""
+    if mesh.size == 1:
+        pytest.skip("a pipeline needs two ranks")
+    pipeline = tiledseg.Pipeline(module(), mesh.size)
+    x_BCHW, target_BHW = images(2)
+    for wrong in (x_BCHW[0], x_BCHW[:, :1]):
+        for call in (lambda x: pipeline.step(x, target_BHW, loss), pipeline):
+            with pytest.raises(GeometryError, match=r"takes \(batch, 2, height, width\)"):
+                call(wrong)
+    with pytest.raises(ConfigError, match="2 images have 1 targets; give each image one"):
+        pipeline.step(x_BCHW, target_BHW[:1], loss)
     pipeline.close()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.errors import GeometryError
-from tiledseg.foreign.spread import SpreadModule
+from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
@@ -90,7 +90,14 @@ class ParallelModule(SpreadModule):
     def _partitions(self, x_BCHW: torch.Tensor) -> tuple[Partition, Partition]:
         """Where the blocks of all ranks lie: one message tells their sizes."""
         shape = self.axes.shape
-        sizes = self.axes.image.gather_objects(tuple(x_BCHW.shape[2:]))
+        shapes = self.axes.image.gather_objects(tuple(x_BCHW.shape))
+        for given in shapes:
+            check_images(given, self.network.bands)
+        if len({given[0] for given in shapes}) > 1:
+            raise mark_agreed(
+                GeometryError(f"the blocks have {[given[0] for given in shapes]} images; give all ranks as many")
+            )
+        sizes = [given[2:] for given in shapes]
         heights = [sizes[row * shape.cols][0] for row in range(shape.rows)]
         widths = [size[1] for size in sizes[: shape.cols]]
         if sizes != [(height, width) for height in heights for width in widths]:

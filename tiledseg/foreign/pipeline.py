@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.config import ParallelConfig
 from tiledseg.errors import ConfigError
-from tiledseg.foreign.spread import SpreadModule
+from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
@@ -77,6 +77,9 @@ class Pipeline(SpreadModule):
         looked at on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
         self._check_statistics()
+        check_images(x_BCHW.shape, self.network.bands)
+        if len(target) != len(x_BCHW):
+            raise mark_agreed(ConfigError(f"{len(x_BCHW)} images have {len(target)} targets; give each image one"))
         images = [_Image(self, x_BCHW[i : i + 1], target[i : i + 1], loss) for i in range(len(x_BCHW))]
         self._executor.train(images, lambda parameters: None)
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
@@ -102,6 +105,7 @@ class Pipeline(SpreadModule):
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """The module's (first) output for a batch, image by image, without gradients, on every rank of the pipeline,
         which all call it with a batch of the same shape."""
+        check_images(x_BCHW.shape, self.network.bands)
         images = [_Image(self, x_BCHW[i : i + 1]) for i in range(len(x_BCHW))]
         made = [output_BKHW for _, output_BKHW in self._executor.outputs(images)]
         result = self.network.graph.results[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -14,7 +14,7 @@ from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.models.network import GraphNetwork
 
@@ -96,6 +96,17 @@ class SpreadModule(nn.Module):
     def close(self) -> None:
         """End the communicators. The process group stays; a module that has been closed runs no more. Collective."""
         self._held.close()
+
+
+def check_images(shape: Sequence[int], bands: int) -> None:
+    """Raise GeometryError, on all ranks, which are given the same shape, where it is not that of images of so many
+    bands: before a rank waits for a message that another one does not send."""
+    if len(shape) != 4 or shape[1] != bands:
+        raise mark_agreed(
+            GeometryError(
+                f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
+            )
+        )
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
