@@ -240,6 +240,7 @@ def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) 
     assert (summary["steps"], summary["epochs"], summary["finished"], summary["ranks"]) == (STEPS, 4, True, 1)
     assert summary["val"] == checks[-1]["val"]
     assert summary["command"].startswith("tiledseg train --config ")
+    assert f"{summary['parameters']:,} weights, 2 images, 1 rank, " in summary["title"]
     assert "mean IoU" in (folder / "report.html").read_text()
     config = parse_config(["--config", str(folder / "config.yaml")], "train", "")
     assert to_yaml(config) == (folder / "config.yaml").read_text()

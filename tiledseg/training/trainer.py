@@ -32,7 +32,6 @@ from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.models.frozen import freeze, still_note
-from tiledseg.planning.run.plan import RunPlan
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
@@ -51,6 +50,7 @@ from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
+from tiledseg.training.run_folder.summary import decisions, run_title, weights_of, windows_or_grids
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
@@ -120,7 +120,8 @@ class Trainer:
             if self.mesh.is_root:
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
                 scene = self._scene()
-                self.journal = Journal(self.folder, self.step, total, verbosity, self._title(), self.lines, scene)
+                title = run_title(self.preparation, self.folder.name, self.mesh.size)
+                self.journal = Journal(self.folder, self.step, total, verbosity, title, self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
                 left, again = total - self.step, self.stepper.looks_first
                 self.journal.say(expected_time(self.plan.seconds, again, self.lines, left))
@@ -290,18 +291,9 @@ class Trainer:
             dtype = reader.info.dtype
         return Scene(label_map.classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
 
-    def _title(self) -> str:
-        parameters = sum(p.numel() for p in self.network.parameters())
-        stages = f", {len(self.plan.pipeline.recompute)} stages" if self.plan.pipeline else ""
-        return (
-            f"{self.folder.name}: {self.recipe.title}, {parameters:.3g} parameters, "
-            f"{len(self.preparation.training.images)} images, {self.mesh.size} ranks, {self.recipe.precision}, "
-            f"halo: {self.plan.spread.mode}{stages}"
-        )
-
     def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None) -> None:
         summary = {
-            "title": self._title(),
+            "title": run_title(self.preparation, self.folder.name, self.mesh.size),
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
@@ -313,7 +305,7 @@ class Trainer:
             "ranks": self.mesh.size,
             "transport": self.mesh.transport,
             "seconds": seconds,
-            "parameters": sum(p.numel() for p in self.network.parameters()),
+            "parameters": weights_of(self.plan),
             **windows_or_grids(self.preparation),
             **decisions(self.plan),
             "classes": [record._asdict() for record in self.preparation.label_map.classes],
@@ -321,24 +313,3 @@ class Trainer:
             **self.about.to_json(self.mesh),
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-
-def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
-    """What a run has trained on, as `summary.json` says it: tiles of these grids, or windows; the halo in pixels."""
-    plan, windows = preparation.plan, preparation.question.windows
-    if windows is None:
-        return {"grids": [list(t.grid) for t in plan.tilings], "windows": None, "halo": plan.footprint.before}
-    halo = plan.footprint.before if windows.exact else 0
-    return {"grids": None, "windows": {**asdict(windows), "in_words": windows.in_words}, "halo": halo}
-
-
-def decisions(plan: RunPlan) -> dict[str, Any]:
-    """How a run was spread, as `summary.json` says it."""
-    spread = asdict(plan.spread)
-    parallel = {"halo": spread.pop("mode"), **spread}
-    found: dict[str, Any] = {"parallel": parallel, "tiles_per_batch": plan.tiles_per_batch, "pipeline": None}
-    if plan.pipeline is None:
-        return found
-    pipeline = asdict(plan.pipeline)
-    settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
-    return {**found, "pipeline": {**pipeline, "settings": settings}}

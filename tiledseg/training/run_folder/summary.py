@@ -1,0 +1,51 @@
+"""What a run says of itself in `summary.json`, and in the title of its page and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.run.plan import RunPlan
+from tiledseg.training.preparation import Preparation
+
+
+def run_title(preparation: Preparation, name: str, ranks: int) -> str:
+    """In one line: the run's name, its network, its data, and how it was spread."""
+    plan = preparation.plan
+    stages = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else ""
+    return (
+        f"{name}: {preparation.recipe.title}, {weights_of(plan):,} weights, "
+        f"{_counted(len(preparation.training.images), 'image')}, {_counted(ranks, 'rank')}, "
+        f"{preparation.recipe.precision}, halo: {plan.spread.mode}{stages}"
+    )
+
+
+def weights_of(plan: RunPlan) -> int:
+    """The network's weights, on all stages together."""
+    return count_parameters(plan.network.graph(), plan.network.bands)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
+    """What a run has trained on, as `summary.json` says it: tiles of these grids, or windows; the halo in pixels."""
+    plan, windows = preparation.plan, preparation.question.windows
+    if windows is None:
+        return {"grids": [list(t.grid) for t in plan.tilings], "windows": None, "halo": plan.footprint.before}
+    halo = plan.footprint.before if windows.exact else 0
+    return {"grids": None, "windows": {**asdict(windows), "in_words": windows.in_words}, "halo": halo}
+
+
+def decisions(plan: RunPlan) -> dict[str, Any]:
+    """How a run was spread, as `summary.json` says it."""
+    spread = asdict(plan.spread)
+    parallel = {"halo": spread.pop("mode"), **spread}
+    found: dict[str, Any] = {"parallel": parallel, "tiles_per_batch": plan.tiles_per_batch, "pipeline": None}
+    if plan.pipeline is None:
+        return found
+    pipeline = asdict(plan.pipeline)
+    settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
+    return {**found, "pipeline": {**pipeline, "settings": settings}}
