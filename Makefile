@@ -37,7 +37,7 @@ demo: setup
 test: test-serial test-mpi
 
 test-serial: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --durations 12
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not mpi" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 12
 
 # The communicating tests, under real ranks. Rank 0 reports; the others speak where they fail. Broken inputs: on 3 ranks.
 # A few of the halo exchange on nine, for a mesh with a middle, and the acceptance case of 4 x 4 on sixteen; pipelines of
@@ -71,7 +71,7 @@ test-oldest: test-torch-$(OLDEST_TORCH)
 test-newest: test-torch-$(NEWEST_TORCH)
 
 test-torch-%: build/torch-%/ready
-	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 build/torch-$*/bin/python -m pytest -m "not mpi" -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	timeout 1800 env PATH="$(CURDIR)/build/torch-$*/bin:$$PATH" OMP_NUM_THREADS=1 \
 		OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun $(OVERSUBSCRIBE) -n 2 \
 		$(CURDIR)/build/torch-$*/bin/python -m pytest --only-mpi -m mpi -q --color=no --ignore tests/bad_input

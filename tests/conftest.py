@@ -29,6 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115  (lives as long as the process)
 
 
+# Files of few, long tests: they come first, so that the other process of a serial run has work to the end.
+LONG = ("tests/fuzz", "tests/benchmarks", "tests/test_jobs.py", "tests/crash", "tests/comm", "tests/test_first_run.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if RANK > 0 and report.failed:
         sys.stderr.write(f"rank {RANK}: {report.nodeid} failed in {report.when}\n{report.longreprtext}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -196,3 +197,20 @@ def test_a_stop_that_somebody_swallows_is_one_all_the_same(on_mesh: bool) -> Non
     )
     assert done.returncode == 75, done.stderr
     assert done.stderr.splitlines() == ["stopped by SIGTERM: run the command again"]
+
+
+def test_a_stop_within_an_import_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code that initialises a module ends the process where Python raises in it: seen once, TERM in torch's
+    import, then an abort."""
+    text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.1)\nDONE = True\n"
+    (tmp_path / "module_that_is_stopped.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def body() -> None:
+        with listening():
+            importlib.import_module("module_that_is_stopped")
+            time.sleep(SECONDS)
+
+    with pytest.raises(Stopped):
+        body()
+    assert sys.modules.pop("module_that_is_stopped").DONE

@@ -4,6 +4,7 @@ What a signal does depends on how far the program is:
 
 - before `run`, while modules are imported: the process leaves at once with 75, for nothing has begun;
 - in a command: `Stopped` is raised in the main thread, unwinds all that is unfinished, and the process leaves with 75;
+  not within an import, whose native code may abort the process or swallow it: there it waits for the import's end;
 - in training (`deferring`): it is remembered, and acted on at the edge of the step, with a checkpoint;
 - where the exit code is decided (`ending`): TERM, by which launchers end the other ranks, ends the process with it.
 
@@ -23,6 +24,7 @@ from types import FrameType
 
 STOPPED = 75  # "stopped early, run it again": what a batch script requeues on
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+_AGAIN = 0.02  # seconds after which a signal that has met an import comes once more
 _ENDED_BY_TERM = 128 + signal.SIGTERM
 _SIZES_OF_LARGEST = ("SLURM_STEP_NUM_TASKS", "JSM_NAMESPACE_SIZE")  # launchers that return the largest code
 
@@ -115,6 +117,17 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _State.met = _State.met or number
     if _State.does == "leave":
         os._exit(exit_code_of(number))
-    if _State.does == "raise":
+    if _State.does == "raise" and _imports(frame):
+        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+    elif _State.does == "raise":
         _State.does = "nothing"  # one is enough: what follows would interrupt the unwinding
         raise Stopped(number)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether the program is within an import."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None

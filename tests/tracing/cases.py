@@ -61,4 +61,5 @@ class ForeignCase(Case):
 
     def network(self, dtype: torch.dtype = torch.float64) -> GraphNetwork:
         again = copy.deepcopy(traced(self.unet.name)).to(dtype)
+        again.form = None  # outputs as a network of ours gives them, in no list or dict of the module's
         return again.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
