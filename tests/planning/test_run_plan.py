@@ -168,6 +168,7 @@ def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
     assert one.tiles_per_batch == 1
     four = plan_run(replace(asked, batch_pixels=4 * pixels + 1))
     assert four.tiles_per_batch == 4
+    assert plan_run(replace(asked, batch_pixels=4 * pixels + 1, precision="bf16")).tiles_per_batch == 1, "rounds sums"
     each = (four.memory - one.memory) / 3
     assert each > 0.5 * one.memory
     assert plan_run(replace(asked, batch_pixels=pixels * 100)).tiles_per_batch == 16, "of a step"

@@ -219,7 +219,9 @@ def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_st
     if not question.trains:
         return 1, step
     most = largest.count if spread.shares_images else -(-in_step // question.ranks)
-    case = BatchCase(question.tiles_per_batch, most, question.batch_pixels, question.memory - step)
+    # A kernel rounds its sum over a batch to bf16's 8 bits: batches, and so ranks, would change the loss line.
+    paying = 0 if question.precision == "bf16" else question.batch_pixels
+    case = BatchCase(question.tiles_per_batch, most, paying, question.memory - step)
     graph, bands = question.graph, question.network.bands
 
     def further() -> int:
