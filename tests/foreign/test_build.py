@@ -88,7 +88,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
 
         x_BCHW = trained.normalize(*reader.read(Box.of_shape(reader.info.shape)))
         expected_HW = module.eval()(x_BCHW)[0].argmax(0).numpy()
-    maps = {name: tmp_path / f"{name}.tif" for name in ("python", "trained", "command", "weights")}
+    maps = {name: tmp_path / f"{name}.tif" for name in ("python", "trained", "command", "weights", "wrapped")}
     norm = trained.normalization
     options = {"grid": 3, "precision": "fp64", "normalize": (norm.mean, norm.std)}
     tiledseg.predict_raster(module.train(), image, maps["python"], **options, classes=3)
@@ -108,8 +108,11 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         "--classes",
         "3",
     ]
+    torch.save({f"module.{name}": each for name, each in module.state_dict().items()}, tmp_path / "wrapped.pth")
     own += ["--mean", json.dumps(norm.mean), "--deviation", json.dumps(norm.std), "--tiling.grid", "2"]
     assert main([*words, *own, "--output", str(maps["weights"])]) == 0
+    wrapped = [word.replace("weights.pth", "wrapped.pth") for word in own]  # as torch's DDP names them
+    assert main([*words, *wrapped, "--output", str(maps["wrapped"])]) == 0
     for path in maps.values():
         with rasterio.open(path) as file:
             np.testing.assert_array_equal(file.read(1), expected_HW)

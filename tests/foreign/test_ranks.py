@@ -17,6 +17,7 @@ from tests.foreign.modules import Somebody, Telling
 from tests.law.cases import relative
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
 
 pytestmark = pytest.mark.mpi
 BOUND = 1e-12
@@ -112,7 +113,7 @@ def test_what_the_module_returns(mesh: Mesh) -> None:
 
 
 def test_replicas_of_a_pipeline_with_a_batch_norm(mesh: Mesh) -> None:
-    """Each would move its statistics image by image; evaluated norms do not."""
+    """Each would move its statistics by itself; evaluated norms do not."""
     if mesh.size != 4:
         pytest.skip("two pipelines of two ranks")
     pipeline = tiledseg.Pipeline(module(norm=True), 2)
@@ -181,6 +182,71 @@ def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
     pipeline.close()
 
 
+@pytest.mark.parametrize(("micro_batch", "moving"), [(2, True), (3, False)], ids=["trained norms", "still norms"])
+def test_micro_batches_of_several_images(mesh: Mesh, micro_batch: int, moving: bool) -> None:
+    """The loss is a sum: the whole batch's, where norms stand still; those that measure see a micro-batch, the last one
+    of fewer images."""
+    stages = {2: 2, 3: 3, 4: 2}.get(mesh.size)
+    if stages is None or (moving and mesh.size > stages):
+        pytest.skip("a pipeline needs two ranks, and moving norms no replicas")
+    count, whole = 5, module(norm=True)
+    pipeline = tiledseg.Pipeline(copy.deepcopy(whole), stages, schedule="gpipe", micro_batch=micro_batch)
+    for part in (*whole.modules(), *pipeline.modules()):
+        if isinstance(part, nn.BatchNorm2d):
+            part.train(moving)
+    x_BCHW, target_BHW = images(count * pipeline.replicas)
+    size = micro_batch if moving else len(x_BCHW)
+    expected = sum(loss(whole(x_BCHW[i : i + size]), target_BHW[i : i + size]) for i in range(0, len(x_BCHW), size))
+    expected.backward()
+    mine = slice(count * pipeline.replica, count * (pipeline.replica + 1))
+    got = pipeline.step(x_BCHW[mine], target_BHW[mine], loss)
+    sums = mesh.communicator.gather_objects(float(got))
+    assert abs(sum(sums) / stages - expected.item()) < BOUND * expected.item()
+    pipeline.reduce_gradients()
+    check_gradients(pipeline, whole)
+    held = pipeline.state_dict()
+    for name, buffer in whole.named_buffers():
+        assert relative(held[name].double(), buffer.double()) < BOUND, name
+    pipeline.eval(), whole.eval()
+    with torch.no_grad():
+        assert relative(pipeline(x_BCHW[mine]), whole(x_BCHW[mine])) < BOUND
+    pipeline.close()
+    with pytest.raises(ConfigError, match="micro_batch is 0; give at least 1"):
+        tiledseg.Pipeline(module(), stages, micro_batch=0)
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(3)
+    first, last = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+    return nn.Sequential(first, nn.Dropout2d(0.5), nn.ReLU(), last).double()
+
+
+def test_dropout_is_drawn_for_each_call_and_image(mesh: Mesh) -> None:
+    """Whatever rank holds what: as the undivided network drops that is told the same keys."""
+    whole, (x_BCHW, target_BHW) = tiledseg.trace(dropping(), 2), images(3)
+    spread = tiledseg.parallelize(dropping(), (mesh.size, 1), seed=7)
+    cut, out = ((..., *box.slices) for box in (spread.block(*SIDES), spread.output_block(*SIDES)))
+    made = []
+    for call in range(2):
+        set_dropout_key(whole, *(DropoutKey(7, call, image) for image in range(3)))
+        made.append(whole(x_BCHW).detach())
+        assert relative(spread(x_BCHW[cut]), made[call][out]) < BOUND
+    assert not torch.equal(*made)
+    assert torch.equal(spread.eval()(x_BCHW[cut]), spread(x_BCHW[cut]))
+    spread.close()
+    if mesh.size > 1:
+        set_dropout_key(whole, *(DropoutKey(7, 1, image) for image in range(3)))
+        expected = loss(whole(x_BCHW), target_BHW)
+        expected.backward()
+        pipeline = tiledseg.Pipeline(dropping(), mesh.size, micro_batch=2, seed=7)
+        pipeline.step(x_BCHW, target_BHW, loss)
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        assert abs(pipeline.step(x_BCHW, target_BHW, loss) - expected) < BOUND * expected
+        check_gradients(pipeline, whole)
+        pipeline.close()
+
+
 def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
     """Before a rank waits for another: what a stage alone would notice leaves the others waiting."""
     if mesh.size == 1:
@@ -191,6 +257,13 @@ def test_a_pipeline_refuses_what_are_no_images_on_all_ranks(mesh: Mesh) -> None:
         for call in (lambda x: pipeline.step(x, target_BHW, loss), pipeline):
             with pytest.raises(GeometryError, match=r"takes \(batch, 2, height, width\)"):
                 call(wrong)
+    with pytest.raises(ConfigError, match=r"the images are torch\.float32, but the weights torch\.float64"):
+        pipeline(x_BCHW.float())
+    with torch.autocast("cpu"), pytest.raises(ConfigError, match="autocast is on"):
+        pipeline(x_BCHW)
+    with pytest.raises(ConfigError, match=r"was made of torch\.float64 weights, which are torch\.float32 now"):
+        pipeline.float()(x_BCHW.float())
+    pipeline.double()
     with pytest.raises(ConfigError, match="2 images have 1 targets; give each image one"):
         pipeline.step(x_BCHW, target_BHW[:1], loss)
     pipeline.close()

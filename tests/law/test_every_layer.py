@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -117,14 +119,27 @@ def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str
     check_steps_and_outputs(setting, meshes["mpi"], 3, 0.002)
 
 
+BALANCES: dict[type[EveryLayer | ForeignLayers], dict[int, list[int]]] = {
+    EveryLayer: {2: [10, 22], 3: [5, 6, 21], 4: [5, 5, 11, 11]},
+    ForeignLayers: {2: [4, 23], 3: [4, 12, 11], 4: [4, 4, 14, 5]},
+}
+
+
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("recompute", ["never", "always"])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_stages(schedule: str, recompute: str, meshes: dict[str, Mesh]) -> None:
-    """Cut between the indices and their unpooling, between shortcut and sum, and before a branch of the input."""
+@pytest.mark.parametrize(
+    ("kind", "schedule", "recompute"),
+    [
+        *((EveryLayer, *each) for each in itertools.product(("1f1b", "gpipe"), ("never", "always"))),
+        (ForeignLayers, "1f1b", "always"),
+        (ForeignLayers, "gpipe", "never"),
+    ],
+)
+def test_stages(kind: type[EveryLayer], schedule: str, recompute: str, meshes: dict[str, Mesh]) -> None:
+    """Cut between the indices and their unpooling, between shortcut and sum, and before a branch of the input; between
+    what mirrors a border and what is convolved, and where channels are in other layouts."""
     torch.set_num_threads(1)
-    mesh, case = meshes["gloo"], Case(EveryLayer(), (4, 2))
-    balance = {2: [10, 22], 3: [5, 6, 21], 4: [5, 5, 11, 11]}.get(mesh.size)
+    mesh, case = meshes["gloo"], Case(kind(), (4, 2))
+    balance = BALANCES[kind].get(mesh.size)
     if balance is None:
         pytest.skip(f"no balance for {mesh.size} stages")
     parallel = ParallelConfig(stages=mesh.size, schedule=schedule, balance=balance, recompute=recompute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch.nn import functional
@@ -23,6 +24,8 @@ class Drawn:
     size: tuple[int, int]
     losses: list[float] = field(default_factory=list)
     sources: int = 0
+
+    images: ClassVar[int] = 1
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:

@@ -5,8 +5,10 @@ Each is written as people write it, and would come out otherwise on tiles, at an
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "no gradients": (lambda x: torch.no_grad()(torch.relu)(x), "switches gradients on or off"),
     "dropout always": (functional.dropout, "pass training=self.training"),
     "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
+    "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws torch's random numbers"),
+    "noise of Python": (lambda x: x * random.random(), "random numbers"),
     "channels again": (lambda x: x.repeat(1, 2, 1, 1), "repeat one channel"),
     "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
 }
@@ -99,8 +103,23 @@ def test_one_line_says_where_and_why(name: str) -> None:
     message = str(error.value)
     assert reason in message
     assert "\n" not in message
-    if "returns" not in message:
+    if "returns" not in message and "random numbers" not in message:
         assert "test_refused.py:" in message, "it names the line"
+
+
+@pytest.mark.parametrize(("draw", "whose"), [(random.random, "Python"), (np.random.random_sample, "NumPy")])
+def test_a_layer_that_is_dropped_by_a_draw_does_not_train(draw: Callable[[], float], whose: str) -> None:
+    """However seldom: the runs that were tried need not have dropped it. The generator stays where it was."""
+
+    class Seldom(nn.Conv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if self.training and draw() < 1e-9 else super().forward(x)
+
+    module, states = nn.Sequential(Seldom(3, 3, 1), nn.ReLU()).train(), (random.getstate(), np.random.get_state()[2])
+    with pytest.raises(ConfigError, match=f"it draws {whose}'s random numbers"):
+        trace(module, 3)
+    assert (random.getstate(), np.random.get_state()[2]) == states
+    trace(module.eval(), 3)
 
 
 def test_batch_norm_on_means_of_an_image_maps_and_does_not_train() -> None:

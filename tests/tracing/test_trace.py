@@ -93,6 +93,19 @@ def test_all_refusals_come_at_once_with_their_lines() -> None:
     assert "\n" not in message
 
 
+def test_dropout_by_itself_is_drawn_anew_at_each_call() -> None:
+    """As the module draws it, where that drops whole channels; our loops give keys."""
+    module = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Dropout2d(0.5))
+    network, x_BCHW = trace(module.train(), 3), torch.randn(2, 3, 8, 8)
+    found = []
+    for each in (module, network):
+        torch.manual_seed(4)
+        found.append([each(x_BCHW), each(x_BCHW)])
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(*found[1])
+
+
 def test_bands_that_do_not_fit_are_said() -> None:
     with pytest.raises(ConfigError, match="does not run on 5 bands"):
         trace(made("unet"), 5)

@@ -147,6 +147,8 @@ class _Feed:
 class _Staged:
     """A micro-batch as the executor takes it (see `pipeline.chunk`). Without `key` and `loss` it only goes forward."""
 
+    images = 1
+
     def __init__(
         self,
         mode: HaloMode,

@@ -13,32 +13,33 @@ from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
+from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.network import SpatialNetwork
 
 
 def parallelize(
-    module: nn.Module, mesh: tuple[int, int], *, bands: int | None = None, fusion: int = 1
+    module: nn.Module, mesh: tuple[int, int], *, bands: int | None = None, fusion: int = 1, seed: int = 0
 ) -> ParallelModule:
     """A module with the weights of `module`, computed by R x C ranks an image; see `ParallelModule`. Collective.
 
     `mesh`: R rows and C columns of ranks, of which a job may have any multiple. `bands`: of the input; None for those
-    that the first convolution takes. `fusion`: layers that share an exchange of halos.
+    that the first convolution takes. `fusion`: layers that share an exchange of halos. `seed`: of dropout.
 
     Raises ConfigError that lists every place of the module that could not be exact, before any communication.
     """
-    return ParallelModule(traced(module, bands), mesh, fusion)
+    return ParallelModule(traced(module, bands), mesh, fusion, seed)
 
 
 class ParallelModule(SpreadModule):
     """A module of which each rank of an image computes a block, every layer together with the others.
 
     The law: outputs, gradients (summed over the ranks) and buffers are those of the module on the whole image, or on
-    those of all replicas, stacked.
+    those of all replicas, stacked; dropout as `SpreadModule` says.
     """
 
-    def __init__(self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1) -> None:
-        super().__init__(network, *mesh, stages=1)
+    def __init__(self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1, seed: int = 0) -> None:
+        super().__init__(network, *mesh, stages=1, seed=seed)
         self._spatial = SpatialNetwork(self.network, self.axes, fusion)
 
     def block(self, height: int, width: int) -> Box:
@@ -67,6 +68,7 @@ class ParallelModule(SpreadModule):
         graph, and backward in the opposite one, on all ranks alike: nothing can wait forever.
         """
         rows, cols = self._partitions(x_BCHW)
+        set_dropout_key(self.network, *self.dropout_keys(len(x_BCHW)))
         graph, tensors, first = self.network.graph, {0: x_BCHW}, 0
         for stop in (*self._measuring(), len(graph)):
             self._spatial.run_nodes(tensors, rows, cols, first, stop)

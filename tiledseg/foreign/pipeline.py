@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import Cut, cut_network, layer_tensors, split_network
@@ -29,11 +30,14 @@ IN_FLIGHT = 4  # micro-batches a stage, for the same
 
 class Pipeline(SpreadModule):
     """A module of which each of `stages` ranks holds and computes a run of layers, `balance` many or as many as make
-    the step short; images go through one after the other by `schedule` (1f1b, gpipe, eager, folded).
+    the step short; a batch goes through by `schedule` (1f1b, gpipe, eager, folded), `micro_batch` images at once, the
+    last time those that are left.
 
     The module is the pipeline's from then on: a rank keeps the values of its own stage alone, the others' are on
     torch's `meta` device. `parameters()` has a place for each all the same, which optimizers pass over. The law: loss,
-    gradients and buffers are those of the images one after the other through the whole module.
+    gradients and buffers are those of the micro-batches one after the other through the whole module. So a loss that is
+    a sum over images gives that of the batch, for any `micro_batch`; only batch norms in training, which measure a
+    micro-batch, do not; dropout as `SpreadModule` says.
 
     Raises ConfigError that lists every place of the module that could not be exact, or where the balance, the schedule
     or the number of ranks does not fit, before anything is let go. Collective.
@@ -47,16 +51,21 @@ class Pipeline(SpreadModule):
         schedule: str = "1f1b",
         *,
         bands: int | None = None,
+        micro_batch: int = 1,
+        seed: int = 0,
     ) -> None:
         if stages < 2:
             raise ConfigError(f"stages is {stages}; give at least 2, or call the module itself")
+        if micro_batch < 1:
+            raise ConfigError(f"micro_batch is {micro_batch}; give at least 1 image")
         parallel = ParallelConfig(stages=stages, balance=balance, schedule=schedule)
         parallel.check()
         network = traced(module, bands)
         plan = _plan(network, parallel)
         cut = cut_network(network.graph, plan.balance, plan.schedule, stages)
         stage_of = _stages(network, cut)
-        super().__init__(network, 1, 1, stages)
+        super().__init__(network, 1, 1, stages, seed)
+        self.micro_batch = micro_batch
         self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
         dtype = next(network.parameters()).dtype
         self._split = split_network(network, plan, self.stage, self.mesh.device, dtype)
@@ -69,24 +78,50 @@ class Pipeline(SpreadModule):
         return self.axes.position.stage
 
     def step(self, x_BCHW: torch.Tensor, target: torch.Tensor, loss: Loss) -> torch.Tensor:
-        """Forward and backward passes of a batch, image by image: gradients are added to those of this rank's weights.
-        Returns the sum of the images' losses, on every rank of the pipeline, which all call it.
+        """Forward and backward passes of a batch: gradients are added to those of this rank's weights. Returns the sum
+        of the micro-batches' losses, on every rank of the pipeline, which all call it.
 
-        `loss(returned, target[i : i + 1])` is called for each image where the output is made, with what the module
-        returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are
-        looked at on the first and on the last stage. With replicas, `reduce_gradients` after it.
+        `loss(returned, target[i:j])` is called for each micro-batch, of images i to j, where the output is made, with
+        what the module returns. Every rank passes `x_BCHW` and `target` of the same shapes; their values are looked at
+        on the first and on the last stage. With replicas, `reduce_gradients` after it.
         """
         self._check_statistics()
-        check_images(x_BCHW.shape, self.network.bands)
+        self._check_input(x_BCHW)
         if len(target) != len(x_BCHW):
             raise mark_agreed(ConfigError(f"{len(x_BCHW)} images have {len(target)} targets; give each image one"))
-        images = [_Image(self, x_BCHW[i : i + 1], target[i : i + 1], loss) for i in range(len(x_BCHW))]
-        self._executor.train(images, lambda parameters: None)
+        batch = self._cut(x_BCHW, target, loss)
+        self._executor.train(batch, lambda parameters: None)
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for image in images:
-            total += image.lost
+        for micro_batch in batch:
+            total += micro_batch.lost
         self.axes.pipeline.all_reduce_sum(total).wait()
         return total
+
+    def _cut(self, x_BCHW: torch.Tensor, target: torch.Tensor | None = None, loss: Loss | None = None) -> list[_Staged]:
+        shapes, keys = self._shapes(x_BCHW), self.dropout_keys(len(x_BCHW))
+        cuts = [slice(i, i + self.micro_batch) for i in range(0, len(x_BCHW), self.micro_batch)]
+        targets = [None if target is None else target[at] for at in cuts]
+        return [_Staged(self, shapes, x_BCHW[at], keys[at], own, loss) for at, own in zip(cuts, targets, strict=True)]
+
+    def _shapes(self, x_BCHW: torch.Tensor) -> tuple[tuple[int, int, int], ...]:
+        """Of each tensor of the graph. Raises GeometryError, on all ranks, for a size that it does not take."""
+        return tensor_shapes(self.network.graph, self.network.bands, *x_BCHW.shape[2:])
+
+    def _check_input(self, x_BCHW: torch.Tensor) -> None:
+        """Raise on all ranks, which pass the same shape and dtype, what one stage alone would come upon: the others
+        would wait for it."""
+        check_images(x_BCHW.shape, self.network.bands)
+        held, made = next(self.network.parameters()).dtype, self._split.dtypes[0]
+        if held != made:
+            raise mark_agreed(
+                ConfigError(f"the pipeline was made of {made} weights, which are {held} now; convert the module before")
+            )
+        if torch.is_autocast_enabled(self.mesh.device.type):
+            raise mark_agreed(
+                ConfigError(f"autocast is on, but the stages send each other {made}; leave it, or convert the module")
+            )
+        if x_BCHW.dtype != made:
+            raise mark_agreed(ConfigError(f"the images are {x_BCHW.dtype}, but the weights {made}; convert them"))
 
     def _check_statistics(self) -> None:
         """Raise ConfigError, on all ranks, where replicas would drift apart in training."""
@@ -97,19 +132,18 @@ class Pipeline(SpreadModule):
             raise mark_agreed(
                 ConfigError(
                     f"'{moving[0]}' is a batch norm, which would move its statistics on each of {self.replicas} "
-                    "replicas by itself, image by image; use all ranks for one pipeline, or .eval() of the norms"
+                    "replicas by itself; use all ranks for one pipeline, or .eval() of the norms"
                 )
             )
 
     @torch.no_grad()
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """The module's (first) output for a batch, image by image, without gradients, on every rank of the pipeline,
-        which all call it with a batch of the same shape."""
-        check_images(x_BCHW.shape, self.network.bands)
-        images = [_Image(self, x_BCHW[i : i + 1]) for i in range(len(x_BCHW))]
-        made = [output_BKHW for _, output_BKHW in self._executor.outputs(images)]
+        """The module's (first) output for a batch, without gradients, on every rank of the pipeline, which all call
+        it with a batch of the same shape."""
+        self._check_input(x_BCHW)
+        made = [output_BKHW for _, output_BKHW in self._executor.outputs(self._cut(x_BCHW))]
         result = self.network.graph.results[0]
-        shape = len(images), *images[0].shapes[result]
+        shape = len(x_BCHW), *self._shapes(x_BCHW)[result]
         output_BKHW = torch.cat(made).contiguous() if made else torch.empty(shape, dtype=self._split.dtypes[result])
         output_BKHW = output_BKHW.to(self.mesh.device)
         self.axes.pipeline.broadcast(output_BKHW, self._last)
@@ -143,24 +177,26 @@ class Pipeline(SpreadModule):
 
 
 @dataclass
-class _Image:
-    """One image of a batch, as the executor takes it."""
+class _Staged:
+    """Some images of a batch, as the executor takes them, a dropout key each."""
 
     pipeline: Pipeline
+    shapes: tuple[tuple[int, int, int], ...]
     x_BCHW: torch.Tensor
+    keys: Sequence[DropoutKey]
     target: torch.Tensor | None = None
     wanted: Loss | None = None
     lost: float | torch.Tensor = 0.0
 
     @property
-    def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        network = self.pipeline.network
-        return tensor_shapes(network.graph, network.bands, *self.x_BCHW.shape[2:])
+    def images(self) -> int:
+        return len(self.x_BCHW)
 
     def source(self) -> torch.Tensor:
         return self.x_BCHW.to(self.pipeline.mesh.device).contiguous(memory_format=torch.channels_last)
 
     def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        set_dropout_key(self.pipeline.network, *self.keys)
         self.pipeline.network.run_nodes(tensors, first, stop)
 
     def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
 
 
@@ -25,11 +26,15 @@ class SpreadModule(nn.Module):
 
     `rows` x `cols` x `stages` ranks work on an image; as many such groups as there are ranks for are its replicas.
     Joins torch's process group, or opens one over the launcher's ranks. Collective, as is `close`.
+
+    Dropout drops whole channels, drawn by `seed`, the number of calls in training so far, `calls`, and the image's
+    number among those of all replicas, so that the ranks of an image drop the same: set `calls` where a run goes on.
     """
 
-    def __init__(self, network: GraphNetwork, rows: int, cols: int, stages: int) -> None:
+    def __init__(self, network: GraphNetwork, rows: int, cols: int, stages: int, seed: int) -> None:
         super().__init__()
         self._take(network)
+        self.seed, self.calls = seed, 0
         with ExitStack() as opened:
             mesh = opened.enter_context(joined_mesh())
             shape = _shape(mesh.size, rows, cols, stages)
@@ -84,6 +89,12 @@ class SpreadModule(nn.Module):
         """Which of them is this rank's."""
         assert self.axes.position is not None, "every rank has a place"
         return self.axes.position.replica
+
+    def dropout_keys(self, images: int) -> list[DropoutKey]:
+        """Of each of this replica's images in this call, which is counted where the module is in training."""
+        first, call = self.replica * images, self.calls
+        self.calls += self.training
+        return [DropoutKey(self.seed, call, first + image) for image in range(images)]
 
     def reduce_gradients(self) -> None:
         """Give each weight the sum of its gradients over all ranks, taken in float64. Collective: call it after the

@@ -112,6 +112,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self._infos = tuple(infos)
         self._places = [(image, tile) for image, tiling in enumerate(tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
+        self._inherited: tuple[int, Dataset] | None = None  # of the process that has forked: it alone closes them
         self._sources.open().close()  # everything fits, or is refused here
 
     @property
@@ -153,7 +154,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_inherited": None}
 
     def _dataset(self) -> Dataset:
         """That of this process. One that a fork has brought along is not touched: its handles are the parent's."""

@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
-from tiledseg.checkpoint.weights_file import read_state_dict
+from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
@@ -111,7 +111,8 @@ def weights_mapper(
     network: ForeignNetwork, path: str, numbers: Sequence[int] | None, normalization: Normalization | None
 ) -> Mapper:
     """A network that the user's function builds, with the weights of a file (torch's, read as weights only, or
-    safetensors). Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
+    safetensors), under the module's names, or with what wrappers put before these (`module.`, see `strip_prefixes`).
+    Raises CheckpointError that lists the names that the file lacks, and those that it has besides."""
 
     held: list[GraphNetwork] = []  # whose graph was asked for: not built a second time
 
@@ -131,7 +132,8 @@ def weights_mapper(
 
 
 def _fill(module: nn.Module, path: str) -> None:
-    found, own = read_state_dict(path), module.state_dict()
+    own = module.state_dict()
+    found = strip_prefixes(read_state_dict(path), own)
     missing, unexpected = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
     shapes = [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
     faults = [

@@ -1,7 +1,8 @@
 """Dropout that does not know how the image is cut.
 
 The channels dropped are drawn from a counter keyed by (seed, step, image, layer), never by rank or tile, so every
-tile of an image, on whatever rank, drops the same channels as the whole image would.
+tile of an image, on whatever rank, drops the same channels as the whole image would. A network that somebody calls
+by himself, who gives no keys, draws as torch's Dropout2d: from torch's generator, other channels at each call.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,10 @@ class DropoutKey:
 
 
 class ChannelDropout(nn.Module):
-    """Zeroes whole channels with `probability` while training, and scales the others by 1 / (1 - probability)."""
+    """Zeroes whole channels with `probability` while training, and scales the others by 1 / (1 - probability).
+
+    `keys`: what the next draw depends on, one for a whole batch or one an image; none for torch's generator.
+    """
 
     def __init__(self, name: str, probability: float) -> None:
         super().__init__()
@@ -34,6 +39,8 @@ class ChannelDropout(nn.Module):
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
             return x_BCHW
+        if not self.keys:
+            return functional.dropout2d(x_BCHW, self.probability)
         kept_BC = torch.stack([self._kept(key, x_BCHW.shape[1]) for key in self.keys])
         return x_BCHW * (kept_BC.to(x_BCHW.device, x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
 

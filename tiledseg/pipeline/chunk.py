@@ -41,6 +41,10 @@ class MicroBatch(Protocol):
     """What goes through a pipeline at once. The ranks of a pipeline have one each of the same micro-batch."""
 
     @property
+    def images(self) -> int:
+        """How many of one size; the last micro-batches of a step may have fewer."""
+
+    @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """(channels, height, width) of each tensor of the graph, of what this rank's pipeline computes of it."""
 

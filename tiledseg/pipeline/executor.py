@@ -117,7 +117,7 @@ class PipelineExecutor:
     def buffer(self, route: Route, micro_batch: MicroBatch) -> torch.Tensor:
         """Room for what travels along a route, either way: channels last, in one piece."""
         return torch.empty(
-            (1, *micro_batch.shapes[route.tensor]),
+            (micro_batch.images, *micro_batch.shapes[route.tensor]),
             dtype=self._split.dtypes[route.tensor],
             device=self._split.device,
             memory_format=torch.channels_last,

@@ -182,15 +182,9 @@ def _parts(step: Step) -> list[Value]:
 def _narrowed(step: Step, value: Value, dim: int, start: int, length: int, part: int = 0) -> Value:
     """Some of the channels."""
     layout = without(value.layout, (dim,), True)
-    single = _one(step, part)
+    single = step.giving(step.call.shapes[part], step.other.shapes[part])
     (found,) = pixelwise(single, "narrow", (value, dim, start, length), {}, layout)
     return found
-
-
-def _one(step: Step, part: int) -> Step:
-    """The step as if it gave that part only."""
-    one, other = (replace(call, shapes=(call.shapes[part],)) for call in (step.call, step.other))
-    return Step(one, other, step.lowering)
 
 
 def _layer_norm(step: Step) -> list[Value]:
@@ -208,6 +202,7 @@ def _dropout(step: Step) -> list[Value]:
     if probability == 0:
         return [step.made(value.node, value.layout)]
     module = ChannelDropout("", probability)
+    module.keys = ()
     module.name = step.lowering.add(step, "dropout", Dropout(probability), module, (value,))
     return [step.made(module.name, value.layout)]
 

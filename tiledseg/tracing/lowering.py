@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ from tiledseg.tracing.record import Call, Given, Made, Record
 
 WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
-
-
 SIZED = "is given numbers that depend on the image's size; give it fixed ones"
 
 
 class RefusalError(Exception):
     """Why a call cannot be exact, and what to do."""
+
+
+class UnknownError(RefusalError):
+    """What is computed from a refused call says nothing of its own."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class Step:
         """In either run: for what may depend on the size."""
         one, other = (_given(call, index, name, default) for call in (self.call, self.other))
         return self.lowering.resolved(one), self.lowering.resolved(other)
+
+    def options(self, first: int, **defaults: Any) -> dict[str, Any]:
+        """Numbers by their names, in the order of the function's arguments from the one numbered `first` on."""
+        return {name: self.argument(at, name, default) for at, (name, default) in enumerate(defaults.items(), first)}
+
+    def giving(self, one: tuple[int, ...], other: tuple[int, ...]) -> Step:
+        """The step as if it gave a single tensor of these shapes, in either run."""
+        return Step(replace(self.call, shapes=(one,)), replace(self.other, shapes=(other,)), self.lowering)
 
     def as_called(self, name: str) -> str:
         """The function by its name, or the tensor's method of that name where the author called one."""
@@ -186,12 +196,7 @@ class Lowering:
         if any(layer.output_size(1) != 1 for layer in (rows, cols)):
             raise RefusalError("works on pixels around one that is all there is; leave it away")
         layer = OfOnePixel(rows.output_channels(value.shape[1]), sum(p.numel() for p in module.parameters()))
-        name = self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
-        return name
-
-
-class UnknownError(RefusalError):
-    """What is computed from a refused call says nothing of its own."""
+        return self.add(step, what, layer, OnePixel(writing(module, False), layer), (value,))
 
 
 def where(call: Call) -> str:

@@ -2,11 +2,12 @@
 
 torch.fx's own tracer hands modules stand-ins of tensors. Code that asks `isinstance(x, torch.Tensor)`, or what
 `x.shape` is, then goes another way without a word. Here tensors are tensors and sizes numbers; what depends on them is
-found by a second record at another size (`tracing.calls`). Decision 0016.
+found by a second record at another size (`tracing.runs`). Decision 0016.
 """
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -73,6 +75,7 @@ class Record:
     given: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # calls that see weights alone
     returned: Any = None
     form: Any = None  # of what it returned, with an `Output` for each tensor
+    drew: tuple[str, ...] = ()  # whose random numbers moved
 
     def shape(self, made: Made) -> tuple[int, ...]:
         return self.calls[made.call].shapes[made.part]
@@ -189,10 +192,10 @@ class Recorder(TorchFunctionMode):
 
 
 def record(root: nn.Module, x_BCHW: torch.Tensor, is_unit: Callable[[nn.Module], bool]) -> Record:
-    """What `root` calls for this input. No buffer and no state of random numbers moves."""
+    """What `root` calls for this input. No buffer moves, nor does a common generator of random numbers."""
     recorder = Recorder(root, (x_BCHW.shape[2], x_BCHW.shape[3]), is_unit)
     recorder.know(x_BCHW, Made(-1))
-    with torch.no_grad(), torch.random.fork_rng(), _still_buffers(root), _calls_of_modules(recorder), recorder:
+    with torch.no_grad(), _still_draws(recorder.record), _still_buffers(root), _calls_of_modules(recorder), recorder:
         returned = root(x_BCHW)
     recorder.record.returned = recorder.placed(returned)
     recorder.record.form = _form(returned, count())
@@ -232,6 +235,25 @@ def _still_buffers(root: nn.Module) -> Iterator[None]:
     finally:
         for buffer, value in before:
             buffer.copy_(value)
+
+
+@contextmanager
+def _still_draws(noted: Record) -> Iterator[None]:
+    """Notes whose generators draw, and sets them back."""
+    before = _generators()
+    with torch.random.fork_rng():
+        try:
+            yield
+            noted.drew = tuple(name for name, state in _generators().items() if state != before[name])
+        finally:
+            random.setstate(before["Python"])
+            np.random.set_state(before["NumPy"])
+
+
+def _generators() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()
+    states = torch.random.get_rng_state().tolist()
+    return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}
 
 
 def function_name(func: Any) -> str:

@@ -30,6 +30,9 @@ def differing_in_training(one: Record, trained: Record) -> str | None:
     for call, again in zip(one.calls, trained.calls, strict=True):
         if "dropout" not in call.function and constants(call) != constants(again):
             return f"{where(call)} is given other numbers"
+    others = [name for name in trained.drew if name != "torch"]
+    if others:
+        return f"it draws {others[0]}'s random numbers, and may do something else with others"
     if one.given != trained.given:
         pairs = itertools.zip_longest(one.given, trained.given)
         first = next(entry for pair in pairs if pair[0] != pair[1] for entry in pair if entry is not None)

@@ -47,7 +47,8 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -
     given, which then are of one size.
 
     It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
-    Dropout is drawn by channels and by position (`models.dropout`), whatever the module draws.
+    Dropout drops whole channels, whatever the module drops: drawn by torch's generator where the network is called by
+    itself, and by seed, step and image in training of ours (`models.dropout`).
 
     A module that does something else in training, such as dropping whole paths, is refused where it is in training
     mode; in evaluation mode it gives a network that maps and cannot be set to train.
@@ -91,6 +92,11 @@ def _traced(
     lowering = Lowering(one, other)
     lowering.run(bands, _lowered)
     outputs = _outputs(lowering, one, wanted)
+    if one.drew and not lowering.faults:
+        lowering.faults.append(
+            f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps; leave it to "
+            "training, or make them a buffer"
+        )
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -81,16 +81,12 @@ def _expand(step: Step) -> list[Value]:
     if value.layout.one_pixel and len(shape) == 4 and shape[:2] == value.shape[:2]:
         return [step.made(value.node, WHOLE)]
     grown = [at for at, (one, other) in enumerate(zip(value.shape, shape, strict=False)) if one != other]
-    single = all(value.shape[at] == 1 and _is_single_channel(value.layout.dims[at]) for at in grown)
+    single = all(value.shape[at] == 1 and is_channels(value.layout.dims[at]) for at in grown)
     if len(shape) == len(value.shape) and single:
         return pixelwise(
             step, "expand", (value, tuple(-1 if at not in grown else shape[at] for at in range(len(shape)))), {}
         )
     raise RefusalError(f"repeats {value.shape} to {shape}; repeat one channel, or resize, or join by torch.cat")
-
-
-def _is_single_channel(dim: Sequence[str]) -> bool:
-    return is_channels(dim)
 
 
 def _getitem(step: Step) -> list[Value]:
@@ -170,9 +166,8 @@ def _narrowed(step: Step, value: Value, dim: int, start: int, stop: int) -> Valu
     if (start, stop) == (0, value.shape[dim]):
         return value
     one, other = _shapes_with(value, dim, value.shape[dim] - (stop - start))
-    shaped = Step(replace(step.call, shapes=(one,)), replace(step.other, shapes=(other,)), step.lowering)
     arguments = (value, dim, start, stop - start)
-    (found,) = pixelwise(shaped, "narrow", arguments, {}, without(value.layout, (dim,), True))
+    (found,) = pixelwise(step.giving(one, other), "narrow", arguments, {}, without(value.layout, (dim,), True))
     return found
 
 

@@ -21,12 +21,12 @@ Handler = Callable[[Step], list[Value]]
 
 def _convolution(step: Step) -> list[Value]:
     """A convolution by the weights of some module, as one of our own that shares them."""
-    return _weighted(step, nn.Conv2d, ("stride", "padding", "dilation", "groups"), (1, 0, 1, 1))
+    return _weighted(step, nn.Conv2d, step.options(3, stride=1, padding=0, dilation=1, groups=1))
 
 
 def _transposed(step: Step) -> list[Value]:
-    names = ("stride", "padding", "output_padding", "groups", "dilation")
-    return _weighted(step, nn.ConvTranspose2d, names, (1, 0, 0, 1, 1))
+    options = step.options(3, stride=1, padding=0, output_padding=0, groups=1, dilation=1)
+    return _weighted(step, nn.ConvTranspose2d, options)
 
 
 def of_size(step: Step, module: nn.ConvTranspose2d, value: Value) -> nn.ConvTranspose2d:
@@ -55,27 +55,17 @@ def mirroring(step: Step, module: nn.Conv2d, value: Value) -> tuple[nn.Conv2d, V
     return again, mirrored(step, value, module._reversed_padding_repeated_twice, module.padding_mode)
 
 
-def _weighted(step: Step, kind: Any, names: tuple[str, ...], defaults: tuple[Any, ...]) -> list[Value]:
+def _weighted(step: Step, kind: Any, options: dict[str, Any]) -> list[Value]:
     value = step.full()
     weight, bias = step.argument(1, "weight"), step.argument(2, "bias")
     if isinstance(weight, Value) or isinstance(bias, Value):
         raise RefusalError("takes weights that depend on the input, which differ from tile to tile; learn them")
     computed = [given for given in (weight, bias) if given is not None and given.name is None]
-    options = {
-        name: step.argument(at + 3, name, default)
-        for at, (name, default) in enumerate(zip(names, defaults, strict=True))
-    }
     groups = options["groups"]
     out, inner = weight.tensor.shape[:2]
     channels = (inner * groups, out) if kind is nn.Conv2d else (out, inner * groups)
     module = kind(*channels, tuple(weight.tensor.shape[2:]), bias=bias is not None, device="meta", **options)
-    if computed:
-        return [
-            step.made(step.lowering.add_module(step, _computing(module, weight, bias), value, "conv"), value.layout)
-        ]
-    share(module, "weight", weight)
-    if bias is not None:
-        share(module, "bias", bias)
+    module = _computing(module, weight, bias) if computed else shares(module, weight, bias)
     return [step.made(step.lowering.add_module(step, module, value, "conv"), value.layout)]
 
 
@@ -88,7 +78,15 @@ def _computing(module: nn.Module, weight: Given, bias: Given | None) -> nn.Modul
     return ComputedConvolution.of(module, *formulas, shared(weights))
 
 
-def share(module: nn.Module, name: str, given: Given) -> None:
+def shares(module: nn.Module, weight: Given | None, bias: Given | None) -> nn.Module:
+    """The module, with the weights of another one, or none."""
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None:
+            _share(module, name, given)
+    return module
+
+
+def _share(module: nn.Module, name: str, given: Given) -> None:
     if isinstance(given.tensor, nn.Parameter):
         setattr(module, name, given.tensor)
     else:
@@ -113,20 +111,14 @@ def _instance_norm(step: Step) -> list[Value]:
     if step.argument(1, "running_mean") is not None:
         raise RefusalError("keeps running statistics of instances; leave them away")
     module = InstanceNorm(value.shape[1], step.argument(7, "eps", 1e-5), affine=weight is not None)
-    if weight is not None:
-        share(module, "weight", weight)
-        share(module, "bias", bias)
-    return [step.made(step.lowering.add_module(step, module, value, "norm"), value.layout)]
+    return [step.made(step.lowering.add_module(step, shares(module, weight, bias), value, "norm"), value.layout)]
 
 
 def _group_norm(step: Step) -> list[Value]:
     value, groups = step.full(), step.argument(1, "num_groups")
     weight, bias = step.argument(2, "weight"), step.argument(3, "bias")
     module = nn.GroupNorm(groups, value.shape[1], step.argument(4, "eps", 1e-5), affine=weight is not None)
-    if weight is not None:
-        share(module, "weight", weight)
-        share(module, "bias", bias)
-    return [step.made(step.lowering.add_module(step, module, value, "norm"), value.layout)]
+    return [step.made(step.lowering.add_module(step, shares(module, weight, bias), value, "norm"), value.layout)]
 
 
 WEIGHTED: dict[str, Handler] = {

@@ -103,19 +103,13 @@ def _summed(step: Step, value: Value, name: str, layout: Layout) -> list[Value]:
         )
     if not euclid:
         return [step.made(image_mean(step, value, total=name == "sum"), layout)]
-    as_it_is = (value.shape, value.other_shape)
-    (squares,) = pixelwise(shaped(step, *as_it_is), "square", (value,), {}, value.layout)
+    one = step.giving(value.shape, value.other_shape)
+    (squares,) = pixelwise(one, "square", (value,), {}, value.layout)
     total = replace(value, node=image_mean(step, squares, total=True), layout=ONE_PIXEL)
-    one = shaped(step, *as_it_is)
     (least,) = pixelwise(one, "clamp_min", (total, LEAST), {}, ONE_PIXEL)  # without a gradient where all are zeros
     (over,) = pixelwise(one, "rsqrt", (least,), {}, ONE_PIXEL)
     (root,) = pixelwise(one, "mul", (total, over), {}, ONE_PIXEL)
     return [step.made(root.node, layout)]
-
-
-def shaped(step: Step, one: tuple[int, ...], other: tuple[int, ...]) -> Step:
-    """The step as if it gave a tensor of these shapes."""
-    return Step(replace(step.call, shapes=(one,)), replace(step.other, shapes=(other,)), step.lowering)
 
 
 def _numbers(value: Value, dims: Any) -> tuple[int, ...]:

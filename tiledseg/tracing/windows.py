@@ -62,12 +62,7 @@ def _max_pool(step: Step) -> list[Value]:
     value = step.full()
     if _sees_all(step, value):
         return image_max(step, value, ONE_PIXEL, even=False)
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-    defaults: tuple[Any, ...] = (None, None, 0, 1, False)
-    options = {
-        name: step.argument(at + 1, name, default)
-        for at, (name, default) in enumerate(zip(names, defaults, strict=True))
-    }
+    options = step.options(1, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False)
     options["stride"] = options["stride"] or options["kernel_size"]
     module = nn.MaxPool2d(**_without_ceil(options))
     pooled = step.made(step.lowering.add_module(step, module, value, "pool"))
@@ -88,11 +83,10 @@ def pair(value: int | Sequence[int]) -> Pair:
 
 
 def _indices(step: Step, value: Value, module: nn.MaxPool2d) -> str:
-    sizes = [getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")]
-    single = {size if isinstance(size, int) else size[0] for size in sizes[:1]}
-    if any(not isinstance(size, int) and size[0] != size[1] for size in sizes) or not single:
+    sizes = [pair(getattr(module, name)) for name in ("kernel_size", "stride", "padding", "dilation")]
+    if any(row != col for row, col in sizes):
         raise RefusalError("gives indices of windows that are no squares; use squares")
-    kernel, stride, padding, dilation = (size if isinstance(size, int) else size[0] for size in sizes)
+    kernel, stride, padding, dilation = (row for row, _ in sizes)
     layer = MaxIndices(kernel, stride, padding, dilation)
     return step.lowering.add(step, "indices", layer, pooling.MaxIndices(kernel, stride, padding, dilation), (value,))
 
@@ -115,12 +109,8 @@ def _average_pool(step: Step) -> list[Value]:
     value = step.full()
     if _sees_all(step, value) and step.argument(6, "divisor_override") is None:
         return [step.made(image_mean(step, value), ONE_PIXEL)]
-    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-    defaults: tuple[Any, ...] = (None, None, 0, False, True, None)
-    options = {
-        name: step.argument(at + 1, name, default)
-        for at, (name, default) in enumerate(zip(names, defaults, strict=True))
-    }
+    known = {"kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False}
+    options = step.options(1, **known, count_include_pad=True, divisor_override=None)
     options["stride"] = options["stride"] or options["kernel_size"]
     return [step.made(step.lowering.add_module(step, nn.AvgPool2d(**_without_ceil(options)), value, "pool"))]
 
