@@ -97,6 +97,12 @@ def test_a_map_has_the_weights_that_the_network_has_now(material: Material, run:
     assert (pixels_CHW[0][valid_HW] == 2).all()
     assert valid_HW.any()
     assert all(torch.equal(before[name], value) for name, value in trained.network.state_dict().items())
+    network, x_BCHW = (
+        tiledseg.load(run).network.train(),
+        trained.normalize(pixels_CHW[:, :32, :32].repeat(trained.bands, 0)),
+    )
+    draws = [network(x_BCHW.to(last.dtype)).detach() for _ in range(8)]
+    assert any(not torch.equal(draws[0], other) for other in draws), "dropout is drawn anew at each call"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,16 @@ def test_each_image_of_a_batch_has_its_own_draw() -> None:
     assert not torch.equal(together[0], together[1])
 
 
+def test_dropout_without_keys_is_torchs() -> None:
+    layer, x_BCHW = ChannelDropout("encoder0.dropout0", 0.5).train(), torch.randn(3, 64, 2, 2)
+    set_dropout_key(layer)
+    torch.manual_seed(1)
+    found = layer(x_BCHW)
+    assert not torch.equal(found, layer(x_BCHW))
+    torch.manual_seed(1)
+    assert torch.equal(found, torch.nn.functional.dropout2d(x_BCHW, 0.5))
+
+
 def test_dropout_is_off_in_evaluation_and_reaches_every_layer() -> None:
     network = build_modules(UNet(2, base_channels=4, dropout=0.5, bands=1), seed=0)
     x_BCHW = torch.randn(1, 1, 8, 8)

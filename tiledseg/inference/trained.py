@@ -15,6 +15,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, load_network
 from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.dataset import Normalizer
 from tiledseg.raster.statistics import Normalization
@@ -99,4 +100,5 @@ def load_trained(
         load_network(checkpoint, modules, average=True)
     else:
         modules.load_state_dict(weights)
+    set_dropout_key(modules)  # whoever trains it on gives keys, or has torch's draws
     return modules.eval()

@@ -52,7 +52,8 @@ class ChannelDropout(nn.Module):
 
 
 def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
-    """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image."""
+    """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image;
+    none for torch's generator."""
     own = keys[:1] if len(set(keys)) == 1 else keys
     for module in network.modules():
         if isinstance(module, ChannelDropout):
