@@ -251,7 +251,8 @@ def _still_draws(noted: Record) -> Iterator[None]:
 
 
 def _generators() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()
+    numpys: Any = np.random.get_state()
+    kind, keys, *rest = numpys
     states = torch.random.get_rng_state().tolist()
     return {"torch": states, "Python": random.getstate(), "NumPy": (kind, tuple(keys), *rest)}
 
