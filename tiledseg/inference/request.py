@@ -22,6 +22,7 @@ from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import area_reader
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.s3_listing import is_bucket_folder
 from tiledseg.raster.sources import VECTOR_ENDINGS, expand_sources, is_vector
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.raster.writer import raster_output
@@ -70,9 +71,10 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     several = len(found) > 1
     folders = {name for name, target in given.items() if several or target.endswith("/")}
     for name in folders:
-        if several and irregular_kind(given[name]) != "a folder":
+        if several and not _is_folder(given[name]):
             raise OutputError(
-                f"--{name} is {given[name]}, but --image has {len(found)} rasters; give a folder that is there"
+                f"--{name} is {given[name]}, but --image has {len(found)} rasters; give a folder that is there, or "
+                "s3:// with a slash at its end"
             )
     return [replace(request, image=path, **_files(given, folders, stem)) for path, stem in _stems(found).items()]
 
@@ -80,9 +82,13 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
 def _files(given: Mapping[str, str], folders: Set[str], stem: str) -> dict[str, Any]:
     """Each output's own file."""
     return {
-        name: os.path.join(target, stem + _ENDINGS[name]) if name in folders and os.path.isdir(target) else target
+        name: os.path.join(target, stem + _ENDINGS[name]) if name in folders and _is_folder(target) else target
         for name, target in given.items()
     }
+
+
+def _is_folder(target: str) -> bool:
+    return is_bucket_folder(target) or irregular_kind(target) == "a folder"
 
 
 def _stems(images: Sequence[str]) -> dict[str, str]:

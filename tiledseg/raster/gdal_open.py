@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import nullcontext
 from typing import Any
 
+import rasterio
 from rasterio.errors import RasterioError
 from rasterio.io import DatasetReader
+from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
+from tiledseg.raster.s3_server import SILENT_SECONDS, advice, gdal_options
 from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.unforeseen import reading, reason
 
@@ -59,6 +63,7 @@ def settings() -> dict[str, Any]:
         "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
         "GDAL_VRT_ENABLE_PYTHON": "NO",  # a file's own code never runs, references or not
         "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
+        **gdal_options(os.environ),
     }
 
 
@@ -66,15 +71,29 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
     """rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
 
     Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
-    its format, or that of its mask, is none of `DRIVERS` and `references` is False, and where it is no raster.
+    its format, or that of its mask, is none of `DRIVERS` and `references` is False, where it is no raster, and where a
+    server refuses or does not answer for 20 seconds.
     """
     if not is_named(path) and not os.path.exists(path):
         raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
     check_regular(path)
-    if not references:
-        _check_masks(path)
-    with reading(f"open {path}", "give a raster that GDAL reads" if references else _REMEDY):
-        return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+    with _waiting(path):
+        if not references:
+            _check_masks(path)
+        with reading(f"open {path}", _remedy(path, references)):
+            return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+
+
+def _waiting(path: str) -> Any:
+    """A server that says nothing is given up sooner than while pixels are read."""
+    if not is_remote(path):
+        return nullcontext()
+    return rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
+
+
+def _remedy(path: str, references: bool) -> str:
+    other = "give a raster that GDAL reads" if references else _REMEDY
+    return f"{advice(os.environ)}; or {other}" if gdal_path(path).startswith("/vsis3/") else other
 
 
 def check_regular(path: str) -> None:
@@ -122,6 +141,8 @@ def _check_mask(path: str, mask: str) -> None:
     try:
         DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
     except RasterioError as error:
+        if is_remote(path) and reason(error).startswith("CURL error"):  # nobody answers: do not ask again
+            raise RasterError(f"cannot open {path}: {reason(error)}; see that its server can be reached") from error
         if "not recognized as being in a supported file format" in reason(error):  # it is there
             raise RasterError(
                 f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "

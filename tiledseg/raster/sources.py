@@ -5,13 +5,15 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
 from tiledseg.raster.manifest import TRAIN, VALIDATION, is_manifest, read_manifest
 from tiledseg.raster.pairing import is_pattern, labels_for, matched
+from tiledseg.raster.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
+from tiledseg.raster.s3_store import parse_s3
 from tiledseg.raster.store_header import is_tile_store
 from tiledseg.raster.tile_store import parse_store_name, store_images
 
@@ -49,12 +51,13 @@ def expand_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> 
     """The paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each folder,
     sorted by name.
 
-    A URL, a `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
+    s3:// has globs too, and folders where the name ends in a slash: a bucket is asked what it holds. Any other URL, a
+    `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
     `[`. A tile store stands for all of its images, a list (see `manifest`) for those of the `parts` of the data (None:
     images of which it says no part). `key` (such as "data.images") is what error messages name.
 
-    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, and
-    for a path that occurs twice.
+    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
+    a path that occurs twice, and where a bucket is not to be listed.
     """
     return tuple(source.path for source in find_sources(patterns, key, parts))
 
@@ -95,7 +98,8 @@ def pair_sources(
     pattern = _pattern(images, labels)
     if pattern is not None:
         named = [labels_for(source.path, source.wildcards, pattern, keys[1]) for source in found]
-        label_paths = tuple(_existing(source, labels, keys) for source, labels in zip(found, named, strict=True))
+        there = _presence(pattern, keys[1])
+        label_paths = tuple(_existing(source, labels, keys, there) for source, labels in zip(found, named, strict=True))
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (_exists(labels[0], keys[1]),) * len(found)
     elif labels:
@@ -108,17 +112,28 @@ def pair_sources(
 
 def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
     """The pattern by which labels are named, if they are: two folders are paired by their files' names."""
-    if len(labels) != 1 or (is_named(labels[0]) and not is_pattern(labels[0])):
+    if len(labels) != 1:
         return None
-    if os.path.isdir(labels[0]) and len(images) == 1 and os.path.isdir(images[0]):
+    if len(images) == 1 and _is_folder(labels[0]) and _is_folder(images[0]):
         return os.path.join(labels[0], "{stem}.*")
     return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
 
 
-def _existing(source: Source, labels: str, keys: tuple[str, str]) -> str:
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) or is_bucket_folder(path)
+
+
+def _presence(pattern: str, key: str) -> Callable[[str], bool]:
+    """Whether there is a file, for names by a pattern; a bucket is listed once, where an ending is to be found."""
+    if parse_s3(pattern) is None or not pattern.endswith(".*"):
+        return os.path.isfile
+    return objects_below(pattern[: pattern.index("{")], key).__contains__
+
+
+def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
     """The labels of an image by its pattern; `.*` is any ending."""
     if labels.endswith(".*"):
-        ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if os.path.isfile(labels[:-2] + ending)]
+        ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if there(labels[:-2] + ending)]
         if len(ends) != 1:
             count = "no labels" if not ends else f"several labels ({', '.join(ends)})"
             raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
@@ -189,6 +204,8 @@ def gdal_path(path: str) -> str:
 
 
 def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
+    if is_bucket_folder(pattern) or (parse_s3(pattern) and glob.has_magic(pattern)):
+        return _in_bucket(pattern, key)
     if is_named(pattern) or parse_store_name(pattern):
         return [Source(pattern)]
     if is_tile_store(pattern):
@@ -211,11 +228,25 @@ def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
 
 
 def _in_folder(folder: str, key: str) -> list[Source]:
-    names = sorted(name for name in os.listdir(folder) if name.lower().endswith(IMAGE_ENDINGS))
-    if not names:
+    return _rasters(folder, [os.path.join(folder, name) for name in os.listdir(folder)], key)
+
+
+def _in_bucket(pattern: str, key: str) -> list[Source]:
+    if is_bucket_folder(pattern):
+        return _rasters(pattern, in_bucket_folder(pattern, key), key)
+    matches = matching_objects(pattern, key)
+    if not matches:
+        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
+    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+
+
+def _rasters(folder: str, paths: Iterable[str], key: str) -> list[Source]:
+    """Those of the `paths` in a folder that end as rasters do."""
+    found = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
+    if not found:
         endings = ", ".join(IMAGE_ENDINGS)
         raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
-    return [Source(os.path.join(folder, name), wildcards=(os.path.splitext(name)[0],)) for name in names]
+    return [Source(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
 
 
 def _listed(path: str, key: str, parts: Parts) -> list[Source]:

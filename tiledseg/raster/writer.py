@@ -41,7 +41,7 @@ from tiledseg.raster.packing import BLOCK, pack, packed_name, packing_names, rem
 from tiledseg.raster.plain_tiff import add_meaning, block_offsets, create, pixel_bytes
 from tiledseg.writing import replacing, writing
 
-_SIDECARS = (".ovr", ".msk", ".aux.xml")
+SIDECARS = (".ovr", ".msk", ".aux.xml")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
     """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
-    output = whole(key, path, packing.bytes(pixel_bytes(info, bands, dtype)), _SIDECARS)
+    output = whole(key, path, packing.bytes(pixel_bytes(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
     part = output.beside[0]
@@ -262,7 +262,7 @@ def publish(layout: RasterLayout) -> None:
 
 def _replace_sidecars(layout: RasterLayout) -> None:
     """Away with the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
-    for suffix in _SIDECARS:
+    for suffix in SIDECARS:
         layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
     if _own_sidecar(layout.whole).exists():
         os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))

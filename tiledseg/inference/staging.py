@@ -1,0 +1,149 @@
+"""Maps for s3://: made whole in a folder of this machine, then put into their bucket.
+
+All ranks put their pixels in place in one file (`raster.writer`), which no bucket takes. So the folder mirrors the
+buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
+never has the object's name; one that could not go up stays in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tiledseg.comm.doing import doing, tick
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import InputError, OutputError, WriteError
+from tiledseg.inference.request import Request
+from tiledseg.outputs import files_below
+from tiledseg.raster.s3_store import S3Name, check_obstore, check_writable, is_there, parse_s3, put, remove
+from tiledseg.raster.sources import gdal_path, is_remote
+from tiledseg.raster.writer import SIDECARS
+
+_OUTPUTS = ("output", "probabilities", "polygons")
+_STYLE, _POLYGONS = ".qml", ".gpkg"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Requests whose outputs are files of this machine, and the folder of those that go up from there (None: none)."""
+
+    requests: Sequence[Request]
+    folder: str | None = None
+
+
+@contextmanager
+def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
+    """The requests, with files in a new folder for their s3:// outputs. Collective.
+
+    Raises OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
+    """
+    made: list[str] = []
+    try:
+        yield mesh.on_root(lambda: _stage(requests, made))
+    finally:
+        for folder in made:
+            _remove_empty(folder)
+
+
+def _stage(requests: Sequence[Request], made: list[str]) -> Stage:
+    found = [(key, url) for request in requests for key, url in _outputs(request) if is_remote(url)]
+    if not found:
+        return Stage(requests)
+    images = {gdal_path(request.image) for request in requests}
+    names = {url: _checked(f"--{key}", url, images) for key, url in found}
+    with doing("asking the server whether maps may be written"):
+        for name in {os.path.dirname(name.url): name for name in names.values()}.values():
+            tick()
+            _check_writable(name)
+    _check_polygons([name for name in names.values() if name.key.lower().endswith(_POLYGONS)])
+    folder = tempfile.mkdtemp(prefix="tiledseg-")
+    made.append(folder)
+    return Stage([replace(request, **_local(request, names, folder)) for request in requests], folder)
+
+
+def _outputs(request: Request) -> list[tuple[str, str]]:
+    return [(key, path) for key in _OUTPUTS if (path := getattr(request, key)) is not None]
+
+
+def _checked(key: str, url: str, images: set[str]) -> S3Name:
+    """The name of an output. Raises OutputError for one that is no object of S3's, or an image that is read."""
+    name = parse_s3(url)
+    if name is None:
+        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, or s3://bucket/name.tif")
+    if any(part in ("", ".", "..") for part in (name.bucket, *name.key.split("/"))):
+        raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
+    if gdal_path(url) in images:
+        raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
+    check_obstore(key, url)
+    return name
+
+
+def _check_writable(name: S3Name) -> None:
+    try:
+        check_writable(name)
+    except InputError as error:
+        raise OutputError(str(error)) from error
+
+
+def _check_polygons(names: Sequence[S3Name]) -> None:
+    """A GeoPackage may hold other layers, which would be lost: one that is there is not replaced."""
+    for name in names:
+        if is_there(name):
+            raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
+
+
+def _local(request: Request, names: dict[str, S3Name], folder: str) -> dict[str, str]:
+    """The outputs that go up, by their files in the folder, whose own folders are made."""
+    found = {}
+    for key, url in _outputs(request):
+        if url in names:
+            found[key] = os.path.join(folder, *names[url].bucket.split("/"), *names[url].key.split("/"))
+            os.makedirs(os.path.dirname(found[key]), exist_ok=True)
+    return found
+
+
+def upload(stage: Stage) -> tuple[str, ...]:
+    """Put what lies in the folder into its buckets, on one rank, after a map has its name there; what is to be said.
+
+    Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
+    files. Raises WriteError where the server refuses; what has not gone up stays in the folder.
+    """
+    if stage.folder is None:
+        return ()
+    notes: list[str] = []
+    files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in (".tif", ".tiff"), file))
+    with doing("putting the map into its bucket"):
+        for file in files:
+            try:
+                notes += _upload(file, _name(file, stage.folder), files)
+            except InputError as error:
+                raise WriteError(f"{error}; what has not gone up is kept in {stage.folder}") from error
+    return tuple(notes)
+
+
+def _name(file: Path, folder: str) -> S3Name:
+    bucket, *key = file.relative_to(folder).parts
+    return S3Name(bucket, "/".join(key))
+
+
+def _upload(file: Path, name: S3Name, files: Sequence[Path]) -> list[str]:
+    tick()
+    if file.suffix == _STYLE and is_there(name):
+        file.unlink()
+        return [f"the style {name.url} stays as it was; remove it for one of this map's classes"]
+    for end in SIDECARS:
+        if file.suffix in (".tif", ".tiff") and file.with_name(file.name + end) not in files:
+            remove(S3Name(name.bucket, name.key + end))
+    put(name, file, tick)
+    file.unlink()
+    return []
+
+
+def _remove_empty(folder: str) -> None:
+    for root, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # a map that could not go up is in it
+            os.rmdir(root)
