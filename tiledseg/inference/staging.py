@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
@@ -96,7 +97,7 @@ def _check_polygons(names: Sequence[S3Name]) -> None:
             raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
 
 
-def _local(request: Request, names: dict[str, S3Name], folder: str) -> dict[str, str]:
+def _local(request: Request, names: dict[str, S3Name], folder: str) -> dict[str, Any]:
     """The outputs that go up, by their files in the folder, whose own folders are made."""
     found = {}
     for key, url in _outputs(request):
