@@ -52,7 +52,9 @@ def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh
 
 
 class Images:
-    """The workload's micro-batches as the executor takes them."""
+    """The workload's micro-batches, of one image each, as the executor takes them."""
+
+    images = 1
 
     def __init__(self, workload: Workload, network: object, number: int, valid: int, losses: list[float]) -> None:
         from benchmarks.pipeline.workload import make_input, make_target
