@@ -1,129 +1,24 @@
 """What a run is told: one dataclass a group, every field also a flag and a YAML key.
 
 A key appears here only once it works. Checks that need one group stand beside it and name the key to change; checks
-that need the data or the network stand where these are known. The group `parallel` is in `config_parallel`.
+that need the data or the network stand where these are known. The groups `data`, `train` and `parallel` have modules of
+their own.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from tiledseg.augmentation import EACH, augmentation
 from tiledseg.config_best import check_best
-from tiledseg.config_checks import MOST, check_values, number, one_of, shown
-from tiledseg.config_loss import check_loss
+from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
+from tiledseg.config_data import DataConfig
 from tiledseg.config_parallel import ParallelConfig
+from tiledseg.config_train import TrainConfig
 from tiledseg.errors import ConfigError
-from tiledseg.widths import ACTIVATION_BYTES
 
-AUTO, IMAGENET, MEDIAN_FREQUENCY = "auto", "imagenet", "median_frequency"
-ClassEntry = str | int | bool | None | list[str | int | None]
-"""What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
-CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
 GRID = "auto, a number of at least 1, or [rows, cols]"
-LARGEST_GRID, LARGEST_HALO = 2**20, 2**20  # tiles along a side, pixels
-
-
-@dataclass
-class DataConfig:
-    """Rasters to learn from.
-
-    Args:
-        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
-            tile store (docs/own-data.md)
-        labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
-            (.gpkg, .geojson, .shp, .fgb)
-        val_images: images to validate on
-        val_labels: their labels
-        classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
-            {name, colour, values}; or a file of classes, such as label_colors.txt (docs/own-data.md)
-        label_layer: of labels that are polygons: the layer (default: the file's only one)
-        label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
-            (default: there is but one class)
-        background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
-            nowhere
-        warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
-        area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
-        split: blocks of each image along rows and columns, [R, C]: some are validated on, the others trained on
-        split_share: of all blocks, to validate on
-        split_gap: pixels around a block that is validated on which count nowhere; auto: the network's halo
-        split_seed: which blocks are validated on
-        ignore_index: class number of pixels that count nowhere
-        nodata: value of image pixels without data (default: what the raster says)
-        bands: band numbers to read, from 1 (default: all)
-        references: open formats that read further files and URLs, such as VRT and WMS (docs/security.md)
-        normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
-            red, green and blue of 8 bits, by those that published encoders were trained with
-        workers: reading threads a rank
-        prefetch: tiles read ahead a rank
-    """
-
-    images: str | list[str] = field(default_factory=list)
-    labels: str | list[str] = field(default_factory=list)
-    val_images: str | list[str] = field(default_factory=list)
-    val_labels: str | list[str] = field(default_factory=list)
-    classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = number(
-        2, 0, 255, remedy=CLASSES
-    )
-    label_layer: str | None = None
-    label_attribute: str | None = None
-    background: str | int | None = number(None, 0, 254)
-    warp: bool = False
-    area: str | None = None
-    split: list[int] | None = number(None, 1, 4096, remedy="[R, C], blocks along rows and columns")
-    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True)
-    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
-    split_seed: int = number(0, 0, 2**63 - 1)
-    ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
-    nodata: float | None = number(None, -math.inf, math.inf, nan=True)
-    bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
-    references: bool = False
-    normalize: bool | str = True
-    workers: int = number(2, 1, 256)
-    prefetch: int = number(2, 1, 4096)
-
-    def check(self) -> None:
-        check_values("data", self)
-        if not self.images:
-            raise ConfigError("data.images is empty; give at least one image")
-        if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
-            raise ConfigError(
-                f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
-                "give both or neither"
-            )
-        if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
-            raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
-        self._check_split()
-        if isinstance(self.normalize, str):
-            one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
-        if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
-            raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
-
-    def _check_split(self) -> None:
-        if isinstance(self.split_gap, str) and self.split_gap != AUTO:
-            raise ConfigError(f"data.split_gap is '{shown(self.split_gap)}'; give auto or a number of pixels from 0 on")
-        if self.split is None:
-            plain = DataConfig()
-            for key in ("split_share", "split_gap", "split_seed"):
-                if getattr(self, key) != getattr(plain, key):
-                    raise ConfigError(f"data.{key} is {getattr(self, key)}, but data.split is null; give its blocks")
-            return
-        if len(self.split) != 2:
-            raise ConfigError(f"data.split is {self.split}; give [R, C], blocks along rows and columns")
-        if self.val_images:
-            raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
-
-
-def _lists(paths: str | list[str]) -> bool:
-    """Whether all are files that may name labels too."""
-    every = [paths] if isinstance(paths, str) else paths
-    return bool(every) and all(path.lower().endswith((".txt", ".csv", ".geojson", ".json")) for path in every)
-
-
-def _count(paths: str | list[str]) -> int:
-    return len([paths] if isinstance(paths, str) else paths) if paths else 0
+LARGEST_GRID = 2**20  # tiles along a side
 
 
 @dataclass
@@ -253,132 +148,6 @@ class OptimizerConfig:
         one_of("optimizer.name", self.name, ("adamw", "sgd"))
         one_of("optimizer.scale_lr", self.scale_lr, ("none", "linear"))
         one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
-
-
-@dataclass
-class TrainConfig:
-    """The training loop.
-
-    Args:
-        epochs: passes over the training images
-        tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
-        images_per_step: the global batch in whole images, where tiles_per_step is not given
-        loss: cross_entropy, focal, dice, tversky, or a map of some to how much each counts, as
-            {cross_entropy: 1, dice: 1} (docs/training.md)
-        focal_gamma: power of the focal loss; 0 makes it the cross-entropy
-        tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
-        tversky_beta: what one wrongly not in it weighs
-        label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
-        ema: decay of an average of the weights, with which the run validates and maps; 0: none
-        best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
-            iou.CLASS
-        early_stop: epochs without a better score after which the run ends (default: never)
-        class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
-            one weight a class, or a map of class to weight, 1 for others (docs/training.md)
-        tiles_per_batch: tiles of one shape that run as one batch, at most; auto: as many as fit and pay (docs/plan.md)
-        precision: fp32, bf16 (autocast) or fp64
-        seed: of weights, shuffling and dropout
-        checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
-        keep_checkpoints: how many to keep, the newest first
-        validate_every: epochs between validations
-        resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
-        deterministic: use deterministic kernels only, no TF32
-        edge_weight: of the loss of edges, for networks that give some (docs/networks.md)
-        edge_balance: of an edge pixel in it; another pixel counts the rest
-        edge_radius: pixels within which another class makes an edge of a pixel
-        attention_weight: of the classes' loss, once more, where the network is sure of an edge
-        dual_weight: of the difference between the edges of the classes' probabilities and of the labels
-        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/augmentation.md)
-        window: side of a window in pixels
-        windows_per_step: the global batch in windows, whatever the number of ranks
-        window_halo: exact, or none (each window is a small image of its own)
-        skip_empty: leave out tiles, or places of windows, without a label that counts
-        balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
-        augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
-            brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
-        augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
-    """
-
-    epochs: int = number(1, 1, MOST)
-    tiles_per_step: int | None = number(None, 1, MOST)
-    images_per_step: int = number(1, 1, MOST)
-    loss: str | dict[str, float] = number("cross_entropy", 0.0, 1e6, above=True)
-    focal_gamma: float = number(2.0, 0.0, 100.0)
-    tversky_alpha: float = number(0.3, 0.0, 1e3)
-    tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
-    label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
-    ema: float = number(0.0, 0.0, 1.0, below=True)
-    best: str = "none"
-    early_stop: int | None = number(None, 1, MOST)
-    class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
-    tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
-    precision: str = "fp32"
-    seed: int = number(0, 0, 2**63 - 1)
-    checkpoint_every: int = number(100, 1, MOST)
-    keep_checkpoints: int = number(3, 1, MOST)
-    validate_every: int = number(1, 1, MOST)
-    resume: str = "auto"
-    deterministic: bool = True
-    edge_weight: float = number(20.0, 0.0, 1e6)
-    edge_balance: float = number(0.9, 0.0, 1.0)
-    edge_radius: int = number(2, 1, 64)
-    attention_weight: float = number(1.0, 0.0, 1e6)
-    dual_weight: float = number(1.0, 0.0, 1e6)
-    sampling: str = "tiles"
-    window: int | None = number(None, 1, LARGEST_HALO)
-    windows_per_step: int | None = number(None, 1, MOST)
-    window_halo: str = "exact"
-    skip_empty: bool = False
-    balance_classes: float = number(0.0, 0.0, 1.0)
-    augment: list[str | dict[str, Any]] = field(default_factory=list)
-    augment_each: str = "image"
-
-    def check(self) -> None:
-        check_values("train", self)
-        augmentation(self.augment)
-        one_of("train.augment_each", self.augment_each, EACH)
-        one_of("train.sampling", self.sampling, ("tiles", "windows"))
-        one_of("train.window_halo", self.window_halo, ("exact", "none"))
-        self._check_windows()
-        one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
-        check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
-        if isinstance(self.class_weights, str):
-            one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
-        self.batch()
-        if self.tiles_per_step is not None and self.images_per_step != 1:
-            raise ConfigError(
-                f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
-                "give one of them"
-            )
-
-    def batch(self) -> int | None:
-        """Tiles of a batch, or None for auto."""
-        if isinstance(self.tiles_per_batch, int):
-            return self.tiles_per_batch
-        one_of("train.tiles_per_batch", self.tiles_per_batch, (AUTO, "a number of tiles from 1 on"))
-        return None
-
-    def _check_windows(self) -> None:
-        drawn = self.sampling == "windows"
-        if (self.skip_empty or self.balance_classes) and self.tiles_per_step is None and not drawn:
-            key = "skip_empty is true" if self.skip_empty else f"balance_classes is {self.balance_classes}"
-            raise ConfigError(
-                f"train.{key}, but a step takes whole images; give train.tiles_per_step, or train.sampling windows"
-            )
-        given = {"window": self.window, "windows_per_step": self.windows_per_step}
-        for key, value in given.items():
-            if drawn != (value is not None):
-                remedy = f"give train.{key}" if drawn else "leave it out, or give train.sampling windows"
-                raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
-        if not drawn and self.window_halo != "exact":
-            raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
-        others = {"tiles_per_step": None, "images_per_step": 1, "augment_each": "image"}
-        for key, default in others.items():
-            if drawn and getattr(self, key) != default:
-                raise ConfigError(
-                    f"train.{key} is {getattr(self, key)} and train.sampling windows, which have windows_per_step, "
-                    "and a draw each; leave it out"
-                )
 
 
 @dataclass

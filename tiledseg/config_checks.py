@@ -14,6 +14,8 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 
+AUTO = "auto"
+LARGEST_HALO = 2**20  # pixels
 MOST = 2**31 - 1
 """The most of anything that is counted: what every index, whatever its width, can hold."""
 _SHOWN = 60

@@ -9,7 +9,8 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import AUTO, ModelConfig
+from tiledseg.config import ModelConfig
+from tiledseg.config_checks import AUTO
 from tiledseg.errors import ConfigError
 
 

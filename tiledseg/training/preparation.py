@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
-from tiledseg.config import IMAGENET, MEDIAN_FREQUENCY, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tiledseg.config import Config, ModelConfig, OptimizerConfig
+from tiledseg.config_data import IMAGENET, DataConfig
+from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters
