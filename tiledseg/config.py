@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiledseg.config_best import check_best
 from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
 from tiledseg.config_data import DataConfig
 from tiledseg.config_parallel import ParallelConfig
@@ -196,7 +195,6 @@ class Config:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
         for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
             group.check()
-        check_best(self.train.best, self.train.early_stop, bool(self.data.val_images))
         self._check_windows()
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(

@@ -15,8 +15,8 @@ def class_of(score: str) -> str | None:
     return score.removeprefix(_OF_CLASS) if score.startswith(_OF_CLASS) else None
 
 
-def check_best(score: str, early_stop: int | None, validates: bool) -> None:
-    """Raise ConfigError for a score that there is not, or that nothing would find out."""
+def check_best(score: str, early_stop: int | None) -> None:
+    """Raise ConfigError for a score that there is not, or an early stop without one."""
     if score == "none":
         if early_stop is not None:
             raise ConfigError(
@@ -25,8 +25,6 @@ def check_best(score: str, early_stop: int | None, validates: bool) -> None:
         return
     if score not in SCORES and not class_of(score):
         raise ConfigError(f"train.best is '{shown(score)}'; give none or one of {_known()}")
-    if not validates:
-        raise ConfigError(f"train.best is {score}, but nothing is validated on; give data.val_images")
 
 
 def _known() -> str:

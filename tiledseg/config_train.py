@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tiledseg.augmentation import EACH, augmentation
+from tiledseg.config_best import check_best
 from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of
 from tiledseg.config_loss import check_loss
 from tiledseg.errors import ConfigError
@@ -100,6 +101,7 @@ class TrainConfig:
         one_of("train.window_halo", self.window_halo, ("exact", "none"))
         self._check_windows()
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
+        check_best(self.best, self.early_stop)
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))

@@ -16,8 +16,13 @@ from tiledseg.training.recipe import Judge
 from tiledseg.training.validation import Findings
 
 
-def judge_of(score: str, patience: int | None, label_map: LabelMap) -> Judge:
-    """Raises ConfigError for a score of a class that there is not."""
+def judge_of(score: str, patience: int | None, label_map: LabelMap, validates: bool) -> Judge:
+    """Raises ConfigError for a score that nothing would find out, or of a class that there is not."""
+    if score != "none" and not validates:
+        raise ConfigError(
+            f"train.best is {score}, but nothing is validated on; give data.val_images, data.split, or a manifest with "
+            "a column split"
+        )
     name = class_of(score)
     if score == "none" or name is None:
         return Judge(None if score == "none" else score, None, patience)

@@ -125,7 +125,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
     return Preparation(
-        recipe_of(config, judge_of(train.best, train.early_stop, label_map)),
+        recipe_of(config, judge_of(train.best, train.early_stop, label_map, held_out is not None)),
         question,
         plan,
         label_map,
