@@ -50,6 +50,7 @@ def main() -> None:
         samples = [(title, load(Path(name), asked, words)) for title, asked, words in SHOWN]
     figure, axes = pyplot.subplots(2, len(samples), figsize=(1.7 * len(samples), 3.9), squeeze=False)
     for (title, sample), (upper, lower) in zip(samples, axes.T, strict=True):
+        assert sample.y_HW is not None
         upper.imshow(colours(sample), interpolation="nearest")
         lower.imshow(np.ma.masked_equal(sample.y_HW, 255), vmin=0, vmax=4, cmap="Set2", interpolation="nearest")
         upper.set_title(title, fontsize=9)

@@ -46,7 +46,7 @@ class Foreign:
             warnings.simplefilter("ignore")
             found: nn.Module = self.build(importlib.import_module(self.where)).double()
         for each in found.modules():  # statistics as after some training
-            if isinstance(each, nn.BatchNorm2d):
+            if isinstance(each, nn.BatchNorm2d) and each.running_mean is not None and each.running_var is not None:
                 each.running_mean.normal_(0, 0.1)
                 each.running_var.uniform_(0.5, 1.5)
         return found

@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace, work: Path, environ: dict[str, str]) -> li
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def _summary(lines: list[dict], failed: list[str]) -> str:  # type: ignore[type-arg]
+def _summary(lines: list[dict], failed: list[str]) -> str:
     counts = {state: sum(line["state"] == state for line in lines) for state in ("ok", "failed", "skipped")}
     told = ", ".join(f"{number} {state}" for state, number in counts.items())
     return f"{told}; parts that failed: {', '.join(failed) or 'none'}"

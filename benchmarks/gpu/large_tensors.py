@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -45,7 +46,7 @@ def main() -> int:
     while (names := open_cases(part)) and part.left > 10:
         fault = in_process(part, names[0], small)
         if fault is not None and (names := open_cases(part)):  # it died without a line of the case that it was at
-            part.measure(names[0], "largest error", lambda f=fault: _fail(f))
+            part.measure(names[0], "largest error", partial(_fail, fault))
     for name in open_cases(part):
         part.measure(name, "largest error", lambda: 0.0, needs=10)
     return int(any(line["state"] == "failed" for line in read_lines(part.folder) if line["part"] == part.name))
@@ -60,7 +61,7 @@ def open_cases(part: Part) -> list[str]:
 def run_from(part: Part, first: str, small: bool) -> int:
     """The cases from `first` on; ends at one that fails: the context may be broken then."""
     for name in NAMES[NAMES.index(first) :]:
-        part.measure(name, "largest error", lambda n=name: check(n, small, part.device))
+        part.measure(name, "largest error", partial(check, name, small, part.device))
         if part.failed:
             break
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,7 @@ def main() -> int:
     for precision in ("fp32", "bf16"):
         for grid in (None, (2, 2), (4, 4)):
             name = f"{precision}, grid {grid[0] if grid else 'auto'}"
-            wanted = (precision, grid)
-            part.measure(name, "Mpixel/s", lambda w=wanted: mapped(work, side, *w, part), needs=4)
+            part.measure(name, "Mpixel/s", partial(mapped, work, side, precision, grid, part), needs=4)
     return int(part.failed)
 
 

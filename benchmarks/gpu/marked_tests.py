@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.part import Part, SkippedError, begin_part
@@ -55,7 +56,7 @@ def run_tests(part: Part, python: list[str], files: list[str], mark: str, *flags
         outcome = _outcome(case)
         counts[outcome] += 1
         if outcome == "failed":
-            part.measure(f"{case.get('classname')}::{case.get('name')}", None, lambda case=case: _fail(case))
+            part.measure(f"{case.get('classname')}::{case.get('name')}", None, partial(_fail, case))
     if counts["skipped"] and not counts["passed"] + counts["failed"]:
         raise SkippedError(f"{counts['skipped']} tests say there is no GPU")
     return counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ def main() -> int:
     for precision in ("fp32", "bf16"):
         for side in (32, 48, 64) if small else (1024, 1536, 2048):
             name = f"step at {side} px, {precision}"
-            wanted = (side, precision)
-            part.measure(name, "measured over planned", lambda w=wanted: beside_plan(unet, *w, part.device), needs=2)
+            part.measure(
+                name, "measured over planned", partial(beside_plan, unet, side, precision, part.device), needs=2
+            )
     for precision in ("bf16", "fp32"):
-        part.measure(f"largest image, {precision}", "px", lambda p=precision: largest(part, unet, p), needs=8)
+        part.measure(f"largest image, {precision}", "px", partial(largest, part, unet, precision), needs=8)
     return int(part.failed)
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,12 +34,16 @@ def main() -> int:
     part.measure("start", "s", lambda: timed(lambda: opened.append(open_alone(part.device))))
     for communicator in opened:
         for dtype in DTYPES:
-            part.measure(f"sum {dtype}", "us", lambda c=communicator, d=dtype: sum_of(c, d, count, part.device))
-        part.measure("messages open", "s", lambda c=communicator: timed(lambda: c.point_to_point().close()))
+            part.measure(f"sum {dtype}", "us", partial(sum_of, communicator, dtype, count, part.device))
+        part.measure("messages open", "s", partial(timed, partial(open_messages, communicator)))
         part.measure("part of the job", "us", lambda: sum_in_part(count, part.device))
-        part.measure("end", "s", lambda c=communicator: timed(c.close))
+        part.measure("end", "s", partial(timed, communicator.close))
     part.measure("two ranks on one GPU are refused", "exit code", lambda: refusal(part), needs=20)
     return int(part.failed)
+
+
+def open_messages(communicator: TorchCommunicator) -> None:
+    communicator.point_to_point().close()
 
 
 def open_alone(device: torch.device) -> TorchCommunicator:

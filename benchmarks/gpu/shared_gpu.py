@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.part import Part, begin_part
@@ -29,11 +30,9 @@ def main() -> int:
     part.measure("one rank", "s a step", lambda: references(work, part.small, part.device))
     for ranks, transport in SMALL_JOBS if part.small else JOBS:
         name = f"job of {ranks} ranks, {transport}"
-        part.measure(name, "s", lambda r=ranks, t=transport: run_cases(part, r, t), needs=15)
+        part.measure(name, "s", partial(run_cases, part, ranks, transport), needs=15)
     for transport in ("gloo",) if part.small else ("gloo", "mpi"):
-        part.measure(
-            f"killed rank, {transport}", "s until the job ended", lambda t=transport: killed(part, t), needs=15
-        )
+        part.measure(f"killed rank, {transport}", "s until the job ended", partial(killed, part, transport), needs=15)
     return int(part.failed)
 
 

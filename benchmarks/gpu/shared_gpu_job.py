@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.lines import one_line
@@ -30,7 +31,7 @@ def main() -> int:
 
     for case in [case for case in CASES if case.ranks == launch.size]:
         name = f"{case.name}, {mesh.transport}"
-        part.measure(name, "s", lambda c=case: _run(part, c, mesh))
+        part.measure(name, "s", partial(_run, part, case, mesh))
     mesh.communicator.close()
     return int(part.failed)
 

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ def main() -> int:
     small = part.small or part.device.type == "cpu"
     make_deterministic(True)
     for size in (32,) if small else (512, 1024, 2048):
-        part.measure(f"conversion at {size} px", "ratio", lambda s=size: conversion(s, small, part.device), needs=5)
+        part.measure(f"conversion at {size} px", "ratio", partial(conversion, size, small, part.device), needs=5)
     for size in (32,) if small else (512, 1024):
-        part.measure(f"one stage at {size} px", "ratio", lambda s=size: one_stage(s, small, part.device), needs=5)
+        part.measure(f"one stage at {size} px", "ratio", partial(one_stage, size, small, part.device), needs=5)
     return int(part.failed)
 
 
@@ -52,6 +53,8 @@ def conversion(size: int, small: bool, device: torch.device) -> dict[str, Any]:
 
 class Drawn:
     """A micro-batch of random pixels and labels, as the executor takes them."""
+
+    images = 1
 
     def __init__(self, network: GraphNetwork, size: int, device: torch.device) -> None:
         self.network = network

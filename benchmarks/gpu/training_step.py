@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,22 +49,21 @@ def main() -> int:
     rates = {}
     for precision in PRECISIONS:
         rates[precision] = part.measure(
-            f"matrix product {precision}", "TFLOP/s", lambda p=precision: matrix_rate(sizes, p, part.device)
+            f"matrix product {precision}", "TFLOP/s", partial(matrix_rate, sizes, precision, part.device)
         )
     for precision in ("bf16", "tf32", "fp32"):
         for deterministic in (True, False):
             name = f"production step {precision} {'deterministic' if deterministic else 'fast'}"
-            wanted = (precision, deterministic)
-            part.measure(name, "ms", lambda w=wanted: production(sizes, *w, part.device, rates[w[0]]), needs=4)
+            step = partial(production, sizes, precision, deterministic, part.device, rates[precision])
+            part.measure(name, "ms", step, needs=4)
     part.measure("longest kernels", "us a step", lambda: longest_kernels(sizes, part.device), needs=4)
     for way in WAYS:
         for precision in ("bf16", "tf32", "fp32"):
             needs = 4.0 if way != "compiled" or sizes is SMALL else COMPILE_SECONDS
-            chosen = (precision, way)
             part.measure(
                 f"network {precision} {way}",
                 "ms",
-                lambda c=chosen: network_alone(part, sizes, *c, rates[c[0]]),
+                partial(network_alone, part, sizes, precision, way, rates[precision]),
                 needs=needs,
             )
     return int(part.failed)

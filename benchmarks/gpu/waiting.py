@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def main() -> int:
     unet = UNet(3, base_channels=4) if small else UNet(5, base_channels=64)
     dropped = UNet(unet.levels, base_channels=unet.base_channels, dropout=0.2)
     for name, network in (("step", unet), ("step with dropout", dropped)):
-        part.measure(f"{name}: posting and all", "ms", lambda u=network: posting(u, side, part.device))
-        part.measure(f"{name}: synchronisations", "count", lambda u=network: synchronisations(part, u, side))
+        part.measure(f"{name}: posting and all", "ms", partial(posting, network, side, part.device))
+        part.measure(f"{name}: synchronisations", "count", partial(synchronisations, part, network, side))
     return int(part.failed)
 
 

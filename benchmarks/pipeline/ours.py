@@ -18,9 +18,14 @@ from tiledseg.errors import ConfigError
 from tiledseg.schedules import SCHEDULES
 
 if TYPE_CHECKING:
+    import argparse
+
+    import torch
+
     from benchmarks.pipeline.request import Request
     from benchmarks.pipeline.workload import Workload
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.models.network import GraphNetwork, Tensors
     from tiledseg.planning.run.pipeline import PipelinePlan
 
 
@@ -56,7 +61,7 @@ class Images:
 
     images = 1
 
-    def __init__(self, workload: Workload, network: object, number: int, valid: int, losses: list[float]) -> None:
+    def __init__(self, workload: Workload, network: GraphNetwork, number: int, valid: int, losses: list[float]) -> None:
         from benchmarks.pipeline.workload import make_input, make_target
         from tiledseg.geometry.shapes import tensor_shapes
 
@@ -65,16 +70,16 @@ class Images:
         self.x_BCHW = make_input(workload, number)
         self.target_BHW = make_target(workload, number)
 
-    def source(self):
+    def source(self) -> torch.Tensor:
         return self.x_BCHW
 
-    def run_nodes(self, tensors, first, stop):
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
         self.network.run_nodes(tensors, first, stop)
 
-    def loss(self, output_BKHW):
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
         from benchmarks.pipeline.workload import loss_of
 
-        loss = loss_of(output_BKHW, self.target_BHW, self.valid)
+        loss = loss_of(outputs_BKHW[0], self.target_BHW, self.valid)
         self.losses.append(loss.item())
         return loss
 
@@ -148,7 +153,7 @@ def main() -> int:
     return run_on_mesh(body, transport)
 
 
-def parse():
+def parse() -> argparse.Namespace:
     from benchmarks.pipeline.request import parser_of
 
     parser = parser_of(__doc__ or "")

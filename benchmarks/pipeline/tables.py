@@ -51,7 +51,7 @@ def _row(entry: Entry, found: dict[str, Entry], base: Entry, ours: Entry) -> dic
         "over_ours": ratios(medians(entry), medians(ours)).to_dict(),
         "user_seconds": _spread(lines, "user_seconds"),
         "system_seconds": _spread(lines, "system_seconds"),
-        "balances": sorted({tuple(line.get("chunks", line["balance"])) for line in lines}),
+        "balances": sorted({tuple(line["chunks" if "chunks" in line else "balance"]) for line in lines}),
         "gradients_differ_by": max(line["gradients_differ_by"] for line in lines),
         "bound": bound_of(entry, found),
     }

@@ -103,7 +103,8 @@ def make_network(workload: Workload) -> GraphNetwork:
         for seed, (name, tensor) in enumerate(network.named_parameters(), start=10):
             if name.endswith("bias"):
                 tensor.copy_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)))
-    return network.to(workload.torch_dtype, memory_format=workload.memory_format)
+    network.to(workload.torch_dtype, memory_format=workload.memory_format)  # type: ignore[call-overload]  # torch's stub lacks it
+    return network
 
 
 def make_input(workload: Workload, micro_batch: int) -> torch.Tensor:

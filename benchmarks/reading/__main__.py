@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,10 @@ def through_memory_map(path: str, windows: Sequence[Box], threads: int, size: Si
     yield from (window.shape for window in copied)
 
 
+def through_loader(loader: DataLoader) -> Iterator[tuple[int, ...]]:
+    return (tuple(batch.shape[1:]) for batch in loader)
+
+
 def make_ways(paths: dict[str, str], size: Size) -> dict[tuple[str, str], Callable[[], Iterator[tuple[int, ...]]]]:
     """Every (format, way of reading) as something that reads all windows once."""
     windows = [tile.context for tile in size.tiling.tiles]
@@ -142,13 +147,13 @@ def make_ways(paths: dict[str, str], size: Size) -> dict[tuple[str, str], Callab
     ways: dict[tuple[str, str], Callable[[], Iterator[tuple[int, ...]]]] = {}
     for name in PLAIN:
         loader = DataLoader(PlainDataset(paths[name], windows), 1, shuffle=True, num_workers=2, persistent_workers=True)
-        ways[name, "plain loop"] = lambda loader=loader: (tuple(batch.shape[1:]) for batch in loader)
+        ways[name, "plain loop"] = partial(through_loader, loader)
     for way, (order, threads) in orders.items():
         for name, path in paths.items():
             if name == MEMORY_MAP:
-                ways[name, way] = lambda p=path, o=order, t=threads: through_memory_map(p, o, t, size)
+                ways[name, way] = partial(through_memory_map, path, order, threads, size)
             else:
-                ways[name, way] = lambda p=path, o=order, t=threads: through_reader(p, o, t)
+                ways[name, way] = partial(through_reader, path, order, threads)
     return ways
 
 

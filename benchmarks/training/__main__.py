@@ -36,7 +36,7 @@ from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.models.network import build_modules
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.raster.dataset import Dataset as TileDataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.prefetch import prefetch
@@ -89,12 +89,13 @@ def plain_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tilin
         total += loss.item()
         pixels += int((y_BHW != IGNORED).sum())
     for parameter in network.parameters():
+        assert parameter.grad is not None
         parameter.grad /= pixels
     optimizer.step()
     return time.perf_counter() - begun, total / pixels
 
 
-def our_epoch(network: torch.nn.Module, image: str, labels: str, tiling: Tiling) -> tuple[float, float]:
+def our_epoch(network: GraphNetwork, image: str, labels: str, tiling: Tiling) -> tuple[float, float]:
     """The same with the trainer's step and reader."""
     mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", platform.node())
     begun = time.perf_counter()
@@ -129,7 +130,8 @@ def main() -> None:
     plain_tiling = make_tiling(side, (-(-options.side // 512),) * 2, footprint)
     our_tiling = make_tiling(side, (options.grid,) * 2, footprint)
     plain_network = build_modules(unet, 0)
-    our_network = build_modules(unet, 0).to(memory_format=torch.channels_last)
+    our_network = build_modules(unet, 0)
+    our_network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
     with tempfile.TemporaryDirectory() as folder:
         image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
         scene(["--size", *map(str, side), "--seed", "1", "--image", image, "--labels", labels])
@@ -157,7 +159,7 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(report, indent=1))
 
 
-def _print(report: dict, options: argparse.Namespace) -> None:  # type: ignore[type-arg]
+def _print(report: dict, options: argparse.Namespace) -> None:
     print(
         f"raster {options.side} x {options.side} x 4, U-Net L={options.levels}, {options.base_channels} channels, fp32"
     )

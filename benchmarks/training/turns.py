@@ -106,10 +106,10 @@ def _noise(part: Any) -> Any:
 
 def in_turns(mesh: Mesh) -> Mesh:
     """The same ranks, whose communicators take turns and whose messages count as carried out in order."""
-    from tiledseg.comm.turns import TurnCommunicator
+    from tiledseg.comm.turns import TurnCommunicator, TurnPointToPoint
 
     class InOrder(TurnCommunicator):
-        def point_to_point(self):
+        def point_to_point(self) -> TurnPointToPoint:
             messages = super().point_to_point()
             messages.in_order = True
             return messages

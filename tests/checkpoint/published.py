@@ -12,7 +12,8 @@ VGG = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512
 
 def vgg(normed: bool, thinner: int = 1) -> Tensors:
     """VGG-16, with norms or without, with so many times fewer channels."""
-    shapes, number, before = {}, 0, 3
+    shapes: dict[str, tuple[int, ...]] = {}
+    number, before = 0, 3
     for width in VGG:
         if width:
             channels = width // thinner

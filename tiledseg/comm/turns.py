@@ -100,7 +100,7 @@ class TurnCommunicator:
         part = self._communicator.split(groups)
         return part if isinstance(part, SerialCommunicator) else TurnCommunicator(part, self._turns)
 
-    def point_to_point(self) -> PointToPoint:
+    def point_to_point(self) -> TurnPointToPoint:
         self._turns.take(None)
         return TurnPointToPoint(self._communicator.point_to_point(), self._turns, self._messages)
 
