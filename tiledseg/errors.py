@@ -49,6 +49,11 @@ class WriteError(TiledsegError, OSError):
     whole. One line suffices: the fault is the disk's."""
 
 
+class MemoryLimitError(TiledsegError, MemoryError):
+    """Memory, or a store beside it, is too small for what was asked: the message says how much that was, how much there
+    is, and what would fit."""
+
+
 class CommunicationError(TiledsegError, RuntimeError):
     """A peer or the transport failed."""
 

@@ -1,0 +1,38 @@
+"""Copies that run in threads, and how their end is awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+
+
+class Transfer:
+    """One copy, which runs in pieces. Reads may wait for writes, never the other way: so nobody waits in a circle."""
+
+    def __init__(self, pieces: Sequence[Future[None]]) -> None:
+        self._pieces = tuple(pieces)
+
+    def done(self) -> bool:
+        """Whether all has been copied, or has failed. Does not wait."""
+        return all(piece.done() for piece in self._pieces)
+
+    def wait(self) -> None:
+        """Return once all is copied. Raises the first piece's error, after all have ended: no thread reads or writes
+        the buffer any more."""
+        errors = [error for piece in self._pieces if (error := _error_of(piece)) is not None]
+        if errors:
+            raise errors[0]
+
+    def stop(self) -> None:
+        """Return once no piece runs; those not begun never will. Errors are passed over: nobody wants the copy."""
+        for piece in [piece for piece in self._pieces if not piece.cancel()]:
+            _error_of(piece)
+
+
+def _error_of(piece: Future[None]) -> Exception | None:
+    """What the piece has failed with, once it has ended."""
+    try:
+        piece.result()
+    except (Exception, CancelledError) as error:
+        return error
+    return None
