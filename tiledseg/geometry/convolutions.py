@@ -39,6 +39,10 @@ class _Weighted(Layer):
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,)
 
+    @property
+    def is_cheap(self) -> bool:
+        return False
+
     def input_width(self, at_hand: int, width: int) -> int:
         return width
 

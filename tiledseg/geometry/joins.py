@@ -111,6 +111,10 @@ class ImageMean(Layer):
         return channels + 1, channels
 
     @property
+    def can_rebuild(self) -> bool:
+        return False  # a sum over all ranks
+
+    @property
     def protects_output(self) -> bool:
         return True  # all its pixels are one in memory
 
@@ -136,6 +140,10 @@ class ImageMax(Layer):
     @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,) if self.even else ()
+
+    @property
+    def can_rebuild(self) -> bool:
+        return False  # a sum over all ranks
 
     @property
     def protects_output(self) -> bool:

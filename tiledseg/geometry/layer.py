@@ -180,6 +180,17 @@ class Layer:
         """Whether its output is a view of another tensor: what is written over it is copied in the backward pass."""
         return False
 
+    @property
+    def is_cheap(self) -> bool:
+        """Whether computing it once more takes a few operations a value."""
+        return True
+
+    @property
+    def can_rebuild(self) -> bool:
+        """Whether its output can be computed once more from its inputs by one rank alone. Norms can: their statistics
+        are kept."""
+        return True
+
     def kept_besides(self, shape: Shape, width: int) -> int:
         """Bytes kept besides inputs and output, for an output of `shape`; `width`: of a value (see `widths`)."""
         return 0

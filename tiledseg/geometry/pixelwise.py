@@ -78,6 +78,10 @@ class Pixelwise(Layer):
         return tuple(range(self.arity))
 
     @property
+    def is_cheap(self) -> bool:
+        return not self.weights
+
+    @property
     def protects_output(self) -> bool:
         return True  # a view, or all pixels one in memory, or needed by the backward pass: only the function knows
 

@@ -33,6 +33,10 @@ class PooledBranch(Enlarging):
     def statistics(self) -> str | None:
         return "image"
 
+    @property
+    def can_rebuild(self) -> bool:
+        return False  # a sum over all ranks
+
     def in_words(self, module: str | None) -> str:
         return f"{'the network' if module is None else repr(module)} takes means of parts of an image"
 

@@ -1,0 +1,106 @@
+"""Policies of memory: what is kept, what is rebuilt, and that each rebuilt tensor can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiledseg.architecture.kinds import KINDS
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph, Node, chain
+from tiledseg.geometry.joins import Concatenate, ImageMean
+from tiledseg.geometry.layer import Activation, Mark, Norm
+from tiledseg.geometry.memory_policy import (
+    KEEP,
+    REBUILD,
+    MemoryPolicy,
+    asked,
+    check_policy,
+    compaction,
+    held,
+    homes,
+    keep_all,
+    makers,
+    origins_of,
+    recomputation,
+    spread,
+)
+
+
+def convolution(channels: int = 8) -> Convolution:
+    return Convolution(channels, 3, padding=1)
+
+
+def names(graph: Graph, policy: MemoryPolicy) -> set[str]:
+    return {name for name, there in zip(graph.names, held(graph, policy), strict=True) if there}
+
+
+def test_an_activation_that_writes_over_a_convolution_is_one_with_it() -> None:
+    graph = chain([("conv", convolution()), ("act", Activation()), ("mark", Mark()), ("last", convolution())])
+    assert homes(graph) == (0, 1, 1, 1, 4)
+    assert makers(graph) == ((), (0, 1), (), (), (3,))
+    assert origins_of(graph) == ((), (0,), (), (), (1,))
+    assert asked(graph) == ((0,), (1, 3), (), (), ())
+
+
+def test_a_norm_s_output_is_made_of_its_input() -> None:
+    layers = [("conv", convolution()), ("norm", Norm("group")), ("act", Activation()), ("last", convolution())]
+    graph = chain(layers)
+    assert names(graph, keep_all(graph)) == {"input", "conv", "norm"}
+    policy = compaction(graph, 4)
+    assert policy.tensors == (KEEP, KEEP, REBUILD, REBUILD, KEEP)
+    assert names(graph, policy) == {"input", "conv"}
+
+
+def test_a_concatenation_is_made_of_its_parts_which_are_then_held() -> None:
+    nodes = [
+        Node("one", convolution()),
+        Node("act", Activation()),
+        Node("two", convolution()),
+        Node("join", Concatenate(), ("act", "two")),
+        Node("last", convolution()),
+    ]
+    graph = Graph(tuple(nodes))
+    assert names(graph, keep_all(graph)) == {"input", "one", "join"}
+    assert names(graph, compaction(graph, 4)) == {"input", "one", "two"}
+
+
+def test_what_is_kept_of_the_standard_network() -> None:
+    """Of a U-Net the convolutions' outputs; with recomputation the skips, and the ends of the levels."""
+    graph = UNet(3, norm="batch").graph()
+    every = {f"{part}.conv{i}" for part in ("encoder0", "encoder1", "bottom", "decoder1", "decoder0") for i in (0, 1)}
+    assert names(graph, compaction(graph, 4)) == {"input", "decoder1.up", "decoder0.up", *every}
+    ends = {f"{part}.conv1" for part in ("encoder0", "encoder1", "bottom", "decoder1")}
+    assert names(graph, recomputation(graph, 4)) == {"input", *ends}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_policies_fit_every_network(name: str) -> None:
+    network = KINDS[name]()
+    graph = network.graph()
+    counts = []
+    for policy in (keep_all(graph), compaction(graph, network.bands), recomputation(graph, network.bands)):
+        check_policy(graph, policy)
+        counts.append(sum(held(graph, policy)))
+    assert counts[0] > counts[1] > counts[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ((REBUILD, KEEP, KEEP, KEEP), "'input' cannot be computed once more"),
+        ((KEEP, REBUILD, KEEP, KEEP), "'act' and 'conv' are one in memory, but the words are keep and rebuild"),
+        ((KEEP, KEEP, KEEP, REBUILD), "'mean' cannot be computed once more"),
+        ((KEEP, KEEP), "it has 2 words for 4 tensors"),
+    ],
+)
+def test_faults_are_named(words: tuple[str, ...], fault: str) -> None:
+    graph = chain([("conv", convolution()), ("act", Activation()), ("mean", ImageMean())])
+    with pytest.raises(ConfigError, match=fault):
+        check_policy(graph, MemoryPolicy(words, (KEEP,) * 3))
+
+
+def test_a_word_that_nobody_knows() -> None:
+    with pytest.raises(ConfigError, match="'drop'; give one of keep, rebuild, offload"):
+        spread(chain([("conv", convolution())]), lambda home: "drop")
