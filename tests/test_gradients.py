@@ -10,6 +10,7 @@ from tiledseg import gradients
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
+from tiledseg.models.lending import Lending
 
 
 def small_network() -> nn.Module:
@@ -109,6 +110,36 @@ def test_float32_gradients_do_not_depend_on_the_order_of_the_tiles() -> None:
     for wide in (True, False):
         pairs = zip(summed([1, 2, 3, 4, 5], wide), summed([4, 1, 5, 3, 2], wide), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs) == wide
+
+
+def test_uses_of_a_weight_are_summed_apart() -> None:
+    """One backward pass through several tiles: autograd adds nothing up in float32, and keeps nothing itself."""
+    network = small_network().float()
+    reducer = GradientReducer(network.parameters(), SerialCommunicator())
+    lending = Lending(network)
+    tiles = [tile(index).float() for index in range(5)]
+
+    def summed(order: list[torch.Tensor]) -> list[torch.Tensor]:
+        reducer.zero()
+        losses = []
+        for x_BCHW in order:
+            with lending.lend(0, 4, reducer.use):
+                losses.append(network(x_BCHW).square().sum())
+        torch.stack(losses).sum().backward()
+        assert all(p.grad is None for p in network.parameters())
+        reducer.finish()
+        return [flat.clone() for flat in reducer.buckets]
+
+    def by_turns() -> list[torch.Tensor]:
+        reducer.zero()
+        for x_BCHW in tiles:
+            network(x_BCHW).square().sum().backward()
+        reducer.finish()
+        return [flat.clone() for flat in reducer.buckets]
+
+    for mine, theirs, turned in zip(summed(tiles), by_turns(), summed(tiles[::-1]), strict=True):
+        assert float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-15
+        assert torch.equal(mine.float(), turned.float())
 
 
 @pytest.mark.parametrize("wide", [True, False])

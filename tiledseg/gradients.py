@@ -8,6 +8,9 @@ ranks decides, then changes the 16th digit, and the float32 gradient rounded fro
 some hundred million. So a float32 run gives the same loss line on any number of ranks, step after step. It costs
 8 bytes a weight in memory and twice the bytes of the all-reduce (docs/decisions/0003).
 
+Where one backward pass goes through several images, autograd would add up a weight's gradients itself, in the weight's
+own dtype, before anybody sees them. There each image is given a `use` of the weight, whose gradient comes by itself.
+
 Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
 without a tile starts them too, with zeros. In mode `layer` halos and sums of norms come between them: at the same
 places on all ranks of an image, since their graphs are alike (docs/communication.md).
@@ -15,7 +18,8 @@ places on all ranks of an image, since their graphs are alike (docs/communicatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,6 +75,13 @@ class GradientReducer:
         self._works = []
         self._last = set()
 
+    def use(self, parameter: nn.Parameter, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The parameter's values (in `dtype`, if given) as a tensor whose gradient is added to the sums by itself, in
+        its own dtype, and to nothing else. Make it right before it is used: autograd then hands its gradient over soon.
+        """
+        used: torch.Tensor = _Use.apply(parameter, self._sums[parameter].add_, dtype or parameter.dtype)
+        return used
+
     def overlap(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """The next gradient of each of `parameters` (None: all) is its last of the step: start sums of full buckets."""
         self._last.update(self._parameters if parameters is None else parameters)
@@ -94,7 +105,8 @@ class GradientReducer:
             handle.remove()
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None, "the hook runs once a gradient is there"
+        if parameter.grad is None:
+            return  # it has come by a use
         self._sums[parameter].add_(parameter.grad)
         parameter.grad = None  # the next tile's is then assigned, not added in the narrow dtype
         if parameter not in self._last:
@@ -107,6 +119,23 @@ class GradientReducer:
     def _start_next(self) -> None:
         self._works.append(self._communicator.all_reduce_sum(self.buckets[self._next]))
         self._next += 1
+
+
+class _Use(torch.autograd.Function):
+    """See `GradientReducer.use`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: torch.Tensor, add: Callable[[torch.Tensor], object], dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.add = add
+        return parameter.detach() if dtype == parameter.dtype else parameter.to(dtype)  # strides as they are
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        ctx.add(gradient)
+        return None, None, None
 
 
 def scale_gradients(reducer: GradientReducer, factor: float) -> None:

@@ -2,7 +2,8 @@
 
 A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
 one after the other, the norm takes all of them, with those of the other ranks, and they run on. All are held until the
-backward pass, which is one.
+backward pass, which is one. Each image has a use of the weights of its own, and a norm has its weights in float64: so
+the gradients of images are summed in float64, on any number of ranks alike.
 
 Deadlock cannot arise: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward in
 the opposite one, in which autograd runs functions too: later made, earlier run. A rank without an image in a step sums
@@ -22,6 +23,7 @@ from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.lending import Lending
 from tiledseg.models.network import Tensors
 from tiledseg.raster.dataset import Sample
 
@@ -42,6 +44,7 @@ class StepPasses(SerialPasses):
     def __init__(self, mode: LayerMode) -> None:
         super().__init__(mode)
         self._norms = step_norms(mode.network.graph)
+        self._lending = Lending(mode.network.layers.values())
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
@@ -54,9 +57,11 @@ class StepPasses(SerialPasses):
             for stop in (*self._norms, nodes):
                 for image in images:
                     set_dropout_key(self.mode.network, key(image.sample.image))
-                    self.mode.run_nodes(image.micro_batch, image.tensors, first, stop)
+                    with self._lending.lend(first, stop, reducer.use):
+                        self.mode.run_nodes(image.micro_batch, image.tensors, first, stop)
                 if stop < nodes:
-                    self.mode.norm_together(stop, [(image.micro_batch, image.tensors) for image in images])
+                    with self._lending.lend(stop, stop + 1, lambda parameter: reducer.use(parameter, torch.float64)):
+                        self.mode.norm_together(stop, [(image.micro_batch, image.tensors) for image in images])
                 first = stop + 1
             self._backward(loss([self._piece(image) for image in images]), len(images))
         return timed.seconds
