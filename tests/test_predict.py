@@ -125,6 +125,39 @@ def test_fp64_is_the_trained_network_in_float64(
     assert (found[0] - expected).abs().max().item() < 1e-12
 
 
+@pytest.mark.parametrize("grid", ["1", "3"])
+def test_a_raster_is_normalised_by_its_own_bands(trained: Path, tmp_path: Path, grid: str) -> None:
+    """By mean and deviation of its valid pixels, counted by numpy; pixels without data are 0."""
+    image = tmp_path / "dark.tif"
+    pixels_CHW = np.random.default_rng(3).integers(1, 90, (3, 44, 68), np.uint8)
+    pixels_CHW[:, :9, :13] = 0
+    write_raster(image, pixels_CHW, nodata=0)
+    files = ["--tiling.grid", grid, "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
+    assert predict(trained, image, tmp_path / "m.tif", *files, "--normalize", "image") == 0
+    checkpoint = find_checkpoint(str(trained))
+    network = build_modules(UNet(**checkpoint.state["network"])).double().eval()
+    network.load_state_dict(load_file(checkpoint.path / "model.safetensors"))
+    valid_HW = (pixels_CHW > 0).all(0)
+    mean, std = (of(pixels_CHW[:, valid_HW].astype(np.float64), 1)[:, None, None] for of in (np.mean, np.std))
+    x_CHW = np.where(valid_HW, (pixels_CHW - mean) / std, 0)
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(x_CHW)[None])[0].softmax(0).numpy()
+    with rasterio.open(tmp_path / "p.tif") as file:
+        found = file.read()
+    assert np.abs(found - expected)[:, valid_HW].max() < 1e-6
+    assert np.isnan(found[:, ~valid_HW]).all()
+
+
+def test_a_network_that_takes_pixels_as_they_are_keeps_them(
+    material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert train([*material.train_command(run)[1:], "--train.epochs", "1", "--data.normalize", "false"]) == 0
+    assert predict(run, image, tmp_path / "map.tif", "--normalize", "image") == 2
+    assert "--normalize is image, but the network takes pixels as they are" in capsys.readouterr().err
+    assert not (tmp_path / "map.tif").exists()
+
+
 def test_the_map_of_a_tile_store_is_that_of_its_image(
     trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
 ) -> None:

@@ -88,6 +88,12 @@ def build_parser() -> Parser:
         default="none",
         help="the mean over the raster and its reflections, or all quarter turns of these too (default none)",
     )
+    parser.add_argument(
+        "--normalize",
+        choices=("training", "image"),
+        default="training",
+        help="bands by mean and deviation of the training images (default), or by those of each image that is mapped",
+    )
     parser.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="default fp32")
     parser.add_argument(
         "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
@@ -261,6 +267,7 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         minimum_area=options.minimum_area,
         area=options.area,
         views=options.tta,
+        normalize=options.normalize,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from tiledseg.inference.map_files import (
     publish_files,
 )
 from tiledseg.inference.mapper import Mapper
+from tiledseg.inference.own_statistics import TRAINING, own_statistics
 from tiledseg.inference.reflections import means, parts_of_views, shares_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
 from tiledseg.inference.staging import Stage, staged, upload
@@ -95,9 +96,18 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
-            _make_map(share, mapper, planned.classes, mesh, bar)
+            _make_map(share, _suited(mapper, share.request, mesh), planned.classes, mesh, bar)
             _say(mesh.on_root(lambda: upload(stage)), share.request, mesh)
     parallel.close()
+
+
+def _suited(mapper: Mapper, request: Request, mesh: Mesh) -> Mapper:
+    """The mapper with the normalisation that the request asks for."""
+    if request.normalize == TRAINING:
+        return mapper
+    found = own_statistics(request.image, mapper, request.references, mesh)
+    _say(found.warnings(), request, mesh)
+    return replace(mapper, normalization=found)
 
 
 def _share(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> _Share:

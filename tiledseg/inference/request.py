@@ -12,6 +12,7 @@ from tiledseg.claim import check_unclaimed
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.files import irregular_kind
 from tiledseg.inference.mapper import Mapper
+from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
 from tiledseg.inference.reflections import NONE
 from tiledseg.map_formats import Packing
 from tiledseg.outputs import Output, check_outputs
@@ -33,8 +34,8 @@ class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
-    (`raster.geopackage.pixels_of`). `views`: see `reflections`. `area`: a file of
-    polygons; pixels outside have no data in the map."""
+    (`raster.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
+    `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map."""
 
     image: str
     output: str
@@ -52,6 +53,7 @@ class Request:
     polygons: str | None = None
     minimum_area: str | None = None
     views: str = NONE
+    normalize: str = TRAINING
     area: str | None = None
 
 
@@ -115,6 +117,7 @@ class PlannedMaps:
 def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int) -> PlannedMaps:
     """The plan of requests that differ in their files only. Raises InputError for the first thing that cannot be."""
     first, network = requests[0], mapper.describe()
+    check_own_statistics(first.normalize, mapper)
     infos = tuple(_info(request, mapper, network.bands) for request in requests)
     plan = plan_run(
         RunQuestion(
