@@ -69,7 +69,7 @@ def test_refusals_name_the_layer_and_the_reason(name: str) -> None:
     network.add_module("first", nn.Conv2d(4, 4, 3))
     network.add_module("odd one", module)
     with pytest.raises(ConfigError) as refused:
-        convert_layers(network, serial_axes())
+        convert_layers(network, lambda: serial_axes().image)
     message = str(refused.value)
     assert "layer 'odd one'" in message
     assert reason in message
@@ -89,9 +89,9 @@ def test_a_subclass_of_ours_with_a_forward_of_its_own_is_refused() -> None:
         def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
             return super().forward(*inputs_BCHW) / 2
 
-    assert convert_layer("sum", Add((0, 0)), serial_axes())
+    assert convert_layer("sum", Add((0, 0)), serial_axes().image)
     with pytest.raises(ConfigError, match=r"layer 'sum' \(Halved\) is not known to give the same result"):
-        convert_layer("sum", Halved((0, 0)), serial_axes())
+        convert_layer("sum", Halved((0, 0)), serial_axes().image)
 
 
 def one_rank(network: nn.Module, x_BCHW: torch.Tensor, fusion: int = 1) -> None:

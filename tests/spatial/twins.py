@@ -44,7 +44,7 @@ def network_of(drawn: Sequence[Drawn]) -> GraphNetwork:
     nodes = [
         Node(
             f"layer{number}",
-            convert_layer(f"layer{number}", each.module, axes).descriptions[0],
+            convert_layer(f"layer{number}", each.module, axes.image).descriptions[0],
             tuple(f"layer{source - 1}" if source else INPUT for source in each.sources),
         )
         for number, each in enumerate(drawn)

@@ -27,7 +27,8 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.decomposition import Partition, WindowExchange, partition_through, plan_exchange
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.receptive_field import total_stride
+from tiledseg.geometry.receptive_field import scales, total_stride
+from tiledseg.geometry.segments import Segment
 
 WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
 
@@ -78,10 +79,48 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
     """
     if fusion < 1:
         raise GeometryError(f"fusion of {fusion} layers; give at least 1")
-    partitions = graph.fold(partition, lambda k, given: partition_through(graph.nodes[k], given))
+    partitions = partitions_of(graph, partition)
     exchanges = _exchanges(graph, partitions, fusion)
     carried = _carriers(graph, exchanges) if early else {}
-    return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried))))
+    wanted = {tensor: partitions[tensor].blocks for tensor in graph.results}
+    return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried, range(len(graph)), wanted))))
+
+
+def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
+    """How each tensor is cut, for an input that is cut by `partition`. Raises GeometryError as `layer_windows`."""
+    return graph.fold(partition, lambda k, given: partition_through(graph.nodes[k], given))
+
+
+def segment_windows(
+    graph: Graph, partitions: Sequence[Partition], segment: Segment
+) -> tuple[tuple[NodeWindows, ...], dict[int, Windows]]:
+    """The windows of a segment's nodes, and what is read of each tensor that enters: with all of the segment's halo, as
+    nothing travels within it. A dim that is not cut is read whole."""
+    wanted = {tensor: partitions[tensor].blocks for tensor in segment.leaving}
+    windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
+    entering = {
+        tensor: wanted[tensor] if partitions[tensor].parts > 1 else partitions[tensor].blocks
+        for tensor in segment.entering
+    }
+    return windows, entering
+
+
+def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
+    """An input of `size` positions in `parts` blocks that give about as many outputs each: what unpadded layers lose at
+    the ends of the image the first and the last block read besides.
+
+    Raises GeometryError where there are more blocks than outputs.
+    """
+    last = graph.results[0]
+    outputs = graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))[last]
+    covered = min(size, int(outputs * scales(graph)[last]))
+    if parts > covered:
+        raise GeometryError(
+            f"{parts} blocks of an image whose outputs cover {covered} of {size} pixels along a dim; use fewer blocks, "
+            "or larger images"
+        )
+    ahead = (size - covered) // 2
+    return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
 
 
 def settle(graph: Graph, partition: Partition) -> Partition:
@@ -153,13 +192,18 @@ def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
 
 
 def _walk_back(
-    graph: Graph, partitions: Sequence[Partition], exchanges: set[Edge], carried: Mapping[int, tuple[int, ...]]
+    graph: Graph,
+    partitions: Sequence[Partition],
+    exchanges: set[Edge],
+    carried: Mapping[int, tuple[int, ...]],
+    nodes: Sequence[int],
+    wanted: dict[int, Windows],
 ) -> Iterator[NodeWindows]:
-    """From the outputs, which each rank gives for its own block, back to what must be held of the input."""
+    """From the outputs, which each rank gives for its own block, back to what must be held of the input: of `nodes`,
+    from what is `wanted` of the tensors that they make for others. What is to be held of others is put there too."""
     points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
     padded = {k for passed in carried.values() for k in passed}  # nodes that read padding made before
-    wanted: dict[int, Windows] = {tensor: partitions[tensor].blocks for tensor in graph.results}
-    for k in reversed(range(len(graph))):
+    for k in reversed(nodes):
         layer, target = graph.layers[k], partitions[k + 1]
         given = wanted[k + 1] if target.parts > 1 else target.blocks  # a dim that is not cut is computed whole
         if layer.statistics:

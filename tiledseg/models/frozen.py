@@ -37,9 +37,17 @@ def frozen_nodes(network: GraphNetwork) -> frozenset[str]:
 
 
 def _is_frozen(module: nn.Module) -> bool:
+    return bool(_weights(module)) and not is_trained(module)
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Whether a weight of it wants a gradient."""
+    return any(weight.requires_grad for weight in _weights(module))
+
+
+def _weights(module: nn.Module) -> list[nn.Parameter]:
     looked_up = [t for each in module.modules() if isinstance(each, Weights) for t in each.tensors()]
-    weights = [t for t in (*module.parameters(), *looked_up) if isinstance(t, nn.Parameter)]
-    return bool(weights) and not any(weight.requires_grad for weight in weights)
+    return [t for t in (*module.parameters(), *looked_up) if isinstance(t, nn.Parameter)]
 
 
 def still_note(network: GraphNetwork) -> str | None:

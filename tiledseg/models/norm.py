@@ -75,13 +75,23 @@ def normed(
     Collective over `ranks`, where given, backward too. Running statistics move as torch's. `dtype`: of the result (the
     tensor's unless given).
     """
-    channels = x_BCHW.shape[1]
-    sharing = Sharing(x_BCHW.shape[0], channels, _groups(norm, channels))
+    sharing = sharing_of(norm, x_BCHW)
     found = measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks)
-    if isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats:
-        _track(norm, found)
+    track(norm, found)
     how = How(sharing, owned, dtype or x_BCHW.dtype, ranks)
     return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)
+
+
+def sharing_of(norm: StatisticsNorm, x_BCHW: torch.Tensor) -> Sharing:
+    """Which values of a tensor, or of a block of one, have one mean and variance."""
+    batch, channels = x_BCHW.shape[:2]
+    return Sharing(batch, channels, _groups(norm, channels))
+
+
+def track(norm: StatisticsNorm, found: Statistics) -> None:
+    """Moves the running statistics of a norm that has some and learns."""
+    if isinstance(norm, nn.BatchNorm2d) and norm.training and norm.track_running_stats:
+        _track(norm, found)
 
 
 def normed_together(

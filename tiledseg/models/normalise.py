@@ -92,8 +92,13 @@ def measure_together(
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
     if not parts:
         return _over_ranks(Statistics(*nothing), ranks)
+    return _over_ranks(joined(parts), ranks)
+
+
+def joined(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of several parts together, merged in their order; one alone is it to the last bit."""
     means, variances, counts = ([getattr(part, name) for part in parts] for name in Statistics.__dataclass_fields__)
-    return _over_ranks(_joined(torch.stack(means), torch.stack(variances), torch.stack(counts)), ranks)
+    return _joined(torch.stack(means), torch.stack(variances), torch.stack(counts))
 
 
 def _own(x_BCHW: torch.Tensor, sharing: Sharing) -> Statistics:
@@ -185,18 +190,38 @@ class _Normalised(torch.autograd.Function):
         if any(ctx.needs_input_grad[5:]):
             entries = zip(sums, scales_BC, hows, strict=True)
             parts = [_to_moments(own, scale_BC, weight_C, how.sharing) for own, scale_BC, how in entries]
-            to_mean_G, to_deviation_G = _over(hows[0].ranks, _sum(parts)) / count
-            slope_G = -to_deviation_G * deviation_G**3  # 2 / N of the variance's gradient
+            to_moments = _over(hows[0].ranks, _sum(parts))
             for index, (g_BCHW, x_BCHW, how) in enumerate(every):
-                slope_BC, mean_BC = how.sharing.spread(slope_G), how.sharing.spread(mean_G)
-                level_BC = how.sharing.spread(to_mean_G) - slope_BC * mean_BC
-                inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], slope_BC, level_BC, how.owned)
+                slopes = moment_slopes(to_moments, mean_G, deviation_G, count, how.sharing)
+                inputs[index] = _input_gradient(g_BCHW, x_BCHW, scales_BC[index], *slopes, how.owned)
         normed = [(s_BC * how.sharing.spread(deviation_G)).sum(0) for (_, s_BC), how in zip(sums, hows, strict=True)]
         to_weight = None if weight_C is None else _sum(normed).to(weight_C.dtype)
         to_bias = _sum([s_BC.sum(0) for s_BC, _ in sums]) if ctx.wants_bias else None
         if to_bias is not None and weight_C is not None:
             to_bias = to_bias.to(weight_C.dtype)
         return to_weight, to_bias, None, None, None, *inputs
+
+
+def moment_slopes(
+    sums: torch.Tensor, mean_G: torch.Tensor, deviation_G: torch.Tensor, count: torch.Tensor, sharing: Sharing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(slope, level), each of shape (B, C): through the moments goes level + slope x to the gradient of each of the
+    values x that they were measured of. `sums`: what goes to mean and deviation, summed over all who share them;
+    `deviation_G`: one over it."""
+    to_mean_G, to_deviation_G = sums / count
+    slope_G = -to_deviation_G * deviation_G**3  # 2 / N of the variance's gradient
+    slope_BC = sharing.spread(slope_G)
+    return slope_BC, sharing.spread(to_mean_G) - slope_BC * sharing.spread(mean_G)
+
+
+def moment_gradient(
+    x_BCHW: torch.Tensor, sums: torch.Tensor, found: Statistics, eps: float, sharing: Sharing
+) -> torch.Tensor:
+    """What goes to the gradient of x through the moments `found`, of whose values it is some."""
+    deviation_G = (found.variance_G + eps).rsqrt()
+    slopes = moment_slopes(sums, found.mean_G, deviation_G, found.count, sharing)
+    slope, level = (_per_channel(v, x_BCHW) for v in slopes)
+    return torch.addcmul(level, at_least_single(x_BCHW), slope).to(x_BCHW.dtype)
 
 
 def _to_moments(

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from tiledseg.comm.axes import Axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layer import Activation, Layer
@@ -22,6 +21,7 @@ from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
+from tiledseg.models.normalise import Ranks
 from tiledseg.models.pixelwise import ComputedConvolution
 from tiledseg.models.upsample import Upsample
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
@@ -79,12 +79,12 @@ class Pointwise(SpatialLayer):
 class Own(SpatialLayer):
     """A module of ours, which computes blocks itself."""
 
-    def __init__(self, name: str, module: BlockModule, axes: Axes) -> None:
-        self._module, self._ranks, self.fill = module, axes.image, module.fill
+    def __init__(self, name: str, module: BlockModule, ranks: Ranks) -> None:
+        self.module, self.ranks, self.fill = module, ranks, module.fill
         self.descriptions = module.description, module.column_description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
-        return self._module.on_block(place, self._ranks, x_BCHW, *others_BCHW)
+        return self.module.on_block(place, self.ranks, x_BCHW, *others_BCHW)
 
 
 # The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
@@ -115,13 +115,16 @@ class ConvertedNetwork:
     cols: Graph
 
 
-def convert_layers(network: GraphNetwork | nn.Sequential, axes: Axes) -> ConvertedNetwork:
-    """Convert every layer of a network, or raise one ConfigError that names each that cannot be, and why."""
+def convert_layers(network: GraphNetwork | nn.Sequential, ranks: Callable[[], Ranks]) -> ConvertedNetwork:
+    """Convert every layer of a network, or raise one ConfigError that names each that cannot be, and why.
+
+    `ranks`: asked once for each layer, who shares the image.
+    """
     layers: list[SpatialLayer] = []
     faults: list[str] = []
     for name, module in named_layers(network):
         try:
-            layers.append(convert_layer(name, module, axes))
+            layers.append(convert_layer(name, module, ranks()))
         except ConfigError as error:
             faults.append(str(error))
     if faults:
@@ -143,13 +146,13 @@ def named_layers(network: GraphNetwork | nn.Sequential) -> Iterator[tuple[str, n
         yield from network.named_children()
 
 
-def convert_layer(name: str, module: nn.Module, axes: Axes) -> SpatialLayer:
+def convert_layer(name: str, module: nn.Module, ranks: Ranks) -> SpatialLayer:
     """The spatial twin of one layer. Raises ConfigError, with its name and the reason, where there is none."""
     kind = type(module)
     if isinstance(module, BlockModule) and module.speaks_for_blocks():
-        return Own(name, module, axes)
+        return Own(name, module, ranks)
     if kind in WHOLE_IMAGE_TWINS:
-        return WHOLE_IMAGE_TWINS[kind](name=name, module=module, axes=axes)
+        return WHOLE_IMAGE_TWINS[kind](name=name, module=module, ranks=ranks)
     if kind in TWINS:
         return TWINS[kind](name, module)
     reason = REASONS.get(kind, "is not known to give the same result on a part of the image as on all of it")

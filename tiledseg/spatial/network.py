@@ -7,26 +7,20 @@ mesh, partition and fusion.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition, WindowExchange
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import NodeWindows, layer_windows, settle
-from tiledseg.models.block import DimPlace, Place
+from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.layer_windows import layer_windows, settle
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.place import SpatialLayer
-
-DimWindows = tuple[NodeWindows, ...]
 
 
 class SpatialNetwork:
@@ -43,9 +37,9 @@ class SpatialNetwork:
         self.axes = axes
         self.fusion = fusion
         self.overlap = overlap
-        self._converted = convert_layers(network, axes)
+        self._converted = convert_layers(network, lambda: axes.image)
         self._exchangers = [[HaloExchanger(axes) for _ in sources] for sources in self._converted.rows.sources]
-        self._programs: dict[tuple[Partition, Partition], tuple[_Action, ...]] = {}
+        self._programs: dict[tuple[Partition, Partition], tuple[Action, ...]] = {}
 
     def settle(self, rows: Partition, cols: Partition) -> tuple[Partition, Partition]:
         """The partitions of the input with edges moved to where blocks fit all layers; see `layer_windows.settle`."""
@@ -130,125 +124,15 @@ class SpatialNetwork:
             layer_windows(self._converted.cols, cols, self.fusion, early),
         )
 
-    def _program(self, rows: Partition, cols: Partition) -> tuple[_Action, ...]:
+    def _program(self, rows: Partition, cols: Partition) -> tuple[Action, ...]:
         if (rows, cols) not in self._programs:
-            windows = self._windows(rows, cols)
-            self._programs[rows, cols] = _compile(*windows, self._converted.rows.sources, self._position())
+            at = self._position()
+            own = Box(rows.owned(at[0]), cols.owned(at[1]))
+            windows, sources = self._windows(rows, cols), self._converted.rows.sources
+            self._programs[rows, cols] = compile_actions(*windows, sources, at, {0: own}, range(len(sources)))
         return self._programs[rows, cols]
 
     def _position(self) -> tuple[int, int]:
         position = self.axes.position
         assert position is not None, "a rank outside the mesh has no block to compute"
         return position.row, position.col
-
-
-@dataclass(frozen=True)
-class _Bring:
-    """What one rank does with one input of a node for an image of one size: all that can be known before it runs.
-
-    `crop`: what of the tensor at hand goes on (None: all); `rows`, `cols`: the exchanges after it; `pads`: what is
-    still missing beyond the image's ends, as `functional.pad` takes it.
-    """
-
-    crop: Box | None
-    rows: WindowExchange | None
-    cols: WindowExchange | None
-    pads: tuple[int, int, int, int] | None
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is a halo to wait for, and nothing else to be done before the node."""
-        exchanges = (e for e in (self.rows, self.cols) if e is not None)
-        return self.pads is None and any(not exchange.is_identity for exchange in exchanges)
-
-    def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """What of the tensor at hand goes on."""
-        return x_BCHW if self.crop is None else x_BCHW[(slice(None), slice(None), *self.crop.slices)]
-
-    def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
-        """What the node reads."""
-        x_BCHW = exchanger.exchange(self.cut(x_BCHW), self.rows, self.cols, fill)
-        return x_BCHW if self.pads is None else functional.pad(x_BCHW, self.pads, value=fill)
-
-
-@dataclass(frozen=True)
-class _Action:
-    """What one rank does at one node for an image of one size; `given`: the output, of which `owned` is the rank's
-    own block: with fusion a tensor may be larger, for nodes after it."""
-
-    place: Place
-    inputs: tuple[_Bring, ...]
-    given: Box
-    owned: Box
-
-    def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
-        """The rank's own block of the output."""
-        crop = _crop(self.given, self.owned)
-        return y_BCHW if crop is None else y_BCHW[(slice(None), slice(None), *crop.slices)]
-
-    def run(
-        self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
-    ) -> torch.Tensor:
-        """The node's output from the tensors at hand. Collective over the ranks of the image."""
-        if overlap and self.inputs[0].waits and layer.can_overlap(self.place):
-            only = self.inputs[0]
-            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.rows, only.cols)
-        brought = zip(self.inputs, inputs, exchangers, strict=True)
-        return layer(self.place, *(bring.window(x, exchanger, layer.fill) for bring, x, exchanger in brought))
-
-
-def _compile(
-    rows: DimWindows, cols: DimWindows, sources: Sequence[tuple[int, ...]], at: tuple[int, int]
-) -> tuple[_Action, ...]:
-    """The actions of the rank at (row, col) of the mesh."""
-    first = rows[0].inputs[0].partition, cols[0].inputs[0].partition
-    extents = [Box(first[0].owned(at[0]), first[1].owned(at[1]))]
-    actions = []
-    for row, col, tensors in zip(rows, cols, sources, strict=True):
-        action = _action(row, col, at, [extents[tensor] for tensor in tensors])
-        extents.append(action.given)
-        actions.append(action)
-    return tuple(actions)
-
-
-def _action(row: NodeWindows, col: NodeWindows, at: tuple[int, int], extents: Sequence[Box]) -> _Action:
-    inputs = tuple(_bring((row, col), index, at, (extent.row, extent.col)) for index, extent in enumerate(extents))
-    place = Place(_dim_place(row, at[0]), _dim_place(col, at[1]))
-    owned = Box(*(node.output.owned(rank) for node, rank in zip((row, col), at, strict=True)))
-    return _Action(place, inputs, Box(place.row.given, place.col.given), owned)
-
-
-def _bring(
-    windows: tuple[NodeWindows, NodeWindows], index: int, at: tuple[int, int], held: tuple[Interval, Interval]
-) -> _Bring:
-    exchanges, sources, missing = [], [], []
-    for node, rank, extent in zip(windows, at, held, strict=True):
-        one = node.inputs[index]
-        exchange, read = one.exchange(rank), _read(node, index, rank)
-        inside = read.clip(one.partition.whole)
-        assert exchange or extent.contains(inside), f"a rank holds {extent} but is to read {inside}: the plan is broken"
-        exchanges.append(exchange)
-        sources.append(read.clip(extent) if exchange is None else exchange.owned)
-        missing.append(read.outside(extent) if exchange is None else (0, 0))
-    pads = (*missing[1], *missing[0])
-    return _Bring(_crop(Box(*held), Box(*sources)), exchanges[0], exchanges[1], pads if any(pads) else None)
-
-
-def _read(node: NodeWindows, index: int, rank: int) -> Interval:
-    """An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself."""
-    one = node.inputs[index]
-    return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
-
-
-def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
-    source = node.inputs[0].partition
-    sizes = source.size, node.output.size
-    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1)
-
-
-def _crop(extent: Box, part: Box) -> Box | None:
-    """Where `part` lies in a tensor that covers `extent`; None where it is all of it."""
-    if part == extent:
-        return None
-    assert extent.contains(part), f"a rank holds {extent} but is to give {part}: the plan is broken"
-    return part.relative_to(extent)

@@ -13,23 +13,33 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.comm.axes import Axes
 from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Norm
 from tiledseg.models.block import Place
-from tiledseg.models.norm import StatisticsNorm, no_gradients, normed, normed_together, takes_statistics
+from tiledseg.models.norm import (
+    StatisticsNorm,
+    no_gradients,
+    normed,
+    normed_together,
+    sharing_of,
+    takes_statistics,
+    track,
+)
+from tiledseg.models.normalise import How, Ranks, Statistics, measure, moment_gradient, normalise
 from tiledseg.spatial.place import SpatialLayer
+
+_NO_PIXEL = slice(None), slice(None), slice(0, 0), slice(0, 0)
 
 
 class SpatialNorm(SpatialLayer):
     """Instance or group norm: statistics of each sample, and channel or group of channels."""
 
-    def __init__(self, name: str, kind: str, module: StatisticsNorm, axes: Axes) -> None:
+    def __init__(self, name: str, kind: str, module: StatisticsNorm, ranks: Ranks) -> None:
         if isinstance(module, nn.InstanceNorm2d) and module.track_running_stats:
             raise ConfigError(f"layer '{name}' keeps running statistics of instances; set track_running_stats=False")
         self.module: Any = module
-        self.axes = axes
+        self.ranks = ranks
         groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
         running = kind != "batch" or module.running_mean is not None
         description = Norm(kind, groups, module.weight is not None, running)
@@ -39,7 +49,31 @@ class SpatialNorm(SpatialLayer):
         if place.is_whole:
             whole: torch.Tensor = self.module(x_BCHW)
             return whole
-        return normed(self.module, x_BCHW, place.owned(x_BCHW), self.axes.image, self._dtype(x_BCHW))
+        return normed(self.module, x_BCHW, place.owned(x_BCHW), self.ranks, self._dtype(x_BCHW))
+
+    @property
+    def measures(self) -> bool:
+        """Whether it takes statistics of its input now."""
+        return True
+
+    def measured(self, x_BCHW: torch.Tensor) -> Statistics:
+        """The statistics of a block, without any halo. No communication."""
+        return measure(x_BCHW, sharing_of(self.module, x_BCHW))
+
+    def track(self, found: Statistics) -> None:
+        """Moves the running statistics, where it has some, by those of the whole image."""
+        track(self.module, found)
+
+    def of(self, found: Statistics, x_BCHW: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """The layer by statistics that are known, on any window. Backward `ranks` sum what goes to these; its way
+        through them to x is left to `moment_gradient`."""
+        m = self.module
+        how = How(sharing_of(m, x_BCHW), _NO_PIXEL, self._dtype(x_BCHW), ranks)
+        return normalise(x_BCHW, m.weight, m.bias, m.eps, found, how)
+
+    def moment_gradient(self, found: Statistics, sums: torch.Tensor, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """What goes to the gradient of a block through the statistics, by the sums of all blocks."""
+        return moment_gradient(x_BCHW, sums, found, self.module.eps, sharing_of(self.module, x_BCHW))
 
     def _dtype(self, x_BCHW: torch.Tensor) -> torch.dtype:
         """That of torch's own norm here: autocast computes a group norm in float32 on a GPU, in bfloat16 on a CPU."""
@@ -51,6 +85,10 @@ class SpatialNorm(SpatialLayer):
 
 class SpatialBatchNorm(SpatialNorm):
     """Batch norm; while training its statistics, and the running ones (variance unbiased), are the whole batch's."""
+
+    @property
+    def measures(self) -> bool:
+        return takes_statistics(self.module)
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         m = self.module

@@ -184,7 +184,7 @@ class Lowering:
         """A torch module with a twin, which knows its geometry."""
         if value.node is None:
             raise UnknownError
-        rows, cols = convert_layer(step.call.owner, module, self._axes).descriptions
+        rows, cols = convert_layer(step.call.owner, module, self._axes.image).descriptions
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
         if few and "batch" in (rows.statistics, cols.statistics):

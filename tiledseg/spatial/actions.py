@@ -1,0 +1,139 @@
+"""What one rank, or one block, does at each node for an image of one size: all that can be known before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.decomposition import WindowExchange
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layer_windows import NodeWindows
+from tiledseg.models.block import DimPlace, Place
+from tiledseg.spatial.halo_exchange import HaloExchanger
+from tiledseg.spatial.place import SpatialLayer
+
+DimWindows = tuple[NodeWindows, ...]
+
+
+@dataclass(frozen=True)
+class Bring:
+    """What one rank does with one input of a node for an image of one size: all that can be known before it runs.
+
+    `crop`: what of the tensor at hand goes on (None: all); `rows`, `cols`: the exchanges after it; `pads`: what is
+    still missing beyond the image's ends, as `functional.pad` takes it.
+    """
+
+    crop: Box | None
+    rows: WindowExchange | None
+    cols: WindowExchange | None
+    pads: tuple[int, int, int, int] | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a halo to wait for, and nothing else to be done before the node."""
+        exchanges = (e for e in (self.rows, self.cols) if e is not None)
+        return self.pads is None and any(not exchange.is_identity for exchange in exchanges)
+
+    def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """What of the tensor at hand goes on."""
+        return x_BCHW if self.crop is None else x_BCHW[(slice(None), slice(None), *self.crop.slices)]
+
+    def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
+        """What the node reads."""
+        return self.padded(exchanger.exchange(self.cut(x_BCHW), self.rows, self.cols, fill), fill)
+
+    def padded(self, x_BCHW: torch.Tensor, fill: float) -> torch.Tensor:
+        """With what is missing beyond the image's ends."""
+        return x_BCHW if self.pads is None else functional.pad(x_BCHW, self.pads, value=fill)
+
+
+@dataclass(frozen=True)
+class Action:
+    """What one rank does at one node for an image of one size; `given`: the output, of which `owned` is the rank's
+    own block: with fusion a tensor may be larger, for nodes after it."""
+
+    place: Place
+    inputs: tuple[Bring, ...]
+    given: Box
+    owned: Box
+
+    def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
+        """The rank's own block of the output."""
+        crop = _crop(self.given, self.owned)
+        return y_BCHW if crop is None else y_BCHW[(slice(None), slice(None), *crop.slices)]
+
+    def run(
+        self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
+    ) -> torch.Tensor:
+        """The node's output from the tensors at hand. Collective over the ranks of the image."""
+        if overlap and self.inputs[0].waits and layer.can_overlap(self.place):
+            only = self.inputs[0]
+            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.rows, only.cols)
+        brought = zip(self.inputs, inputs, exchangers, strict=True)
+        return layer(self.place, *(bring.window(x, exchanger, layer.fill) for bring, x, exchanger in brought))
+
+
+def compile_actions(
+    rows: DimWindows,
+    cols: DimWindows,
+    sources: Sequence[tuple[int, ...]],
+    at: tuple[int, int],
+    held: Mapping[int, Box],
+    nodes: Iterable[int],
+) -> tuple[Action, ...]:
+    """The actions at `nodes` of the rank at (row, col) of the mesh, which holds the boxes `held` of the tensors that
+    they take from before them. `rows`, `cols`: the windows of these nodes."""
+    extents = dict(held)
+    actions = []
+    for k, row, col in zip(nodes, rows, cols, strict=True):
+        action = _action(row, col, at, [extents[tensor] for tensor in sources[k]])
+        extents[k + 1] = action.given
+        actions.append(action)
+    return tuple(actions)
+
+
+def _action(row: NodeWindows, col: NodeWindows, at: tuple[int, int], extents: Sequence[Box]) -> Action:
+    inputs = tuple(_bring((row, col), index, at, (extent.row, extent.col)) for index, extent in enumerate(extents))
+    place = Place(_dim_place(row, at[0]), _dim_place(col, at[1]))
+    owned = Box(*(node.output.owned(rank) for node, rank in zip((row, col), at, strict=True)))
+    return Action(place, inputs, Box(place.row.given, place.col.given), owned)
+
+
+def _bring(
+    windows: tuple[NodeWindows, NodeWindows], index: int, at: tuple[int, int], held: tuple[Interval, Interval]
+) -> Bring:
+    exchanges, sources, missing = [], [], []
+    for node, rank, extent in zip(windows, at, held, strict=True):
+        one = node.inputs[index]
+        exchange, read = one.exchange(rank), _read(node, index, rank)
+        inside = read.clip(one.partition.whole)
+        assert exchange or extent.contains(inside), f"a rank holds {extent} but is to read {inside}: the plan is broken"
+        exchanges.append(exchange)
+        sources.append(read.clip(extent) if exchange is None else exchange.owned)
+        missing.append(read.outside(extent) if exchange is None else (0, 0))
+    pads = (*missing[1], *missing[0])
+    return Bring(_crop(Box(*held), Box(*sources)), exchanges[0], exchanges[1], pads if any(pads) else None)
+
+
+def _read(node: NodeWindows, index: int, rank: int) -> Interval:
+    """An axis of one rank cuts nothing: a node of one input sees the whole dim and pads it itself."""
+    one = node.inputs[index]
+    return one.partition.whole if one.partition.parts == 1 and len(node.inputs) == 1 else one.read[rank]
+
+
+def _dim_place(node: NodeWindows, rank: int) -> DimPlace:
+    source = node.inputs[0].partition
+    sizes = source.size, node.output.size
+    return DimPlace(_read(node, 0, rank), node.given[rank], source.owned(rank), sizes, source.parts == 1)
+
+
+def _crop(extent: Box, part: Box) -> Box | None:
+    """Where `part` lies in a tensor that covers `extent`; None where it is all of it."""
+    if part == extent:
+        return None
+    assert extent.contains(part), f"a rank holds {extent} but is to give {part}: the plan is broken"
+    return part.relative_to(extent)
