@@ -1,0 +1,91 @@
+"""Backward passes drawn at random, and all choices of one, priced otherwise than the planner does: moment by moment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tiledseg.geometry.memory_policy import KEEP, OFFLOAD, REBUILD, WORDS
+from tiledseg.planning.memory.items import Item, Walk
+
+
+def drawn_walk(seed: int, most: int = 8) -> Walk:
+    """Of up to `most` items in a graph with skips, some of which cannot be rebuilt, or sent away."""
+    draw = random.Random(seed)
+    count, sends = draw.randint(1, most), draw.random() < 0.4
+    moments = draw.randint(count, 2 * count + 2)
+    items = []
+    for index in range(count):
+        after = min(moments - 1, draw.choice([index, index + draw.randint(0, moments - 1 - index)]))
+        parents = sorted(set(draw.sample(range(index), min(index, draw.choice([0, 1, 1, 1, 2])))))
+        if index and draw.random() < 0.6:
+            parents = sorted({index - 1, *parents[:1]})
+        rebuild = math.inf if draw.random() < 0.15 else draw.randint(1, 9) / 2
+        offload = math.inf if not sends or draw.random() < 0.5 else draw.randint(0, 8) / 4
+        fetched = draw.randint(0, moments - 1)
+        work = draw.choice([0, 0, draw.randint(0, 12)])
+        size = draw.randint(0, 12)
+        asked = draw.random() < 0.8
+        cheap = draw.random() < 0.4
+        items.append(Item(f"i{index}", size, after, rebuild, tuple(parents), work, offload, fetched, asked, cheap))
+    for index, item in reversed(list(enumerate(items))):
+        if not item.asked:
+            children = [child.after for child in items if index in child.parents]
+            items[index] = replace(item, after=min(children, default=item.after))
+    base = [draw.randint(0, 15) for _ in range(moments)]
+    return Walk(tuple(items), tuple(base), tuple(draw.randint(0, here) for here in base))
+
+
+def all_choices(walk: Walk) -> Iterator[tuple[str, ...]]:
+    """Every choice of which each part can be."""
+    return itertools.product(*([each for each in WORDS if item.can_be(each)] for item in walk.items))
+
+
+def replayed(walk: Walk, choices: tuple[str, ...]) -> tuple[float, int]:
+    """Seconds and peak of a choice: the backward pass is gone through from its first moment on, with a set of who is
+    there for good."""
+    items, replay = walk.items, _Replay(walk, choices)
+    for moment in range(len(walk.base) - 1, -1, -1):
+        replay.runs = []
+        for index, (item, choice) in enumerate(zip(items, choices, strict=True)):
+            if choice == OFFLOAD and max(item.after, item.fetched) == moment:
+                replay.there.add(index)
+            if item.asked and item.after == moment:
+                replay.use(index, moment)
+        lying = sum(items[index].bytes for index in replay.there if items[index].after < moment)
+        works = [walk.rebuilding[moment] + lying + work for work in replay.runs]
+        replay.peak = max([replay.peak, walk.base[moment] + lying, *works])
+    sent = sum(item.offload for item, choice in zip(items, choices, strict=True) if choice == OFFLOAD)
+    return replay.seconds + sent, replay.peak
+
+
+class _Replay:
+    def __init__(self, walk: Walk, choices: tuple[str, ...]) -> None:
+        self.items, self.choices = walk.items, choices
+        self.there = {index for index, choice in enumerate(choices) if choice == KEEP}
+        self.seconds, self.peak = 0.0, 0
+        self.runs: list[int] = []  # of each item that is rebuilt for good, or to be used: bytes besides
+
+    def use(self, index: int, moment: int) -> None:
+        if index not in self.there and self.choices[index] == REBUILD:
+            self.runs.append(self._run(index, moment))
+
+    def _run(self, index: int, moment: int) -> int:
+        """Bytes besides the item itself."""
+        self.seconds += self.items[index].rebuild
+        return self.items[index].work + sum(self._need(parent, moment) for parent in self.items[index].parents)
+
+    def _need(self, index: int, moment: int) -> int:
+        """Somebody is rebuilt of it: bytes that it needs for the moment."""
+        item = self.items[index]
+        if index in self.there or (item.asked and moment <= item.after):
+            return 0
+        if self.choices[index] == REBUILD and (item.cheap or not item.asked):
+            return item.bytes + self._run(index, moment)
+        self.there.add(index)
+        if self.choices[index] == REBUILD:
+            self.runs.append(self._run(index, moment))
+        return 0

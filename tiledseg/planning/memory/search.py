@@ -1,0 +1,251 @@
+"""The cheapest choice whose peak fits a budget: exact for the additive model of `items`.
+
+The moments are gone through from the first node on. Of all that was decided so far the rest needs to know little: the
+bytes that lie there now, the seconds spent, who does not come back (nobody may be rebuilt of him), and who lies there
+for the sake of somebody still to be decided. Decisions that agree in this are compared: who lies in more bytes and
+costs more is dropped. So is who cannot become cheaper than the best choice known (`bound`). In a U-Net a tensor of the
+way down is asked for on the way up, so it is remembered over all levels below; skips nest, and few are open at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from tiledseg.geometry.memory_policy import KEEP, OFFLOAD, REBUILD
+from tiledseg.planning.memory.bound import Rests, options_of
+from tiledseg.planning.memory.items import Walk, price, run_of
+
+WIDTHS = (32, 256, 1500)  # states looked at after a moment: first to find a good choice, then to prove the best
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A choice for each item. `least`: seconds below which no choice fits; those of this one where it is the best."""
+
+    choices: tuple[str, ...]
+    seconds: float
+    peak: int
+    least: float
+
+    @property
+    def proven(self) -> bool:
+        return self.gap <= 1e-9
+
+    @property
+    def gap(self) -> float:
+        """Share of the seconds that a better choice could save, at most."""
+        return 0.0 if self.seconds == 0 else max(0.0, 1 - self.least / self.seconds)
+
+
+def choose(walk: Walk, budget: int) -> Chosen | None:
+    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits."""
+    best: Chosen | None = None
+    search = _Search(walk, budget)
+    for width in WIDTHS:
+        found, least = search.run(width, math.inf if best is None else best.seconds)
+        if found is not None:
+            cost = price(walk, found)
+            best = Chosen(found, cost.seconds, cost.peak, min(least, cost.seconds))
+        elif best is not None:
+            best = replace(best, least=min(max(least, best.least), best.seconds))
+        if math.isinf(least) if best is None else best.proven:
+            break
+    return best
+
+
+class _State(NamedTuple):
+    """What the rest needs to know. Items are bits: `asked` and `sent` are rebuilt or sent away, and lie there, for
+    somebody's sake or since they have not left; `gone` do not come back; `thin` are rebuilt as often as asked for.
+    `lies`: bytes that lie there, those of `asked` and `sent` included. `chosen`: the last choice, and those before."""
+
+    lies: int
+    seconds: float
+    asked: int
+    sent: int
+    gone: int
+    thin: int
+    chosen: tuple[Any, ...]
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self.asked, self.sent, self.gone, self.thin
+
+
+class _Search:
+    """One problem. Each run is a pass over the moments."""
+
+    def __init__(self, walk: Walk, budget: int) -> None:
+        self.walk, self.budget = walk, budget
+        self.order = sorted(range(len(walk.items)), key=lambda index: (walk.items[index].after, index))
+        self.rests = self._rests()
+        self.most = self.least = math.inf
+        self.waiting = 0
+
+    def _rests(self) -> Rests:
+        options = options_of(self.walk.items)
+        edges = [-1, *(self.walk.items[index].after for index in self.order), len(self.walk.base) - 1]
+        rooms = [self._room(low, high) for low, high in itertools.pairwise(edges)]
+        return Rests([options[index] for index in self.order], rooms, self.budget)
+
+    def _room(self, low: int, high: int) -> float:
+        """Bytes that may lie there at the moments after `low`, up to `high`."""
+        return self.budget - max(self.walk.base[low + 1 : high + 1], default=-math.inf)
+
+    def run(self, width: int, most: float) -> tuple[tuple[str, ...] | None, float]:
+        """The best choice of less than `most` seconds that at most `width` states lead to, None where none does; and
+        the seconds below which there is no choice at all."""
+        self.most = most if math.isinf(most) else most * (1 - 1e-12)
+        self.least = math.inf  # of all that is left out for want of width
+        items = self.walk.items
+        self.waiting = (1 << len(items)) - 1  # not yet decided
+        moments = sorted({item.after for item in items} | {item.back(OFFLOAD) for item in items})
+        decided, last = 0, len(self.walk.base) - 1
+        states = [_State(0, 0.0, 0, 0, 0, 0, ())] if self._room(-1, min(moments, default=last)) >= 0 else []
+        for moment, following in itertools.pairwise([*moments, last]):
+            entering = [index for index in self.order[decided:] if items[index].after == moment]
+            decided += len(entering)
+            self.waiting &= ~sum(1 << index for index in entering)
+            room = self._room(moment, following)
+            passed = [after for state in states for after in self._pass(state, moment, entering, room)]
+            states = self._narrow(passed, decided, width)
+        best = min(states, key=lambda state: state.seconds, default=None)
+        if best is None:
+            return None, self.least
+        return self._choices(best), min(self.least, best.seconds)
+
+    def _choices(self, state: _State) -> tuple[str, ...]:
+        found, chosen = {}, state.chosen
+        for index in reversed(self.order):
+            found[index], chosen = chosen
+        return tuple(found[index] for index in range(len(found)))
+
+    def _pass(self, state: _State, moment: int, entering: Sequence[int], room: float) -> Iterator[_State]:
+        """The states after a moment: its items are decided, then those that are not needed longer go."""
+        free = self.budget - self.walk.rebuilding[moment] - state.lies
+        states = [state]
+        for index in entering:
+            states = [after for before in states for after in self._decide(before, index)]
+        for each in states:
+            passing = self._rebuild_thin(each, moment, entering, free)
+            if passing is not None:
+                lying = _bits(each.asked | each.sent)
+                yield from (s for s in self._leave(passing[0], moment, free, lying, passing[1]) if s.lies <= room)
+
+    def _decide(self, state: _State, index: int) -> Iterator[_State]:
+        item, bit = self.walk.items[index], 1 << index
+        lies = state.lies + item.bytes
+        yield state._replace(lies=lies, chosen=(KEEP, state.chosen))
+        if item.can_be(REBUILD) and not (item.asked and self._parents(index, state.thin) & state.gone):
+            chosen = (REBUILD, state.chosen)
+            if item.stays:
+                yield state._replace(lies=lies, asked=state.asked | bit, chosen=chosen)
+            else:
+                yield state._replace(thin=state.thin | bit, chosen=chosen)
+        if item.can_be(OFFLOAD):
+            sent, seconds = state.sent | bit, state.seconds + item.offload
+            yield state._replace(lies=lies, seconds=seconds, sent=sent, chosen=(OFFLOAD, state.chosen))
+
+    def _parents(self, index: int, thin: int, moment: int | None = None) -> int:
+        """Those that must be there when it is rebuilt, as bits: of thin ones theirs, but for those that are there at
+        this moment."""
+        found = 0
+        for parent in self.walk.items[index].parents:
+            if not thin >> parent & 1:
+                found |= 1 << parent
+            elif moment is None or not self.walk.items[parent].is_there(moment):
+                found |= self._parents(parent, thin, moment)
+        return found
+
+    def _rebuild_thin(
+        self, state: _State, moment: int, entering: Sequence[int], free: int
+    ) -> tuple[_State, int] | None:
+        """What is thin and needed for the first time is rebuilt at this moment, and so asks for others."""
+        asking = 0
+        for index in entering:
+            if state.thin >> index & 1 and self.walk.items[index].asked:
+                state = state._replace(seconds=self._paid(state, index, moment, free))
+                asking |= self._parents(index, state.thin, moment)
+        return None if math.isinf(state.seconds) else (state, asking)
+
+    def _paid(self, state: _State, index: int, moment: int, free: int) -> float:
+        """Seconds with those of rebuilding an item; infinite where this takes too many bytes."""
+        run = run_of(self.walk, index, moment, state.thin)
+        return state.seconds + run.seconds if run.work <= free else math.inf
+
+    def _leave(self, state: _State, moment: int, free: int, lying: list[int], asking: int) -> Iterator[_State]:
+        """Of the items `lying`, the last first, those go that nobody asks for any more: at this moment the last one
+        did, or it is their own. Who may still be asked for may stay as well. `asking`: of whom others are rebuilt at
+        this moment. `free`: bytes at it."""
+        if not lying:
+            yield state
+            return
+        index, rest = lying[0], lying[1:]
+        item, bit = self.walk.items[index], 1 << index
+        rebuilt = bool(state.asked & bit)
+        back = item.back(REBUILD if rebuilt else OFFLOAD)
+        lasts = bool(self.walk.askers[index] & self.waiting)
+        if lasts or back > moment or self._is_asked(state, index):
+            yield from self._leave(state, moment, free, rest, asking)
+        if back > moment or self._is_asked(state, index) or not (back == moment or asking & bit):
+            return
+        seconds = self._paid(state, index, moment, free) if rebuilt else state.seconds
+        if seconds < math.inf:
+            gone = state.gone | bit if lasts else state.gone
+            asking |= self._parents(index, state.thin, moment) if rebuilt else 0
+            lies, asked, sent = state.lies - item.bytes, state.asked & ~bit, state.sent & ~bit
+            after = state._replace(lies=lies, seconds=seconds, asked=asked, sent=sent, gone=gone)
+            yield from self._leave(after, moment, free, rest, asking)
+
+    def _is_asked(self, state: _State, index: int) -> bool:
+        """Whether somebody who lies there is to be rebuilt of it."""
+        others = self.walk.askers[index] & state.asked
+        return others > 0 and any(self._parents(other, state.thin) >> index & 1 for other in _bits(others))
+
+    def _narrow(self, states: list[_State], decided: int, width: int) -> list[_State]:
+        """Without those that another one beats, or that cannot become the best; at most so many as the width."""
+        priced = []
+        for state in states:
+            kept = state.lies - sum(self.walk.items[index].bytes for index in _bits(state.asked | state.sent))
+            owed = sum(self.walk.items[index].rebuild for index in _bits(state.asked))
+            least = state.seconds + owed + self.rests.least(decided, kept)
+            if least < self.most:
+                gone = self._still(state.gone, self.waiting)
+                thin = self._still(state.thin, self.waiting | state.asked)
+                priced.append((least, state._replace(gone=gone, thin=thin)))
+        found = _unbeaten(priced)
+        if len(found) > width:
+            found.sort(key=lambda pair: pair[0])
+            self.least = min(self.least, found[width][0])
+            found = found[:width]
+        return [state for _, state in found]
+
+    def _still(self, mask: int, others: int) -> int:
+        """Of these items those that others of `others` may ask for."""
+        return sum(1 << index for index in _bits(mask) if self.walk.askers[index] & others)
+
+
+def _unbeaten(priced: list[tuple[float, _State]]) -> list[tuple[float, _State]]:
+    """Of states that agree in what lies and is gone, those with fewer bytes than all that are cheaper."""
+    found = []
+    priced.sort(key=lambda each: (each[1].key, each[1].seconds, each[1].lies))
+    key, lies = None, math.inf
+    for least, state in priced:
+        if state.key != key:
+            key, lies = state.key, math.inf
+        if state.lies < lies:
+            lies = state.lies
+            found.append((least, state))
+    return found
+
+
+def _bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set, the highest first."""
+    found = []
+    while mask:
+        found.append(mask.bit_length() - 1)
+        mask ^= 1 << found[-1]
+    return found
