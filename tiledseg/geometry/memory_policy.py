@@ -217,7 +217,17 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
                 ways.update({source: _Way() for source in hold})
         else:
             ways[home] = _Way() if is_asked else _Way(frozenset({home}))
-    return spread(graph, words.__getitem__, [REBUILD if layer.can_rebuild else KEEP for layer in graph.layers])
+    policy = spread(graph, words.__getitem__)
+    at_hand = [is_held or word == REBUILD for is_held, word in zip(held(graph, policy), policy.tensors, strict=True)]
+    inside = [_looks_inside(graph, k, at_hand) for k in range(len(graph))]
+    return spread(graph, words.__getitem__, inside)
+
+
+def _looks_inside(graph: Graph, k: int, at_hand: Sequence[bool]) -> str:
+    """What a node keeps besides is had from its inputs, where these are there anyway; the network's own is not."""
+    sources = [homes(graph)[source] for source in graph.sources[k]]
+    free = graph.layers[k].can_rebuild and all(source and at_hand[source] for source in sources)
+    return REBUILD if free else KEEP
 
 
 def _values(graph: Graph, bands: int) -> list[float]:
