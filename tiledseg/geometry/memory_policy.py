@@ -146,6 +146,17 @@ def held(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
     return tuple(found)
 
 
+def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
+    """Of each tensor, whether it is let go where it was made on the way to another that is rebuilt, though somebody is
+    still to ask for it: it is cheap, and made from what stays by `FEW_NODES` at most, one after the other."""
+    longest = [0] * len(graph.names)
+    for home, sources in enumerate(origins_of(graph)):
+        if is_cheap(graph, home) and policy.tensors[home] == REBUILD:
+            run = len(makers(graph)[home]) + max((longest[source] for source in sources), default=0)
+            longest[home] = run if run <= FEW_NODES else 0
+    return tuple(longest[home] > 0 for home in homes(graph))
+
+
 def compaction(graph: Graph, bands: int) -> MemoryPolicy:
     """What is nearly free: tensors that few operations a value make of what is there anyway, or of what is smaller than
     they are: concatenations, upsamplings, pooled tensors, norms with their activations. At most `FEW_NODES` nodes run

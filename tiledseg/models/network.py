@@ -15,8 +15,9 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import OFFLOAD, MemoryPolicy, check_policy, keep_all
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
+from tiledseg.models.homes import Hooks
 from tiledseg.models.places import Places
-from tiledseg.models.rebuild import Hooks, Rebuilding
+from tiledseg.models.rebuild import Rebuilding
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
 NOWHERE: Places = {}

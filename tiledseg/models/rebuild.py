@@ -2,12 +2,9 @@
 backward pass asks for it.
 
 Autograd hands over what it keeps (saved-tensor hooks), node by node. What is one of the node's own tensors is known by
-its memory, while that is alive: no address outlives what it names. A tensor to rebuild is replaced by a `Home`, which
-knows the nodes that made it (those that wrote over it too) and where their inputs are; any view of it comes back with
-the same strides. What a node keeps besides is had from a second run of it, which stops when it has been seen.
-
-A rebuilt tensor is shared by all who ask for it until the last has asked. One that took work stays if it was only made
-on the way to another and somebody is still to ask for it; cheap ones are then made again.
+its memory, while that is alive: no address outlives what it names. A tensor to rebuild is replaced by a handle; any
+view of it comes back with the same strides (`models.homes`). What a node keeps besides is had from a second run of it,
+which stops when it has been seen.
 
 Gradients are the same to the last bit: the same nodes run on the same values, in the same precision, with the
 statistics, draws and halos that the first run has noted (`models.notes`), and running statistics move once. Nothing is
@@ -16,189 +13,16 @@ sent in the backward pass on account of it, so that it can deadlock no more than
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import OFFLOAD, REBUILD, MemoryPolicy
+from tiledseg.geometry.memory_policy import OFFLOAD, REBUILD, MemoryPolicy, passing
+from tiledseg.models.homes import Compute, Home, Hooks, Kept, Look, NodeRun, Seen, Step, check_version, value
 from tiledseg.models.notes import Notes
-from tiledseg.models.still import still_statistics
-
-Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
-
-
-class Hooks(NamedTuple):
-    """What keeps a tensor somewhere, and gives it back."""
-
-    pack: Callable[[torch.Tensor], Any]
-    unpack: Callable[[Any], torch.Tensor]
-
-
-class Kept:
-    """A tensor that stays as it was at `version`, by hooks of others where there are some."""
-
-    def __init__(self, tensor: torch.Tensor, hooks: Hooks | None, version: int) -> None:
-        self._hooks, self._version = hooks, version
-        self._held: Any = tensor.detach() if hooks is None else hooks.pack(tensor)
-
-    def get(self) -> torch.Tensor:
-        """Raises RuntimeError, as autograd does, where it has been written over meanwhile."""
-        if self._hooks is not None:
-            return self._hooks.unpack(self._held)
-        tensor: torch.Tensor = self._held
-        check_version(f"{tensor.dtype} {list(tensor.shape)}", tensor._version, self._version)
-        return tensor
-
-
-def check_version(what: str, version: int, expected: int) -> None:
-    if version != expected:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"{what} is at version {version}; expected version {expected} instead"
-        )
-
-
-class Look(NamedTuple):
-    """How a tensor lies in its memory."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Look:
-        return Look(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
-
-    def seen(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole if Look.of(whole) == self else whole.as_strided(*self)
-
-
-@dataclass(eq=False)
-class Home:
-    """The memory of a tensor to rebuild: the steps that wrote it, in order, and how it lies there. `cheap`: whether
-    they all are; `asks`: how many are still to ask for it; `tensor`: itself, while it is shared."""
-
-    look: Look
-    cheap: bool = True
-    steps: list[Step] = field(default_factory=list)
-    asks: int = 0
-    tensor: torch.Tensor | None = None
-
-    def written_by(self, step: Step, cheap: bool) -> None:
-        self.steps.append(step)
-        self.cheap = self.cheap and cheap
-
-    @property
-    def sources(self) -> set[Home]:
-        """What it is computed from and has to be rebuilt itself."""
-        places = (place for step in self.steps for place in step.places)
-        return {place.home for place in places if isinstance(place, Seen)} - {self}
-
-
-class Seen(NamedTuple):
-    """A view of what is rebuilt, after so many writes."""
-
-    home: Home
-    look: Look
-    writes: int
-
-    @staticmethod
-    def of(tensor: torch.Tensor, home: Home) -> Seen:
-        return Seen(home, Look.of(tensor), len(home.steps))
-
-
-@dataclass(eq=False)
-class Step:
-    """A node that may run once more: where its inputs are, which of them had gradients, what it has noted, and at which
-    versions its weights were."""
-
-    run: NodeRun
-    k: int
-    places: list[Seen | Kept]
-    wants: list[bool]
-    notes: Notes
-    versions: list[int]
-
-    def inputs(self, there: dict[Home, torch.Tensor]) -> list[torch.Tensor]:
-        return [p.look.seen(there[p.home]) if isinstance(p, Seen) else p.get() for p in self.places]
-
-
-class NodeRun:
-    """How nodes of one pass are computed once more: by the same function, in the same precision."""
-
-    def __init__(self, compute: Compute, modules: Sequence[nn.Module], device: str) -> None:
-        self._compute, self._modules = compute, modules
-        self._device = device
-        self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-    def weights(self, k: int) -> list[nn.Parameter]:
-        return list(self._modules[k].parameters())
-
-    def again(self, step: Step, inputs: list[torch.Tensor]) -> torch.Tensor:
-        for weight, version in zip(self.weights(step.k), step.versions, strict=True):
-            check_version(f"a weight of {list(weight.shape)}", weight._version, version)
-        with ExitStack() as stack:
-            dtype = self._dtype or torch.get_autocast_dtype(self._device)
-            stack.enter_context(torch.autocast(self._device, dtype, self._dtype is not None, cache_enabled=False))
-            stack.enter_context(still_statistics([self._modules[step.k]]))
-            stack.enter_context(step.notes.read())
-            return self._compute(step.k, inputs)
-
-
-def value(home: Home) -> torch.Tensor:
-    """What is in the memory, computed once more where it is not there. Takes a chain of any length."""
-    order = _missing(home)
-    uses = Counter(source for each in order for source in each.sources)
-    made: dict[Home, torch.Tensor] = {}
-    for each in order:
-        there = {source: _there(source, made) for source in each.sources}
-        made[each] = _run_steps(each, there)
-        for source in each.sources & made.keys():
-            uses[source] -= 1
-            if not uses[source]:
-                _let_go(source, made)
-    return _there(home, made)
-
-
-def _there(home: Home, made: dict[Home, torch.Tensor]) -> torch.Tensor:
-    return made[home] if home.tensor is None else home.tensor
-
-
-def _let_go(home: Home, made: dict[Home, torch.Tensor]) -> None:
-    tensor = made.pop(home)
-    if home.asks and not home.cheap:
-        home.tensor = tensor
-
-
-def _missing(home: Home) -> list[Home]:
-    """What has to be computed for it, each after what it is computed from."""
-    order: dict[Home, None] = {}
-    pending = [(home, False)]
-    while pending:
-        each, expanded = pending.pop()
-        if each in order or each.tensor is not None:
-            continue
-        if expanded:
-            order[each] = None
-        else:
-            pending += [(each, True), *((source, False) for source in each.sources)]
-    return list(order)
-
-
-def _run_steps(home: Home, there: dict[Home, torch.Tensor]) -> torch.Tensor:
-    with torch.no_grad():
-        for step in home.steps:
-            made = step.run.again(step, step.inputs(there))
-            if home not in there:
-                assert Look.of(made) == home.look, f"node {step.k} has given {Look.of(made)}, not {home.look}"
-                there[home] = made
-    return there[home]
 
 
 class Handle:
@@ -311,6 +135,7 @@ class Rebuilding:
     ) -> None:
         self._graph, self._policy, self._compute, self._modules = graph, policy, compute, modules
         self._offload = offload
+        self._passing = passing(graph, policy)
         self._homes: dict[int, Home] = {}  # of tensors to rebuild that are still to be taken
         self._run: NodeRun | None = None
         self._around = _hooks_around()
@@ -349,7 +174,8 @@ class Rebuilding:
             return None
         if self._run is None:
             self._run = NodeRun(self._compute, self._modules, inputs[0].device.type)
-        places = [self._place(x, s) for x, s in zip(inputs, self._graph.sources[k], strict=True)]
+        sources = zip(inputs, self._graph.sources[k], strict=True)
+        places: list[Seen | Kept | Look] = [self._place(x, s) for x, s in sources]
         versions = [weight._version for weight in self._run.weights(k)]
         return Step(self._run, k, places, [x.requires_grad for x in inputs], Notes(), versions)
 
@@ -368,14 +194,14 @@ class Rebuilding:
         known = {_memory(x): (self._homes.get(s), self._hooks(s)) for x, s in sources}
         rebuilds = step is not None and self._policy.tensors[k + 1] == REBUILD
         if _memory(made) not in known:
-            known[_memory(made)] = Home(Look.of(made)) if rebuilds else None, self._hooks(k + 1)
+            known[_memory(made)] = Home(Look.of(made), self._passing[k + 1]) if rebuilds else None, self._hooks(k + 1)
             writes = True
         home = known[_memory(made)][0]
         if home is not None:
             self._homes[k + 1] = home
             if writes:
                 assert step is not None, "a tensor to rebuild is written over by one that is not"
-                home.written_by(step, self._graph.layers[k].is_cheap)
+                home.written_by(step)
         return known
 
 
