@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
     from tiledseg.config import Config
+    from tiledseg.foreign.large_model_support import large_model_support
     from tiledseg.foreign.parallelize import parallelize
     from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "evaluate_map",
     "halo",
+    "large_model_support",
     "load",
     "open_raster",
     "parallelize",
@@ -45,6 +47,7 @@ _PLACES = {
     "__version__": "tiledseg.version:VERSION",
     "evaluate_map": "tiledseg.api:evaluate_map",
     "halo": "tiledseg.api:halo",
+    "large_model_support": "tiledseg.foreign.large_model_support:large_model_support",
     "load": "tiledseg.inference.trained:load",
     "open_raster": "tiledseg.raster.reader:open_raster",
     "parallelize": "tiledseg.foreign.parallelize:parallelize",

@@ -8,14 +8,8 @@ from typing import Any
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 
-CROSS_ENTROPY, FOCAL, DICE, TVERSKY, BOUNDARY = LOSSES = ("cross_entropy", "focal", "dice", "tversky", "boundary")
-_OF = {
-    "focal_gamma": FOCAL,
-    "tversky_alpha": TVERSKY,
-    "tversky_beta": TVERSKY,
-    "label_smoothing": CROSS_ENTROPY,
-    "boundary_radius": BOUNDARY,
-}
+CROSS_ENTROPY, FOCAL, DICE, TVERSKY = LOSSES = ("cross_entropy", "focal", "dice", "tversky")
+_OF = {"focal_gamma": FOCAL, "tversky_alpha": TVERSKY, "tversky_beta": TVERSKY, "label_smoothing": CROSS_ENTROPY}
 """The loss that a key belongs to, without which it would be ignored."""
 
 

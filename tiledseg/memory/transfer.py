@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 
@@ -18,10 +19,14 @@ class Transfer:
 
     def wait(self) -> None:
         """Return once all is copied. Raises the first piece's error, after all have ended: no thread reads or writes
-        the buffer any more."""
+        the buffer any more.
+
+        Each time it is a new object: the one that lasts would remember the frames of all who waited, and so keep what
+        they hold.
+        """
         errors = [error for piece in self._pieces if (error := _error_of(piece)) is not None]
         if errors:
-            raise errors[0]
+            raise copy.copy(errors[0]) from errors[0]
 
     def stop(self) -> None:
         """Return once no piece runs; those not begun never will. Errors are passed over: nobody wants the copy."""
@@ -29,10 +34,9 @@ class Transfer:
             _error_of(piece)
 
 
-def _error_of(piece: Future[None]) -> Exception | None:
-    """What the piece has failed with, once it has ended."""
+def _error_of(piece: Future[None]) -> BaseException | None:
+    """What the piece has failed with, once it has ended. It is not raised here, for the same reason."""
     try:
-        piece.result()
-    except (Exception, CancelledError) as error:
+        return piece.exception()
+    except CancelledError as error:
         return error
-    return None

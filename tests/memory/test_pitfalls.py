@@ -1,0 +1,328 @@
+"""What has gone wrong in other people's programs that move saved tensors, each by its name."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.memory.stores import SlowStore, offload
+from tests.memory.zoo import drawn, leaf
+from tiledseg.errors import MemoryLimitError, WriteError
+from tiledseg.memory.file_mover import FileMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.offload import Offload
+
+KIBI = 1 << 10
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_given_back() -> Iterator[None]:
+    """No descriptor and no thread is left, at most a moment after the last graph is gone."""
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    yield
+    gc.collect()
+    until = time.monotonic() + 5
+    while (now := (len(os.listdir("/proc/self/fd")), threading.active_count())) != before and time.monotonic() < until:
+        time.sleep(0.02)
+    assert now == before
+
+
+def chain(x: torch.Tensor, length: int = 4) -> torch.Tensor:
+    """Each step but the last saves a storage as large as `x`, which nobody else holds."""
+    for k in range(length):
+        x = (x * (1 + k / 8)).sin()
+    return (x * x).sum()
+
+
+def expected(x: torch.Tensor, length: int = 4) -> torch.Tensor:
+    return torch.autograd.grad(chain(x, length), x)[0]
+
+
+# What a storage is.
+
+
+def test_bytes_outside_are_those_of_storages_not_of_views(tmp_path: Path) -> None:
+    """Transposed, cut and expanded views of one storage are moved as the one that it is."""
+    x = leaf(64, 64, step=1)
+
+    def loss() -> torch.Tensor:
+        base = x * 2
+        views = (base.t(), base[3:40], base.expand(5, 64, 64), base.flatten())
+        return torch.stack([(view * view).sum() for view in views]).sum()
+
+    plain = torch.autograd.grad(loss().sin(), x)[0]
+    with offload(tmp_path, 0, least=KIBI) as moving:
+        assert torch.equal(torch.autograd.grad(loss().sin(), x)[0], plain)
+    assert moving.figures.bytes_out == moving.figures.bytes_in == x.nbytes
+
+
+def test_weights_buffers_inputs_and_small_tensors_never_leave(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.Linear(256, 256))
+    batch = drawn(64, 256, step=1)
+    sent: list[int] = []
+
+    class Noting(FileMover):
+        def send(self, flat_P: torch.Tensor):  # type: ignore[no-untyped-def]
+            sent.append(flat_P.data_ptr())
+            return super().send(flat_P)
+
+    with Offload(lambda: Noting(FileStore(tmp_path, 1 << 28)), 0, 16 * KIBI) as moving:
+        for _ in range(3):
+            network(batch).square().mean().backward()
+    stay = {t.data_ptr() for t in (batch, *network.parameters(), *network.buffers())}
+    assert not stay & set(sent)
+    assert moving.figures.bytes_out == 3 * 2 * batch.nbytes  # the outputs of the first two layers
+
+
+def test_the_last_output_that_a_caller_holds_stays(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    with offload(tmp_path, 0) as moving:
+        y = x.exp()
+        (y.sin().sum() * 2).sin().backward()
+    assert moving.figures.bytes_out < y.nbytes
+    assert torch.equal(x.grad, (y.cos() * (2 * (y.sin().sum() * 2).cos())) * y)
+
+
+# Writing over what is kept.
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 30])
+@pytest.mark.parametrize("where", ["a weight", "an output", "a view of it", "what has left"])
+def test_writing_over_what_is_kept_stays_an_error(tmp_path: Path, where: str, budget: int) -> None:
+    def attempt() -> None:
+        w = nn.Parameter(torch.ones(64, 64))
+        x = leaf(64, 64, step=1)
+        y = (x * w).sin().exp()
+        loss = chain(y.sin() * y)
+        with torch.no_grad():
+            {"a weight": w, "an output": y, "a view of it": y[2:3], "what has left": y}[where].add_(1)
+        if where == "what has left":
+            del y
+            loss = loss + chain(x)
+        loss.backward()
+
+    words = "one of the variables needed for gradient computation has been modified by an inplace operation"
+    with pytest.raises(RuntimeError, match=words):
+        attempt()
+    with offload(tmp_path, budget), pytest.raises(RuntimeError, match=words):
+        attempt()
+
+
+class Spoiling(torch.autograd.Function):
+    """Writes over what it was given back."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (x,) = ctx.saved_tensors
+        return grad * x.add_(1)
+
+
+@pytest.mark.parametrize("again", ["by another user", "at a second pass"])
+def test_a_backward_pass_that_spoils_what_others_need_stays_an_error(tmp_path: Path, again: str) -> None:
+    def attempt() -> None:
+        x = leaf(64, 64, step=1)
+
+        def loss() -> torch.Tensor:
+            y = x * 2
+            other = y.sin() if again == "by another user" else 0  # made first, so that it comes after in the way back
+            return chain(other + Spoiling.apply(y))
+
+        end = loss()
+        end.backward(retain_graph=again == "at a second pass")
+        if again == "at a second pass":
+            end.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        attempt()
+    with offload(tmp_path, 0), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        attempt()
+
+
+# Copies that take their time.
+
+
+class HeldStore(FileStore):
+    """Writes wait until they are let go."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.let_go = threading.Event()
+        super().__init__(folder, limit)
+
+    def _write_piece(self, offset, piece):  # type: ignore[no-untyped-def]
+        self.let_go.wait(10)
+        super()._write_piece(offset, piece)
+
+
+def test_what_is_wanted_before_its_copy_has_ended_is_taken_from_memory(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    stores = [HeldStore(tmp_path, 1 << 24)]
+    budget = 4 * x.nbytes
+    with Offload(lambda: FileMover(stores[0]), budget, KIBI) as moving:
+        loss = chain(x, 4)  # all fits as long as nothing has to leave at once
+        threading.Timer(0.2, stores[0].let_go.set).start()
+        loss.backward()
+    assert torch.equal(x.grad, expected(x))
+    assert moving.figures.bytes_in < x.nbytes * 4
+
+
+def test_copies_that_end_in_any_order(tmp_path: Path) -> None:
+    x = leaf(128, 128, step=1)
+    plain = expected(x, 12)
+    for share in (0, 2, 5):
+        with offload(tmp_path, share * x.nbytes, SlowStore) as moving:
+            for _ in range(4):
+                assert torch.equal(torch.autograd.grad(chain(x, 12), x)[0], plain)
+        assert moving.figures.bytes_out > 0
+
+
+def test_the_budget_holds_at_every_save(tmp_path: Path) -> None:
+    """What autograd alone holds, the window included, stays within the budget, in the first step too."""
+    x = leaf(128, 128, step=1)
+    budget = 5 * x.nbytes
+    with offload(tmp_path, budget, SlowStore) as moving:
+        for _ in range(4):
+            chain(x, 20).backward()
+    assert x.nbytes <= moving.figures.peak_bytes <= budget
+    assert moving.figures.known_steps == 3
+    assert moving.figures.expected > 0
+
+
+# Ends of all kinds.
+
+
+def test_a_graph_outlives_the_context(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    with offload(tmp_path, 0):
+        loss = chain(x)
+    loss.backward()
+    assert torch.equal(x.grad, expected(x))
+
+
+def test_a_graph_that_is_never_used_outlives_the_context(tmp_path: Path) -> None:
+    with offload(tmp_path, 0, SlowStore):
+        loss = chain(leaf(64, 64, step=1))
+    assert loss.requires_grad
+    del loss
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_after_an_exception_all_is_given_back_and_the_next_step_is_right(tmp_path: Path, place: str) -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            if place == "forward":
+                raise ZeroDivisionError("on purpose")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            raise ZeroDivisionError("on purpose")
+
+    x = leaf(64, 64, step=1)
+    moving = offload(tmp_path, 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), moving:
+            chain(Failing.apply(chain(x) * x.exp().sin())).backward()
+        with moving:
+            assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected(x))
+
+
+def test_a_context_within_another_and_within_itself(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    outer, inner = offload(tmp_path, 0), offload(tmp_path, 0)
+    with outer:
+        middle = x.exp().sin() * 1
+        with inner, inner:
+            loss = chain(middle.cos())
+        del middle
+        (loss * loss).backward()
+    again = x.detach().requires_grad_()
+    plain = chain((again.exp().sin() * 1).cos())
+    (plain * plain).backward()
+    assert torch.equal(x.grad, again.grad)
+    assert outer.figures.bytes_out > 0
+    assert inner.figures.bytes_out > 0
+
+
+def test_a_context_around_each_step_knows_the_step_from_the_second_on(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    moving = offload(tmp_path, 2 * x.nbytes)
+    for _ in range(3):
+        with moving:
+            chain(x, 8).backward()
+    assert (moving.figures.steps, moving.figures.known_steps) == (3, 2)
+
+
+def test_a_full_disk_ends_the_step_with_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def step() -> None:
+        with moving, monkeypatch.context() as patch:
+            patch.setattr("os.pwritev", full)
+            chain(x).backward()
+
+    x = leaf(64, 64, step=1)
+    moving = offload(tmp_path, 0)
+    with pytest.raises(WriteError, match=r"No space left on device; \d+ bytes"):
+        step()
+    with moving:
+        assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected(x))
+
+
+def test_a_store_that_is_too_small_is_an_error_that_says_so(tmp_path: Path) -> None:
+    x = leaf(64, 64, step=1)
+    moving = Offload(lambda: FileMover(FileStore(tmp_path, 2 * x.nbytes)), 0, KIBI)
+    with (
+        pytest.raises(MemoryLimitError, match=r"may have 32768 bytes, of which 32768 are taken, but 16384 more"),
+        moving,
+    ):
+        chain(x, 8).backward()
+
+
+# Long runs.
+
+
+def test_a_thousand_steps_take_no_more_than_ten(tmp_path: Path) -> None:
+    """Resident memory, descriptors, the file's length, what the ledger knows."""
+    x = leaf(64, 64, step=1)
+    stores: list[FileStore] = []
+
+    def mover() -> FileMover:
+        stores.append(FileStore(tmp_path, 1 << 24))
+        return FileMover(stores[0])
+
+    def step() -> None:
+        assert torch.equal(torch.autograd.grad(chain(x, 4), x)[0], plain)
+
+    plain = expected(x, 4)
+    with Offload(mover, 2 * x.nbytes, KIBI) as moving:
+        for _ in range(10):
+            step()
+        before = resident_bytes(), len(os.listdir("/proc/self/fd")), stores[0].length
+        for _ in range(990):
+            step()
+        after = resident_bytes(), len(os.listdir("/proc/self/fd")), stores[0].length
+    assert after[1:] == before[1:]
+    assert after[0] - before[0] < 4 << 20
+    assert moving.figures.known_steps == 999
+    assert moving.figures.bytes_out > 1000 * x.nbytes
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

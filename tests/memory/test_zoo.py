@@ -1,0 +1,57 @@
+"""The law of moving tensors: every output, gradient, buffer and random number is the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.memory.stores import SlowStore, offload
+from tests.memory.zoo import ZOO, Tensors
+from tiledseg.memory.file_store import FileStore
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _any_algorithm() -> Iterator[None]:
+    """Some cases have none that torch calls deterministic, which other tests ask for."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def same(found: Tensors, expected: Tensors) -> bool:
+    assert len(found) == len(expected)
+    return all(
+        a.dtype == b.dtype and a.stride() == b.stride() and _equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a, b) and torch.equal(a.isnan(), b.isnan())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_everything_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """All that can leaves; a part; and a part through a slow store, in which reads overtake writes."""
+    run = ZOO[name]
+    expected = [run(step) for step in range(STEPS)]
+    whole = offload(tmp_path, 1 << 40)
+    with whole:
+        assert all(same(run(step), expected[step]) for step in range(STEPS))
+    assert whole.figures.bytes_out == 0
+    peak = whole.figures.peak_bytes
+    for budget, kind in ((0, SlowStore), (peak // 2, FileStore), (peak // 3, SlowStore)):
+        moving = offload(tmp_path, budget, kind)
+        with moving:
+            for step in range(STEPS):
+                assert same(run(step), expected[step]), f"step {step} with {budget} of {peak} bytes, {kind.__name__}"
+        assert budget or moving.figures.bytes_out > 0
+
+
+def test_the_zoo_is_large() -> None:
+    assert len(ZOO) >= 40

@@ -1,0 +1,66 @@
+"""Somebody's training step in less memory, by one line around it.
+
+    with tiledseg.large_model_support(budget="16GiB", store="/scratch"):
+        for x, y in loader:
+            loss = criterion(network(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+The law: outputs, losses and gradients are the same, bit for bit. Nothing of the loop changes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tiledseg.console import say
+from tiledseg.errors import ConfigError
+from tiledseg.memory.file_mover import FileMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.offload import Offload
+from tiledseg.planning.answer.question import parse_bytes
+
+HOST = "host"
+
+
+def large_model_support(
+    *, budget: str | int = "16GiB", store: str | Path = HOST, store_limit: str | int = "64GiB"
+) -> Offload:
+    """A context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
+
+    `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
+    batch, or what the running layer needs for itself. `store`: a folder on a local disk. `store_limit`: the most bytes
+    that may lie there. The first step records what is saved and used, in order; from the second one on, tensors leave
+    as soon as nobody else holds them, those first that are unused for longest, and come back before they are wanted.
+
+    Put it around the loop: file and memory are then made once. Raises ConfigError for a size or a folder that cannot
+    be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
+    """
+    room, most = _size("budget", budget), _size("store_limit", store_limit)
+    if str(store) == HOST:
+        raise ConfigError(
+            "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
+            "folder on a local disk"
+        )
+    if torch.accelerator.is_available():
+        raise ConfigError(f"store is {store}, but tensors of this machine's GPU go to no file; give host")
+
+    def mover() -> FileMover:
+        opened = FileStore(store, most)
+        if opened.note:
+            say(f"warning: {opened.note}")
+        return FileMover(opened)
+
+    mover().close()  # a folder that cannot be is refused here
+    return Offload(mover, room)
+
+
+def _size(name: str, given: str | int) -> int:
+    try:
+        size = parse_bytes(str(given))
+    except ConfigError:
+        raise ConfigError(f"{name} is {given!r}; give 16GiB, 16GB, 512MiB or a plain number of bytes") from None
+    return size

@@ -1,0 +1,49 @@
+"""A context in which what autograd keeps leaves memory as far as a budget demands: the hooks, from enter to exit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from torch.autograd.graph import saved_tensors_hooks
+
+from tiledseg.memory.figures import Figures
+from tiledseg.memory.known_steps import KnownSteps
+from tiledseg.memory.ledger import Ledger
+from tiledseg.memory.mover import Mover
+
+LEAST = 1 << 20
+"""Bytes below which a storage stays: moving it would cost more than it frees."""
+
+
+class Offload:
+    """May be entered again, and within itself. What it has learned of the steps stays; file, threads and memory are
+    those of one `with` block, and of the graphs made in it: they are given back with the last of these.
+
+    The law: outputs and gradients are the same, bit for bit. `budget`: bytes that autograd alone may hold in memory.
+    """
+
+    def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST) -> None:
+        self.budget = budget
+        self.figures = Figures()
+        self._mover, self._least = mover, least
+        self._known = KnownSteps(budget)
+        self._entered: list[tuple[Ledger, saved_tensors_hooks]] = []
+
+    def __enter__(self) -> Self:
+        ledger = Ledger(self._mover(), self._known, self.budget, self._least, self.figures)
+        hooks = saved_tensors_hooks(ledger.pack, ledger.unpack)
+        hooks.__enter__()
+        self._entered.append((ledger, hooks))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        ledger, hooks = self._entered.pop()
+        hooks.__exit__(kind, error, at)
+        ledger.leave()
+
+    @property
+    def resident_bytes(self) -> int:
+        """What autograd alone holds in memory of what was saved in the innermost block."""
+        return self._entered[-1][0].resident_bytes if self._entered else 0
