@@ -1,17 +1,21 @@
 """What a map's format costs: one map of a large scene by `tiledseg predict`, in each format, taken by turns.
 
-`python -m benchmarks.maps --size 4096 --ranks 2`: the plain file that the ranks write is the measure; a line of JSON
-has the seconds of each format, by the clock, with the start of the ranks, and their ratio to it.
+`python -m benchmarks.maps --size 4096 --ranks 2`: the plain file that the ranks write is the measure. A line of JSON
+has the seconds of each format, by the clock and of the processors (which say more where others use the machine), with
+the start of the ranks, and their ratios to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.launching import mpirun, python, run_process
 from tiledseg.errors import CommunicationError
@@ -19,9 +23,11 @@ from tiledseg.errors import CommunicationError
 PLAIN = "gtiff none"
 FORMATS = {
     PLAIN: ("--format", "gtiff", "--compress", "none"),
+    "cog": ("--format", "cog"),
     "cog deflate": ("--format", "cog", "--compress", "deflate"),
     "cog zstd": ("--format", "cog", "--compress", "zstd"),
 }
+SHARES = {"none": (), "float32": ("--probabilities",), "uint8": ("--probability-type", "uint8", "--probabilities")}
 NETWORK = ("--model.levels", "4", "--model.base_channels", "12")  # the demo's
 
 
@@ -31,25 +37,60 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=4096, help="side of the scene, pixels (default 4096)")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3, help="turns (default 3)")
-    parser.add_argument("--shares", action="store_true", help="write probabilities too (float32)")
+    parser.add_argument(
+        "--shares", choices=tuple(SHARES), default="none", help="write probabilities too (default none)"
+    )
+    parser.add_argument("--formats", nargs="+", choices=tuple(FORMATS), default=list(FORMATS), help="default: all")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds a process may take (default 600)")
     options = parser.parse_args()
+    formats = list(dict.fromkeys([PLAIN, *options.formats]))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         _prepare(root, options.size, options.limit)
-        seconds: dict[str, list[float]] = {name: [] for name in FORMATS}
+        taken: dict[str, list[Taken]] = {name: [] for name in formats}
         for _ in range(options.repeat):
-            for name, flags in FORMATS.items():
-                shares = ["--probabilities", f"{root}/p.tif"] if options.shares else []
-                files = ["--checkpoint", f"{root}/run", "--image", f"{root}/scene.tif", "--output", f"{root}/map.tif"]
-                begun = time.perf_counter()
-                _run(mpirun(options.ranks, "tiledseg.predict", *files, *flags, *shares), options.limit)
-                seconds[name].append(round(time.perf_counter() - begun, 2))
-        sizes = {path.name: path.stat().st_size for path in root.glob("*.tif")}
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    ratios = {name: round(median / medians[PLAIN], 3) for name, median in medians.items()}
-    print(json.dumps({**vars(options), "seconds": seconds, "ratio": ratios, "bytes": sizes}))
+            for name in formats:
+                taken[name].append(_map(root, name, options))
+    print(json.dumps({**vars(options), **_summary(taken)}))
     return 0
+
+
+class Taken(NamedTuple):
+    """By one map: seconds by the clock and of the processors, and the bytes of its files."""
+
+    seconds: float
+    processor_seconds: float
+    bytes: int
+
+
+def _map(root: Path, name: str, options: argparse.Namespace) -> Taken:
+    files = ["--checkpoint", f"{root}/run", "--image", f"{root}/scene.tif", "--output", f"{root}/map.tif"]
+    shares = [*SHARES[options.shares], f"{root}/p.tif"] if SHARES[options.shares] else []
+    begun, used = time.perf_counter(), _processor_seconds()
+    _run(mpirun(options.ranks, "tiledseg.predict", *files, *FORMATS[name], *shares), options.limit)
+    seconds, processor = time.perf_counter() - begun, _processor_seconds() - used
+    made = [path for path in (root / "map.tif", root / "p.tif") if path.exists()]
+    return Taken(round(seconds, 2), round(processor, 2), sum(path.stat().st_size for path in made))
+
+
+def _processor_seconds() -> float:
+    """Of all processes that have been waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _summary(taken: Mapping[str, Sequence[Taken]]) -> dict[str, object]:
+    """By format; a ratio is the median of those of the turns, each of one map to the plain one of its turn."""
+    found: dict[str, object] = {"bytes": {name: turns[-1].bytes for name, turns in taken.items()}}
+    for what in ("seconds", "processor_seconds"):
+        found[what] = {name: [getattr(turn, what) for turn in turns] for name, turns in taken.items()}
+        found[f"{what}_ratio"] = {name: _ratio(turns, taken[PLAIN], what) for name, turns in taken.items()}
+    return found
+
+
+def _ratio(turns: Sequence[Taken], plain: Sequence[Taken], what: str) -> float:
+    pairs = zip(turns, plain, strict=True)
+    return round(statistics.median(getattr(one, what) / getattr(other, what) for one, other in pairs), 3)
 
 
 def _prepare(root: Path, size: int, limit: float) -> None:

@@ -56,6 +56,7 @@ def test_the_defaults_need_images_only() -> None:
         ("train.focal_gamma", (-1.0,)),
         ("train.tversky_alpha", (-1.0,)),
         ("train.tversky_beta", (0.0,)),
+        ("train.boundary_radius", (0, 65)),
         ("train.label_smoothing", (-0.1, 1.0)),
         ("train.class_weights", ("median", [-1.0, 2.0], {"1": 1e9})),
         ("train.ema", (-0.1, 1.0)),

@@ -105,7 +105,7 @@ def predict_raster(
     precision: str = "fp32",
     references: bool = False,
     format: str = "cog",
-    compress: str = "deflate",
+    compress: str = "auto",
     probability_type: str = "float32",
     polygons: str | Path | None = None,
     minimum_area: str | None = None,

@@ -8,8 +8,14 @@ from typing import Any
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 
-CROSS_ENTROPY, FOCAL, DICE, TVERSKY = LOSSES = ("cross_entropy", "focal", "dice", "tversky")
-_OF = {"focal_gamma": FOCAL, "tversky_alpha": TVERSKY, "tversky_beta": TVERSKY, "label_smoothing": CROSS_ENTROPY}
+CROSS_ENTROPY, FOCAL, DICE, TVERSKY, BOUNDARY = LOSSES = ("cross_entropy", "focal", "dice", "tversky", "boundary")
+_OF = {
+    "focal_gamma": FOCAL,
+    "tversky_alpha": TVERSKY,
+    "tversky_beta": TVERSKY,
+    "label_smoothing": CROSS_ENTROPY,
+    "boundary_radius": BOUNDARY,
+}
 """The loss that a key belongs to, without which it would be ignored."""
 
 

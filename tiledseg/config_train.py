@@ -23,11 +23,12 @@ class TrainConfig:
         epochs: passes over the training images
         tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
-        loss: cross_entropy, focal, dice, tversky, or a map of some to how much each counts, as
+        loss: cross_entropy, focal, dice, tversky, boundary, or a map of some to how much each counts, as
             {cross_entropy: 1, dice: 1} (docs/training.md)
         focal_gamma: power of the focal loss; 0 makes it the cross-entropy
         tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
         tversky_beta: what one wrongly not in it weighs
+        boundary_radius: pixels at which the distances of the boundary loss end
         label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
         ema: decay of an average of the weights, with which the run validates and maps; 0: none
         best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
@@ -66,6 +67,7 @@ class TrainConfig:
     focal_gamma: float = number(2.0, 0.0, 100.0)
     tversky_alpha: float = number(0.3, 0.0, 1e3)
     tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
+    boundary_radius: int = number(8, 1, 64)
     label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
     ema: float = number(0.0, 0.0, 1.0, below=True)
     best: str = "none"

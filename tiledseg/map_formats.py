@@ -3,51 +3,86 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 FORMATS = ("cog", "gtiff")
 PROBABILITY_TYPES = ("float32", "uint8")
 
+BLOCK = 512
+"""Side of a block, pixels."""
+
 _CLASSIC_LIMIT = 4_000_000_000
 """Bytes above which a file is BigTIFF: classic TIFF has 32-bit offsets, and needs room for its directory."""
-
-_OVERVIEWS = 4 / 3
-"""Pixels of a raster and of all its overviews, of which each has a quarter of those before, by those of the raster."""
 
 _WORST = {"deflate": 1.02, "zstd": 1.02, "lzw": 1.5, "none": 1.0}
 """A file of noise by its pixels' bytes: noise grows by compression (measured with lzw: 1.21)."""
 
+AUTO = "auto"
+COMPRESSIONS = (AUTO, *_WORST)
 
-COMPRESSIONS = tuple(_WORST)
+
+class BlockBytes(NamedTuple):
+    """Of the whole blocks of a raster, and of those of all its overviews, without compression."""
+
+    plain: int
+    overviews: int
+
+
+def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
+    """`pixel`: bytes of one, with all bands. An overview has half the rows and columns of the one before, and a last
+    one fits a block."""
+    plain, overviews = _blocks(height) * _blocks(width), 0
+    while max(height, width) > BLOCK:
+        height, width = -(-height // 2), -(-width // 2)
+        overviews += _blocks(height) * _blocks(width)
+    return BlockBytes(plain * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a raster is kept. `average`: overviews hold means of pixels (shares), else what most pixels have."""
+    """How a raster is kept. `compress` auto: deflate, which every program reads. `average`: of shares, whose overviews
+    hold means of pixels; others hold what most pixels have."""
 
     format: str = "cog"
-    compress: str = "deflate"
+    compress: str = AUTO
     average: bool = False
+
+    def of_shares(self, dtype: str) -> Packing:
+        """That of class probabilities beside a map. auto: zstd of float32, of which deflate takes twice the time."""
+        fast = self.compress == AUTO and dtype == "float32"
+        return replace(self, average=True, compress="zstd" if fast else self.compress)
+
+    @property
+    def codec(self) -> str:
+        """By its name: GDAL's."""
+        return "deflate" if self.compress == AUTO else self.compress
 
     @property
     def second_file(self) -> bool:
         """Whether the plain file, whose pixels any rank can put in place, is packed into another one."""
-        return (self.format, self.compress) != ("gtiff", "none")
+        return (self.format, self.codec) != ("gtiff", "none")
 
-    def bytes(self, plain: int) -> int:
-        """Of the disk, at worst, until the plain file of so many is let go: both files, and GDAL's overviews."""
+    def bytes(self, blocks: BlockBytes) -> int:
+        """Of the disk, at worst, until the plain file is let go: both files, and the one in which GDAL makes overviews,
+        which is not compressed."""
         if not self.second_file:
-            return plain
-        while_made = self._overviews - 1  # GDAL's, in a file of their own
-        return math.ceil(plain * (1 + _WORST[self.compress] * (self._overviews + while_made)))
+            return blocks.plain
+        return math.ceil(blocks.plain + self._worst(blocks) + self._overviews(blocks))
 
-    def is_big(self, plain: int) -> bool:
-        """Whether a file of so many bytes of pixels has to be BigTIFF."""
-        return plain * _WORST[self.compress] * self._overviews > _CLASSIC_LIMIT
+    def is_big(self, blocks: BlockBytes) -> bool:
+        """Whether the file has to be BigTIFF."""
+        return self._worst(blocks) > _CLASSIC_LIMIT
 
-    @property
-    def _overviews(self) -> float:
-        return _OVERVIEWS if self.format == "cog" else 1.0
+    def _worst(self, blocks: BlockBytes) -> float:
+        return _WORST[self.codec] * (blocks.plain + self._overviews(blocks))
+
+    def _overviews(self, blocks: BlockBytes) -> int:
+        return blocks.overviews if self.format == "cog" else 0
 
 
 PLAIN = Packing("gtiff", "none")

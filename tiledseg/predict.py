@@ -23,7 +23,7 @@ from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
-from tiledseg.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
+from tiledseg.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def build_parser() -> Parser:
         default="cog",
         help="cog (default): Cloud-Optimized, with overviews; gtiff: tiled, without (docs/maps.md)",
     )
-    parser.add_argument("--compress", choices=COMPRESSIONS, default="deflate", help="of the maps (default deflate)")
+    parser.add_argument(
+        "--compress", choices=COMPRESSIONS, default=AUTO, help="of the maps (default auto: see docs/maps.md)"
+    )
     parser.add_argument("--polygons", metavar="FILE.gpkg", help="GeoPackage of the classes' areas to write")
     parser.add_argument(
         "--polygons-minimum-area",

@@ -21,12 +21,17 @@ from tests.law.test_pipelines import steps as steps_in_stages
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
+from tiledseg.geometry.box import Box
 from tiledseg.models.dropout import set_dropout_key
+from tiledseg.raster.dataset import Dataset
+from tiledseg.training.boundary_objective import BoundaryObjective, signed_distances
+from tiledseg.training.joint_objective import JointObjectives
 from tiledseg.training.objective import ClassObjective, Objective, PixelTerms
 from tiledseg.training.overlap_objective import OverlapObjective, Tversky
 
 WEIGHTS = (0.5, 3.0, 1.5, 0.0)
 K = len(WEIGHTS)
+RADIUS = 5
 Formula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of scores (P, K) and classes (P,) of valid pixels
 
 
@@ -65,6 +70,16 @@ LOSSES: dict[str, tuple[Objective, Formula]] = {
         both,
     ),
 }
+
+
+@dataclass(frozen=True)
+class Near(Case):
+    """Labels come with the margin that the boundary loss needs."""
+
+    def dataset(self, grid: tuple[int, int] | None = None, dtype: str = "float64") -> Dataset:
+        found = super().dataset(grid, dtype)
+        found.margin = RADIUS
+        return found
 
 
 def unet(norm: str) -> UNet:
@@ -110,6 +125,30 @@ def test_a_step_is_that_of_the_formula_on_the_whole_raster(mode: str, name: str,
     expected = whole(own.case, formula)
     with in_order(mesh, Order.QUEUE, limit=30.0) if mode == "layer" and mesh.size > 1 else nullcontext(mesh) as used:
         found = steps(own, own.plan(mesh.size), used, 1, 0.0, objective)
+    assert found.losses == pytest.approx([expected.loss], rel=1e-12)
+    assert difference(found.gradients, expected.gradients) < 1e-12
+    assert difference(found.state, expected.state) < 1e-12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", ["read", "layer"])
+def test_boundaries_are_those_of_the_whole_raster(mode: str, meshes: dict[str, Mesh]) -> None:
+    """Distances over tiles and ranks, beside a loss with weights: `signed_distances` is held to scipy elsewhere."""
+    torch.set_num_threads(1)
+    mesh, setting = meshes["gloo"], MODES[mode]
+    own = replace(setting, case=Near(setting.case.unet, setting.case.grid))
+    objective = JointObjectives((replace(PIXELS, terms=PixelTerms()), BoundaryObjective(IGNORED, 0.3, RADIUS)))
+    y_HW = own.case.dataset((1, 1)).load(0, 0).labels(Box.of_shape(own.case.raster), RADIUS)
+    phi_KHW = signed_distances(torch.from_numpy(y_HW)[None], K, RADIUS, IGNORED)[0]
+    phi_PK = phi_KHW.permute(1, 2, 0).reshape(-1, K)
+
+    def formula(scores_PK: torch.Tensor, target_P: torch.Tensor) -> torch.Tensor:
+        known_P = torch.from_numpy(y_HW[RADIUS:-RADIUS, RADIUS:-RADIUS].reshape(-1) != IGNORED)
+        entropy = functional.cross_entropy(scores_PK, target_P, torch.tensor(WEIGHTS, dtype=torch.float64))
+        return entropy + 0.3 * (scores_PK.softmax(1) * phi_PK[known_P]).sum(1).mean()
+
+    expected = whole(own.case, formula)
+    found = steps(own, own.plan(mesh.size), mesh, 1, 0.0, objective)
     assert found.losses == pytest.approx([expected.loss], rel=1e-12)
     assert difference(found.gradients, expected.gradients) < 1e-12
     assert difference(found.state, expected.state) < 1e-12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,10 +18,21 @@ from tiledseg.architecture.segnet import SegNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.raster.dataset import Dataset
-from tiledseg.training.edge_objective import EdgeObjective
-from tiledseg.training.objective import Objective
+from tiledseg.training.boundary_objective import BoundaryObjective
+from tiledseg.training.edge_objective import AttentionObjective, EdgeObjective
+from tiledseg.training.joint_objective import JointObjectives
+from tiledseg.training.objective import ClassObjective, Objective
+from tiledseg.training.overlap_objective import OverlapObjective, Tversky
 
 EDGES = EdgeObjective(IGNORED, edge_radius=4)
+WEIGHTED = JointObjectives(
+    (
+        OverlapObjective(ClassObjective(IGNORED, weights=(0.5, 3.0, 1.5)), 3, (Tversky(0.5, 0.5, 0.5),)),
+        BoundaryObjective(IGNORED, 0.2, 3),
+        AttentionObjective(IGNORED, 2.0, (0.5, 3.0, 1.5)),
+        replace(EDGES, classes=False),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,10 @@ SETTINGS = {
     "gated-exchange": setting(gated("pixel", False), halo="exchange"),
     "gated-batch": setting(gated("batch", True), halo="layer"),
     "gated-pixel": setting(gated("pixel", True), halo="layer", fusion=2),
+    "weighted-read": setting(gated("pixel", False)),
+    "weighted-batch": setting(gated("batch", True), halo="layer"),
 }
+OBJECTIVES = {"gated": EDGES, "weighted": WEIGHTED}
 
 
 @pytest.mark.mpi(min_size=2)
@@ -76,7 +90,7 @@ def test_a_step_in_each_mode(name: str, meshes: dict[str, Mesh]) -> None:
     """One step at rate 0. More would compare rounding: the gradient of a bias before a norm is 0 but for rounding, of
     either sign, and AdamW divides it by its own size."""
     torch.set_num_threads(1)
-    mesh, own, objective = meshes["mpi"], SETTINGS[name], EDGES if name.startswith("gated") else None
+    mesh, own, objective = meshes["mpi"], SETTINGS[name], OBJECTIVES.get(name.split("-")[0])
     spread = own.plan(mesh.size)
     found = steps(own, spread, mesh, 1, 0.0, objective)
     expected = mesh.on_root(lambda: alone(own, 1, 0.0, objective))
@@ -88,8 +102,8 @@ def test_a_step_in_each_mode(name: str, meshes: dict[str, Mesh]) -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("network", "objective"),
-    [(segnet("none"), None), (residual("none"), None), (gated("none", False), EDGES)],
-    ids=["segnet", "residual_unet", "gated_scnn"],
+    [(segnet("none"), None), (residual("none"), None), (gated("none", False), EDGES), (gated("none", False), WEIGHTED)],
+    ids=["segnet", "residual_unet", "gated_scnn", "weighted"],
 )
 def test_stages(network: Any, objective: Objective | None, meshes: dict[str, Mesh]) -> None:
     """Cut by multiply-adds, so indices and shortcuts cross the cuts."""

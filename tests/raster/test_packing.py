@@ -20,7 +20,7 @@ from tests.raster.gdal_meaning import meaning
 from tests.raster.test_writer import PLACE, UTM, Info, write_boxes
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.map_formats import COMPRESSIONS, FORMATS, PLAIN, Packing
+from tiledseg.map_formats import COMPRESSIONS, FORMATS, PLAIN, PROBABILITY_TYPES, BlockBytes, Packing, block_bytes
 from tiledseg.raster import packing
 from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.writer import discard, lay_out, pack_layout, publish, raster_output
@@ -53,7 +53,7 @@ def test_every_way_keeps_the_map(tmp_path: Path, how: Packing) -> None:
         np.testing.assert_array_equal(made.read(1), classes_HW)
         assert (made.crs, made.transform, made.nodata) == (UTM, PLACE, 255)
         assert [made.colormap(1)[k][:3] for k in range(3)] == [one.colour for one in LEGEND]
-        assert (made.profile.get("compress") or "none") == how.compress
+        assert (made.profile.get("compress") or "none") == {"auto": "deflate"}.get(how.compress, how.compress)
         assert made.block_shapes == [(512, 512)]
         assert bool(made.overviews(1)) == (how.format == "cog")
     names = [one.name for one in LEGEND]
@@ -112,6 +112,21 @@ def test_an_overview_of_shares_has_their_mean(tmp_path: Path) -> None:
             np.testing.assert_allclose(half.read(), np.nanmean(fours, -1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: f"{how.format}-{how.compress}")
+@pytest.mark.parametrize("dtype", PROBABILITY_TYPES)
+def test_every_way_keeps_shares(tmp_path: Path, how: Packing, dtype: str) -> None:
+    """Each bit of them, by the fast levels of compression too; and the compression of each kind."""
+    shares_CHW = np.random.default_rng(4).random((3, 700, 600), np.float32) ** 8
+    pixels_CHW = (shares_CHW * 254).astype(np.uint8) if dtype == "uint8" else shares_CHW
+    write_map(tmp_path / "p.tif", pixels_CHW, how.of_shares(dtype), threads=2)
+    with rasterio.open(tmp_path / "p.tif") as made:
+        assert np.array_equal(made.read().view(np.uint8), pixels_CHW.view(np.uint8))
+        auto = {"float32": "zstd", "uint8": "deflate"}[dtype]
+        assert (made.profile.get("compress") or "none") == {"auto": auto}.get(how.compress, how.compress)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.tif"]
+    assert cog_validate(tmp_path / "p.tif", strict=True)[0] == (how.format == "cog")
+
+
 def test_a_style_of_somebody_stays(tmp_path: Path) -> None:
     (tmp_path / "map.qml").write_text("my own")
     write_map(tmp_path / "map.tif", classes_of(40, 50)[None], Packing(), nodata=255.0, legend=LEGEND)
@@ -120,11 +135,12 @@ def test_a_style_of_somebody_stays(tmp_path: Path) -> None:
 
 def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
     """Noise, which does not compress: the files on the disk while GDAL packs are never more."""
-    noise_CHW = np.random.default_rng(3).integers(0, 255, (1, 1536, 1536), np.uint8)
-    for how in WAYS:
+    random = np.random.default_rng(3)
+    for how, shape in [*((how, (1536, 1536)) for how in WAYS), (Packing("cog", "none"), (60, 4000))]:
+        noise_CHW = random.integers(0, 255, (1, *shape), np.uint8)
         seen = []
-        layout = lay_out(tmp_path / "n.tif", Info(1536, 1536), 1, "uint8", packing=how)
-        write_boxes(layout, [Box.of_shape((1536, 1536))], noise_CHW)
+        layout = lay_out(tmp_path / "n.tif", Info(*shape), 1, "uint8", packing=how)
+        write_boxes(layout, [Box.of_shape(shape)], noise_CHW)
         size = packing._size
 
         def measured(plain: Path, size=size, seen=seen) -> int:
@@ -137,16 +153,20 @@ def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
             pack_layout(layout)
         seen.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
         discard(layout)
-        asked = raster_output("--output", tmp_path / "n.tif", Info(1536, 1536), 1, "uint8", how).size
+        asked = raster_output("--output", tmp_path / "n.tif", Info(*shape), 1, "uint8", how).size
         assert max(seen) <= asked + 4096, how
 
 
 def test_large_files_are_bigtiff() -> None:
     """By the bytes of their pixels, and room for what does not compress."""
-    assert PLAIN.is_big(4_000_000_001)
-    assert not PLAIN.is_big(4_000_000_000)
-    assert Packing().is_big(3_000_000_000)
-    assert not Packing().is_big(2_900_000_000)
+    assert PLAIN.is_big(BlockBytes(4_000_000_001, 0))
+    assert not PLAIN.is_big(BlockBytes(4_000_000_000, 0))
+    assert Packing().is_big(block_bytes(54_800, 54_800, 1))
+    assert not Packing().is_big(block_bytes(53_000, 53_000, 1))
+    narrow = block_bytes(100, 5_000_000, 1)  # overviews of one row of blocks, as the raster: each half of the last
+    assert narrow.overviews > 0.99 * narrow.plain
+    assert Packing().is_big(narrow)
+    assert not PLAIN.is_big(narrow)
 
 
 def test_a_large_map_is_packed_as_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

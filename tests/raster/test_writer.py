@@ -19,10 +19,10 @@ from rasterio.crs import CRS
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
+from tiledseg.map_formats import BLOCK
 from tiledseg.raster import writer
 from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.packing import BLOCK
 from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, pack_layout, publish
 
 UTM = CRS.from_epsg(32611)

@@ -27,6 +27,7 @@ SCENE = Scene(CLASSES, 255, ("held/<i>out.tif",), "uint8", Normalization.identit
 WINDOW = Box(Interval(8, 40), Interval(4, 60))
 VIEWS = (View(0, Box.of_shape((64, 64)), 2), View(0, WINDOW))
 WARNING = "<script>alert(1)</script> is stored in blocks"
+LOSS = "class-weighted (cross-entropy + 0.5 Dice)"
 STEPS, EVERY = 40, 10
 
 
@@ -45,7 +46,8 @@ def make_run(folder: Path) -> None:
     (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / CONFIG).write_text("data:\n  images: <b>.tif\n")
     summary = {"title": "made: unet", "finished": True, "seconds": 20.0, "ranks": 2, "command": "tiledseg train"}
-    (folder / SUMMARY).write_text(json.dumps({**summary, "warnings": [WARNING], "versions": {"torch": "2.13"}}))
+    summary |= {"warnings": [WARNING], "loss": LOSS, "versions": {"torch": "2.13"}}
+    (folder / SUMMARY).write_text(json.dumps(summary))
 
 
 def found(draw: np.random.Generator, good: float) -> Findings:

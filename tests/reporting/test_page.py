@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reporting.made_run import SCENE, STEPS, make_run
+from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.report import main
 from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
@@ -70,6 +70,7 @@ def test_numbers_are_those_of_the_files(made: Path) -> None:
         for pixels in row:
             assert f"{pixels:,} pixels".replace(",", " ") in text
     assert f"step {STEPS}, epoch 3" in text
+    assert f"training: {LOSS}; validation: cross-entropy a pixel" in text
 
 
 def test_diagrams_are_counted_by_hand() -> None:
@@ -95,6 +96,10 @@ def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
     assert found.state == "not finished"
     assert [chart.title for chart in found.charts] == ["Loss", "Learning rate", "Throughput"]
     assert "<svg" in render(found)
+    assert found.charts[0].unit == "training: of a step; validation: cross-entropy a pixel"
+    told = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
+    assert told.charts[0].unit == "training: Dice; validation: cross-entropy a pixel"
+    assert (told.state, told.warnings) == ("not finished", ["a note"])
 
 
 def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +152,8 @@ def test_a_page_that_cannot_be_made_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_run(tmp_path)
-    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
-    journal = Journal(tmp_path, STEPS, STEPS, 1, "title", [], SCENE)
+    monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
+    journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [], SCENE)
     for reason, damage in (
         ("jinja2 is not installed; install it", lambda: monkeypatch.setattr(page, "can_render", lambda: False)),
         ("holds what no run has written", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
@@ -158,7 +163,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
         assert f"warning: no {PAGE}: " in (err := capfd.readouterr().err)
         assert reason in err
         monkeypatch.undo()
-        monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda folder, title: False)
+        monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
     journal.close()
     assert not (tmp_path / PAGE).exists()
 

@@ -11,6 +11,7 @@ from tests.tracing.networks import Double, Inexact, Mixed, Outer, PaddingUNet, P
 from tests.tracing.styles import STYLES, Inverted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
+from tiledseg.models.convolution import TorchConvolution
 from tiledseg.tracing.trace import trace
 
 MODULES = {
@@ -167,3 +168,31 @@ def test_outputs_of_several_sizes_are_chosen() -> None:
     with pytest.raises(ConfigError, match=r"64 x 96, 32 x 48 pixels; say which are wanted: outputs=\[0\]"):
         trace(Returning(), 3)
     assert len(trace(Returning(), 3, outputs=[1]).graph) == 1
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_strided_convolution_of_single_pixels_and_few_channels(computed: bool) -> None:
+    """Its gradients in float32 are those in float64: torch's own kernel writes beyond its memory there."""
+
+    class Thin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.thin, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1, stride=2), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            if not computed:
+                return self.last(self.thin(x))
+            return self.last(torch.conv2d(x, 2 * self.thin.weight, self.thin.bias, stride=2))
+
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(3)
+        network = trace(Thin(), 3).to(dtype).to(memory_format=torch.channels_last)
+        thin = network.layers["thin" if "thin" in network.layers else "conv"]
+        assert isinstance(thin, TorchConvolution)
+        x_BCHW = torch.randn(1, 3, 96, 112, dtype=torch.float64).to(dtype).contiguous(memory_format=torch.channels_last)
+        network(x_BCHW).square().mean().backward()
+        found.append({name: p.grad.double() for name, p in network.named_parameters()})
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from tests.law.cases import ArrayReader
 from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
@@ -17,9 +19,9 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective
+from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.edge_objective import EdgeObjective, edges_of
-from tiledseg.training.objective import ClassObjective, cross_entropy_sums
+from tiledseg.training.objective import ClassObjective, Objective, Ratios, cross_entropy_sums
 
 K, IGNORED, SHAPE = 3, 255, (41, 37)
 
@@ -126,8 +128,59 @@ def test_the_objective_follows_from_the_network() -> None:
     assert found.margin == 4
     with pytest.raises(ConfigError, match=r"train.dual_weight is 2.0, but only gated_scnn gives edges; leave it out"):
         choose_objective(UNet(), as_they_come | {"dual_weight": 2.0}, losses, 9)
-    for key, value in (("loss", "dice"), ("loss", {"cross_entropy": 2.0}), ("label_smoothing", 0.1)):
-        with pytest.raises(ConfigError, match=rf"train.{key} is .*does not go with gated_scnn.*leave it out"):
-            choose_objective(GatedSCNN(), as_they_come, losses | {key: value}, 9)
-    with pytest.raises(ConfigError, match=r"train.class_weights does not go with gated_scnn"):
-        choose_objective(GatedSCNN(), as_they_come, losses, 9, (1.0, 2.0))
+    with pytest.raises(ConfigError, match=r"train.class_weights has nothing to weigh in the boundary loss"):
+        choose_objective(UNet(), as_they_come, losses | {"loss": "boundary"}, 9, (1.0, 2.0))
+
+
+WEIGHTS = (0.5, 3.0, 1.5)
+LOSS = {"cross_entropy": 1.0, "focal": 2.0, "boundary": 0.5}
+
+
+def chosen(weights: tuple[float, ...] = (), **losses: Any) -> Objective:
+    """Of G-SCNN's outputs; `losses`: keys of the group `train`."""
+    edges, asked = ({key: getattr(TrainConfig(), key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    return choose_objective(GatedSCNN(classes=K), edges, {**asked, **losses}, IGNORED, weights)
+
+
+def loss_of(objective: Objective, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Of the whole raster."""
+    found = dataset((1, 1), objective.margin)
+    tile = found.tilings[0].tiles[0]
+    target_BHW = torch.from_numpy(found.load(0, tile).labels(tile.core, objective.margin))[None]
+    totals = torch.cat([part.reshape(-1) for part in objective.sums(given, target_BHW)])
+    if isinstance(objective, Ratios):
+        value = objective.value(totals)
+        assert value is not None
+        return value
+    return totals[0] / totals[1]
+
+
+def test_weights_and_losses_of_classes_go_with_the_edges() -> None:
+    """Term by term: the classes' own as of any network, attention by weights of classes, edges by pixels."""
+    given = outputs(3)
+    target_P, scores_PK = torch.from_numpy(labels_HW()).long().reshape(-1), given[0][0].permute(1, 2, 0).reshape(-1, K)
+    known_P = target_P != IGNORED
+    weights_K = torch.tensor(WEIGHTS, dtype=torch.float64)
+    entropies_P = functional.cross_entropy(scores_PK, target_P, weights_K, ignore_index=IGNORED, reduction="none")
+    sure_P = torch.sigmoid(given[1].detach()).reshape(-1) > 0.8
+    attention = (entropies_P * sure_P).sum() / weights_K[target_P[known_P]].sum()
+    edges = loss_of(EdgeObjective(IGNORED, attention_weight=0.0), given) - loss_of(ClassObjective(IGNORED), given)
+    for losses in ({}, {"loss": "focal"}, {"loss": {"dice": 2.0, "boundary": 0.1}}, {"label_smoothing": 0.1}):
+        asked = {key: getattr(TrainConfig(), key) for key in LOSS_KEYS} | losses
+        as_they_come = {key: getattr(TrainConfig(), key) for key in EDGE_KEYS}
+        classes = choose_objective(UNet(classes=K), as_they_come, asked, IGNORED, WEIGHTS)
+        expected = loss_of(classes, given) + attention + edges
+        assert loss_of(chosen(WEIGHTS, **losses), given).item() == pytest.approx(expected.item(), rel=1e-12)
+    alike = loss_of(chosen((1.0,) * K), given)
+    assert alike.item() == pytest.approx(loss_of(chosen(), given).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("weights", [(), WEIGHTS], ids=["alike", "weighted"])
+def test_one_pass_does_where_all_means_are_over_the_same_pixels(weights: tuple[float, ...]) -> None:
+    objective = chosen(weights, loss=LOSS, label_smoothing=0.1)
+    assert isinstance(objective, Ratios) == bool(weights)
+    if weights:
+        assert weighted(chosen((1.0,) * K, loss=LOSS, label_smoothing=0.1), weights) == objective
+    words = "cross-entropy (labels smoothed by 0.1) + 2 focal (gamma 2)"
+    classes, attention = (f"class-weighted ({words})", "class-weighted attention") if weights else (words, "attention")
+    assert objective.in_words == f"{classes} + 0.5 boundary + {attention} + 20 edges + dual"

@@ -77,6 +77,8 @@ def test_statistics_of_a_file_stand_still(
     assert run(config) == 0
     said = capsys.readouterr().err
     assert "warning: model.freeze_norm is true, and 10 of 30 batch norms keep the mean 0 and the variance 1" in said
+    noted = json.loads((folder / "summary.json").read_text())["warnings"]
+    assert [note.split(",")[0] for note in noted][-1] == "model.freeze_norm is true"
 
     def statistics() -> torch.Tensor:
         checkpoint = find_checkpoint(folder)

@@ -122,7 +122,7 @@ def test_write_whole_leaves_the_old_file_where_it_fails(tmp_path: Path, monkeypa
 def test_progress_is_drawn(tmp_path: Path, steps: int) -> None:
     pytest.importorskip("matplotlib")
     write_run(tmp_path, steps)
-    assert plot_progress(tmp_path, "a title")
+    assert plot_progress(tmp_path, "a title", "Dice")
     assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".*"))
 
@@ -133,14 +133,14 @@ def test_lines_without_a_score_are_drawn_too(tmp_path: Path) -> None:
     empty = {"loss": None, "accuracy": None, "mean_iou": None, "iou": [None]}
     text = [json.dumps({**step_line(1), "loss": None}), json.dumps({"step": 1, "epoch": 0, "val": empty})]
     (tmp_path / METRICS).write_text("\n".join(text) + "\n")
-    assert plot_progress(tmp_path, "nothing to see")
+    assert plot_progress(tmp_path, "nothing to see", "Dice")
 
 
 def test_the_plot_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     write_run(tmp_path, 2)
-    assert not plot_progress(tmp_path, "a title")
+    assert not plot_progress(tmp_path, "a title", "Dice")
     assert not (tmp_path / "progress.png").exists()
 
 

@@ -95,7 +95,10 @@ ELSEWHERE |= {
 }  # tests/training/test_area_runs.py
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
 ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
-ELSEWHERE |= {f"train.{key}" for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "early_stop")}
+ELSEWHERE |= {
+    f"train.{key}"
+    for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
+}
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
 """Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
 

@@ -100,9 +100,9 @@ class PipelinePasses:
         numbered = enumerate(self._micro_batches(parts))
         while batch := list(islice(numbered, _FORWARD_ROUND)):
             staged = [_Staged(self.mode, one, number, feed, key) for number, one in batch]
-            for number, output_BKHW in self._executor.outputs(staged):
+            for number, outputs_BKHW in self._executor.outputs(staged):
                 done = staged[number]
-                yield done.sample, done.micro_batch.piece(output_BKHW)
+                yield done.sample, done.micro_batch.piece(*outputs_BKHW)
 
     def pieces(self, parts: Sequence[Part]) -> int:
         last = self._executor is not None and self._executor.has_last

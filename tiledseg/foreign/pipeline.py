@@ -141,7 +141,7 @@ class Pipeline(SpreadModule):
         """The module's (first) output for a batch, without gradients, on every rank of the pipeline, which all call
         it with a batch of the same shape."""
         self._check_input(x_BCHW)
-        made = [output_BKHW for _, output_BKHW in self._executor.outputs(self._cut(x_BCHW))]
+        made = [outputs_BKHW[0] for _, outputs_BKHW in self._executor.outputs(self._cut(x_BCHW))]
         result = self.network.graph.results[0]
         shape = len(x_BCHW), *self._shapes(x_BCHW)[result]
         output_BKHW = torch.cat(made).contiguous() if made else torch.empty(shape, dtype=self._split.dtypes[result])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer, Shape
+from tiledseg.geometry.layer import Layer
 
 MIRRORED = ("reflect", "replicate")
 
@@ -66,17 +66,5 @@ class Border(Layer):
         return self.mode in MIRRORED
 
     @property
-    def gradient(self) -> str:
-        return "new" if self.mode in MIRRORED else "parts"
-
-    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
-        """torch's kernels copy the output's gradient first, which has as much more as the border (squares assumed)."""
-        channels, height, width = shape
-        more = self.before + self.after
-        inside = channels * (height - more) * (width - more)
-        copied = channels * height * width * input_bytes // inside if self.mode in MIRRORED and inside > 0 else 0
-        return input_bytes + copied
-
-    @property
-    def returns_view(self) -> bool:
-        return self.before <= 0 and self.after <= 0
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,) if self.clamps else ()

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.measured import Measured
 
 INPUT = "input"
 Value = TypeVar("Value")
@@ -29,13 +30,15 @@ Value = TypeVar("Value")
 class Node:
     """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it.
     `cols`: the layer along columns, where its geometry differs there (a kernel that is no square). `frozen`: its
-    weights, all of them, are not trained."""
+    weights, all of them, are not trained. `measured`: what autograd keeps of it, where that was measured in place of
+    what the layer says."""
 
     name: str
     layer: Layer
     inputs: tuple[str, ...] = ()
     cols: Layer | None = None
     frozen: bool = False
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)

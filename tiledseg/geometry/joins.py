@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layer import Layer, Shape
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class Multiply(Join):
     def kept_inputs(self) -> tuple[int, ...]:
         return (0, 1)
 
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        """A gate's gradient is first one for each channel."""
+        return max(inputs) if min(inputs) < max(inputs) else 0
+
 
 def equal_channels(*channels: int) -> int:
     """That number. Raises GeometryError where they differ."""
@@ -116,7 +121,17 @@ class ImageMean(Layer):
 
     @property
     def protects_output(self) -> bool:
-        return True  # all its pixels are one in memory
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        return True
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return self.held_bytes(input_bytes, shape)
+
+    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return input_bytes // (shape[1] * shape[2])  # one in memory too
 
 
 @dataclass(frozen=True)
@@ -147,4 +162,8 @@ class ImageMax(Layer):
 
     @property
     def protects_output(self) -> bool:
-        return True  # all its pixels are one in memory
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        return True

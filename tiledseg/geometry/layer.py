@@ -13,6 +13,7 @@ pixel; those that do not stand in the files beside this one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tiledseg.geometry.interval import Interval
@@ -199,6 +200,19 @@ class Layer:
         """Bytes that its backward pass takes at once for the new gradient of an input of so many bytes."""
         return input_bytes
 
+    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
+        """Of a new gradient in memory; `shape`: the output's."""
+        return input_bytes
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        """What the backward pass allocates besides, and lets go again; `inputs`: bytes of each."""
+        return 0
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether all pixels of its output are one in memory."""
+        return False
+
     def input_width(self, at_hand: int, width: int) -> int:
         """Bytes of a value that it computes from, where its input has `at_hand` and the precision has `width`."""
         return at_hand
@@ -209,8 +223,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class ZeroAtZero(Layer):
+    """A function of single values that is zero at zero."""
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
 class Mark(Layer):
     """A place of its own for a tensor that a later layer takes up: it hands its input on."""
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
 
     @property
     def hands_on(self) -> bool:

@@ -146,6 +146,17 @@ def held(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
     return tuple(found)
 
 
+def passing(graph: Graph, policy: MemoryPolicy) -> tuple[bool, ...]:
+    """Of each tensor, whether it is let go where it was made on the way to another that is rebuilt, though somebody is
+    still to ask for it: it is cheap, and made from what stays by `FEW_NODES` at most, one after the other."""
+    longest = [0] * len(graph.names)
+    for home, sources in enumerate(origins_of(graph)):
+        if is_cheap(graph, home) and policy.tensors[home] == REBUILD:
+            run = len(makers(graph)[home]) + max((longest[source] for source in sources), default=0)
+            longest[home] = run if run <= FEW_NODES else 0
+    return tuple(longest[home] > 0 for home in homes(graph))
+
+
 def compaction(graph: Graph, bands: int) -> MemoryPolicy:
     """What is nearly free: tensors that few operations a value make of what is there anyway, or of what is smaller than
     they are: concatenations, upsamplings, pooled tensors, norms with their activations. At most `FEW_NODES` nodes run
@@ -217,7 +228,17 @@ def _chosen(graph: Graph, bands: int, keeps: Callable[[int], bool]) -> MemoryPol
                 ways.update({source: _Way() for source in hold})
         else:
             ways[home] = _Way() if is_asked else _Way(frozenset({home}))
-    return spread(graph, words.__getitem__, [REBUILD if layer.can_rebuild else KEEP for layer in graph.layers])
+    policy = spread(graph, words.__getitem__)
+    at_hand = [is_held or word == REBUILD for is_held, word in zip(held(graph, policy), policy.tensors, strict=True)]
+    inside = [_looks_inside(graph, k, at_hand) for k in range(len(graph))]
+    return spread(graph, words.__getitem__, inside)
+
+
+def _looks_inside(graph: Graph, k: int, at_hand: Sequence[bool]) -> str:
+    """What a node keeps besides is had from its inputs, where these are there anyway; the network's own is not."""
+    sources = [homes(graph)[source] for source in graph.sources[k]]
+    free = graph.layers[k].can_rebuild and all(source and at_hand[source] for source in sources)
+    return REBUILD if free else KEEP
 
 
 def _values(graph: Graph, bands: int) -> list[float]:

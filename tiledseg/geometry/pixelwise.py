@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 from tiledseg.geometry.layer import Layer
 
+# Functions whose output nothing is differentiated through; truths take one byte each.
+TRUTHS = frozenset(
+    ["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "logical_and", "logical_or", "logical_not", "logical_xor"]
+)
+CONSTANT = TRUTHS | {"detach"}
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -74,6 +80,17 @@ class Pixelwise(Layer):
         return sum(_product(shape) for shape in self.weights)
 
     @property
+    def gradient(self) -> str:
+        return "none" if self._name in CONSTANT else "new"
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return 1 if self._name in TRUTHS else width if self._name == "type_as" else at_hand
+
+    @property
+    def _name(self) -> str:
+        return self.function.removeprefix("Tensor.")
+
+    @property
     def kept_inputs(self) -> tuple[int, ...]:
         return tuple(range(self.arity))
 
@@ -101,7 +118,11 @@ class OfOnePixel(Layer):
 
     @property
     def protects_output(self) -> bool:
-        return True  # all its pixels are one in memory
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        return True
 
 
 def _product(shape: tuple[int, ...]) -> int:

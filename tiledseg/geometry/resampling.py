@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
@@ -133,6 +134,10 @@ class MaxUnpool(Enlarging):
     @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (1,)
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        """Which values lie at a place of their window: a byte each."""
+        return shape[0] * shape[1] * shape[2] // self.kernel**2
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def _lay_out_shares(path: str, request: Request, info: RasterInfo, legend: Seque
         request.probability_type,
         float(NO_SHARE) if as_bytes else float("nan"),
         descriptions=[f"probability of {one.name}" for one in legend],
-        packing=replace(request.packing, average=True),
+        packing=request.packing.of_shares(request.probability_type),
         scale=1 / WHOLE_SHARE if as_bytes else None,
     )
 

@@ -191,7 +191,8 @@ def _check_outputs(requests: Sequence[Request], infos: Sequence[RasterInfo], cla
 def _outputs(request: Request, info: RasterInfo, classes: int) -> list[Output]:
     found = [raster_output("--output", request.output, info, 1, "uint8", request.packing, legend=True)]
     if request.probabilities is not None:
-        shares = info, classes, request.probability_type, request.packing
+        packing = request.packing.of_shares(request.probability_type)
+        shares = info, classes, request.probability_type, packing
         found.append(raster_output("--probabilities", request.probabilities, *shares))
     if request.polygons is not None:
         check_vector("--polygons")

@@ -30,16 +30,39 @@ def convolve(
     groups: int,
 ) -> torch.Tensor:
     """As `functional.conv2d`, by the kernel that does not look at the tensor's size where there is one."""
-    if x_BCHW.device.type == "cpu" and max(weight.shape[2:]) == 1 < max(stride) and set(padding) == {0}:
-        # oneDNN's gradient of such a weight of 8 input channels ends the process (torch 2.13): it sees none.
-        x_BCHW = x_BCHW[:, :, :: stride[0], :: stride[1]].contiguous(memory_format=torch.channels_last)
-        stride = (1, 1)
+    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
     if x_BCHW.shape[1] == 1:
         # One channel lies alike in both layouts and is taken for the other one: it is seen twice, at half its weight.
         x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), _seen_twice(weight)
     return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
+
+
+def by_torch(
+    x_BCHW: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Pair,
+    padding: Pair | str,
+    dilation: Pair,
+    groups: int,
+) -> torch.Tensor:
+    """As `functional.conv2d`, by the kernel that torch takes."""
+    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
+    return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
+
+
+def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str) -> tuple[torch.Tensor, Pair]:
+    """What a convolution of single pixels reads of its input on a CPU, and its stride over that: 1.
+
+    oneDNN's gradient of the weight of such a one with a stride, on channels last, writes beyond its memory where there
+    are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride.
+    """
+    if x_BCHW.device.type != "cpu" or not max(weight.shape[2:]) == 1 < max(stride) or set(padding) != {0}:
+        return x_BCHW, stride
+    some_BCHW = x_BCHW[:, :, :: stride[0], :: stride[1]]
+    return some_BCHW.contiguous(memory_format=torch.channels_last), (1, 1)
 
 
 def _has_steady_kernel(x_BCHW: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -61,8 +84,19 @@ def _seen_twice(weight: torch.Tensor) -> torch.Tensor:
 class SteadyConvolution(nn.Conv2d):
     """nn.Conv2d by `convolve`."""
 
+    compute = staticmethod(convolve)
+
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return convolve(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class TorchConvolution(nn.Conv2d):
+    """nn.Conv2d by `by_torch`: what somebody else's is taken for."""
+
+    compute = staticmethod(by_torch)
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return by_torch(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class FilterBank(BlockModule):

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.models.notes import noted
+
 
 @dataclass(frozen=True)
 class DropoutKey:
@@ -39,10 +41,14 @@ class ChannelDropout(nn.Module):
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
             return x_BCHW
+        return x_BCHW * noted(lambda: self._factors(x_BCHW))
+
+    def _factors(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """Of each channel, shape (B, C, 1, 1)."""
         if not self.keys:
-            return functional.dropout2d(x_BCHW, self.probability)
+            return functional.dropout2d(x_BCHW.new_ones(*x_BCHW.shape[:2], 1, 1), self.probability)
         kept_BC = torch.stack([self._kept(key, x_BCHW.shape[1]) for key in self.keys])
-        return x_BCHW * (kept_BC.to(x_BCHW.device, x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
+        return (kept_BC.to(x_BCHW.device, x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
 
     def _kept(self, key: DropoutKey, channels: int) -> torch.Tensor:
         words = f"{key.seed}/{key.step}/{key.image}/{self.name}".encode()

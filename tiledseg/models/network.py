@@ -12,9 +12,12 @@ from torch import nn
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_policy import OFFLOAD, MemoryPolicy, check_policy, keep_all
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
+from tiledseg.models.homes import Hooks
 from tiledseg.models.places import Places
+from tiledseg.models.rebuild import Rebuilding
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
 NOWHERE: Places = {}
@@ -22,7 +25,8 @@ Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]  # a node's number a
 
 
 def run_nodes(graph: Graph, compute: Compute, tensors: Tensors, first: int, stop: int) -> None:
-    """Run nodes `first` to `stop` (half-open), each by `compute`, which decides what a node is computed by.
+    """Run nodes `first` to `stop` (half-open), each by `compute`, which decides what a node is computed by; one that
+    goes by a memory policy is `GraphNetwork.by_policy`.
 
     `tensors` holds what they take of earlier nodes; it is given what they make, and loses what nobody takes any more.
     """
@@ -57,6 +61,8 @@ class GraphNetwork(nn.Module):
         self.bands = bands
         self.untrained = untrained
         self.form = form
+        self.memory = keep_all(graph)
+        self._offload: Hooks | None = None
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -93,6 +99,25 @@ class GraphNetwork(nn.Module):
         self.graph = self.graph.with_still_statistics()
         return self.train(self.training)
 
+    def follow(self, policy: MemoryPolicy, offload: Hooks | None = None) -> GraphNetwork:
+        """The network, of which from now on is kept for the backward pass what `policy` says, in all modes and stages;
+        results stay the same to the last bit. `offload`: what keeps tensors that the policy wants moved.
+
+        Raises ConfigError where it does not fit the graph.
+        """
+        check_policy(self.graph, policy)
+        if OFFLOAD in policy.tensors and offload is None:
+            raise ConfigError("the memory policy moves tensors out of the way, but nothing is there to hold them")
+        self.memory, self._offload = policy, offload
+        return self
+
+    def by_policy(self, graph: Graph, compute: Compute, policy: MemoryPolicy | None = None) -> Compute:
+        """`compute`, which then keeps for the backward pass what the network's policy says (or `policy`)."""
+        policy = policy or self.memory
+        if policy.keeps_all or not torch.is_grad_enabled():
+            return compute
+        return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
+
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters in their order, each by its node's name and its own, encoder0.conv0.weight; of somebody's
         module by its names."""
@@ -123,7 +148,7 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        run_nodes(self.graph, compute, tensors, first, stop)
+        run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tiledseg.models.normalise import (
     normalise,
     normalise_together,
 )
+from tiledseg.models.notes import noted
 
 
 class PixelNorm(nn.LayerNorm):
@@ -76,7 +77,7 @@ def normed(
     tensor's unless given).
     """
     sharing = sharing_of(norm, x_BCHW)
-    found = measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks)
+    found = noted(lambda: measure(x_BCHW if owned is None else x_BCHW[owned], sharing, ranks))
     track(norm, found)
     how = How(sharing, owned, dtype or x_BCHW.dtype, ranks)
     return normalise(x_BCHW, norm.weight, norm.bias, norm.eps, found, how)

@@ -18,6 +18,7 @@ from tiledseg.geometry import pixelwise as geometry
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.pixelwise import Cut, Formula, Layout, Slot
 from tiledseg.models.block import BlockModule, Place
+from tiledseg.models.convolution import TorchConvolution
 from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)
@@ -169,7 +170,7 @@ def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch
     return value
 
 
-class ComputedConvolution(nn.Conv2d):
+class ComputedConvolution(TorchConvolution):
     """A convolution whose weights are computed from others each time: standardized, scaled, masked."""
 
     given: Weights

@@ -93,17 +93,17 @@ class PipelineExecutor:
             run.do(move)
         run.finish()
 
-    def outputs(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, torch.Tensor]]:
-        """The network's first output of each micro-batch with its number, in order, on the rank of the last chunk;
+    def outputs(self, micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+        """The network's outputs of each micro-batch with its number, in order, on the rank of the last chunk;
         nothing on the others, which have to run through it all the same. Without gradients."""
         if not micro_batches:
             return
         moves = itinerary(forward_program(self._pipeline, len(micro_batches)), self.stage, self._in_order)
         run = _Run(self, micro_batches)
         for move in moves:
-            output = run.pass_on(move)
-            if output is not None:
-                yield move.compute.micro_batch, output
+            outputs = run.pass_on(move)
+            if outputs is not None:
+                yield move.compute.micro_batch, outputs
         run.finish()
 
     def _plan(self, micro_batches: int) -> tuple[Move, ...]:
@@ -150,14 +150,14 @@ class _Run:
                 self._backward(m, chunk)
         self._send(move.sends)
 
-    def pass_on(self, move: Move) -> torch.Tensor | None:
-        """One move of a run that only goes forward; the network's output from the last chunk."""
+    def pass_on(self, move: Move) -> tuple[torch.Tensor, ...] | None:
+        """One move of a run that only goes forward; the network's outputs from the last chunk."""
         self._receive(move)
         m, chunk = move.compute.micro_batch, self._executor.chunks[move.compute.chunk]
         with self._executor.busy.running():
             outputs = chunk.output(self._micro_batches[m], self._inputs(m, chunk))
         if chunk.is_last:
-            return outputs[self._executor._split.network.graph.results[0]]
+            return tuple(outputs[result] for result in self._executor._split.network.graph.results)
         self._hand_on(m, chunk, outputs)
         self._send(move.sends)
         return None

@@ -49,6 +49,7 @@ def backward_peak(
     walk.begin(sum(kept))
     for k in reversed(range(first, stop)):
         walk.step(k, kept[k - first])
+    walk.end()
     return walk.peak - walk.at_first
 
 
@@ -87,7 +88,7 @@ class _Walk:
         gradient = self.waiting.pop(k + 1, 0)
         made = self._gradients(k, gradient)
         weights = self.costs[k].trained * wide_bytes(self.bytes_per_value)
-        self._reach(gradient + weights + sum(each.allocated for each in made))
+        self._reach(gradient + weights + sum(each.allocated for each in made) + max(-gradient, self._transient(k)))
         self.live -= kept
         for each in made:
             held = each.held
@@ -96,8 +97,20 @@ class _Walk:
                 held = self._bytes(each.tensor)
             self.waiting[each.tensor] = held
 
+    def end(self) -> None:
+        """What came in and no gradient depends on has one of zeros."""
+        entered = self.graph.entering(self.first, self.stop) if self.first else ()
+        zeros = [t for t in entered if self.graph.wants_gradient[t] and t not in self.waiting]
+        self._reach(sum(map(self._bytes, zeros)))
+
     def _reach(self, more: int) -> None:
         self.peak = max(self.peak, self.live + sum(self.waiting.values()) + more)
+
+    def _transient(self, k: int) -> int:
+        cost, measured = self.costs[k], self.graph.nodes[k].measured
+        if measured is not None:
+            return measured.bytes_of(measured.transient, cost.shape, self.bytes_per_value)
+        return self.graph.layers[k].transient_bytes(cost.input_bytes, cost.shape)
 
     def _bytes(self, tensor: int) -> int:
         return self.costs[tensor - 1].output_bytes
@@ -106,12 +119,20 @@ class _Walk:
         """Those of a node's inputs, made of that of its output; who shares the output's memory holds it together, which
         counts for the tensor that is needed longest."""
         layer, sources, sizes = self.graph.layers[k], self.graph.sources[k], self.costs[k].input_bytes
-        made = []
+        made: list[_Gradient] = []
+        if not self.graph.wants_gradient[k + 1]:
+            return made
         for index, tensor in sorted(enumerate(sources), key=lambda entry: entry[1]):
             if not self.graph.wants_gradient[tensor]:
                 continue
-            if layer.gradient == "new":
-                made.append(_Gradient(tensor, self._allocated(k, index, gradient), sizes[index]))
+            if (measured := self.graph.nodes[k].measured) is not None and (
+                each := measured.gradients[index]
+            ) is not None:
+                held = measured.bytes_of(each, self.costs[k].shape, self.bytes_per_value)
+                made.append(_Gradient(tensor, held, held))
+            elif measured is None and layer.gradient == "new":
+                held = layer.held_bytes(sizes[index], self.costs[k].shape)
+                made.append(_Gradient(tensor, self._allocated(k, index, gradient), held))
             elif layer.crop(index):
                 # Put back along columns first, then along rows.
                 rows = self.costs[k].shape[1], self.costs[tensor - 1].shape[1]

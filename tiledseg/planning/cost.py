@@ -53,15 +53,23 @@ class LayerCost:
 
 @dataclass
 class Tensor:
-    """A tensor while the costs of a network are walked; `kept`: whether autograd keeps it already."""
+    """A tensor while the costs of a network are walked; `kept`: whether autograd keeps it already. `stored`: values in
+    memory, where they are fewer than it shows; `view_of`: the tensor whose memory it is."""
 
     values: int
     kept: bool = False
     value_bytes: int = SINGLE_BYTES
+    stored: int | None = None
+    view_of: Tensor | None = None
 
     @property
     def bytes(self) -> int:
         return self.values * self.value_bytes
+
+    @property
+    def in_memory(self) -> int:
+        """Values in memory."""
+        return self.values if self.stored is None else self.stored
 
 
 def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> tuple[LayerCost, ...]:
@@ -118,9 +126,17 @@ def keep_for_backward(
     layer = graph.layers[k]
     if layer.hands_on:
         return 0, given[0]
-    made = Tensor(math.prod(shape), value_bytes=layer.output_width(given[0].value_bytes, bytes_per_value))
+    width, measured = layer.output_width(given[0].value_bytes, bytes_per_value), graph.nodes[k].measured
+    flat = layer.is_flat if measured is None else measured.flat
+    made = Tensor(math.prod(shape), value_bytes=width, stored=shape[0] if flat else None)
+    if measured is not None and measured.view_of is not None:
+        made.view_of = given[measured.view_of]
     if not graph.wants_gradient[k + 1]:
         return 0, made
+    if measured is not None:
+        kept = measured.bytes_of(measured.besides, shape, bytes_per_value)
+        kept += sum(keep(given[index]) for index in measured.kept_inputs)
+        return kept + (keep(made) if measured.keeps_output else 0), made
     if graph.overwrites[k]:
         return keep(given[0]), given[0]
     kept = layer.kept_besides(shape, bytes_per_value)
@@ -134,10 +150,12 @@ def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
     width = tensor.value_bytes if value_bytes is None else value_bytes
     if width != tensor.value_bytes:
         return tensor.values * width
+    if tensor.view_of is not None:
+        return keep(tensor.view_of)
     if tensor.kept:
         return 0
     tensor.kept = True
-    return tensor.values * width
+    return tensor.in_memory * width
 
 
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:

@@ -21,13 +21,14 @@ import rasterio.shutil
 from rasterio.errors import RasterioError
 
 from tiledseg.errors import WriteError
-from tiledseg.map_formats import Packing
+from tiledseg.map_formats import BLOCK, Packing, block_bytes
 from tiledseg.writing import flush, write_error, writing
 
-BLOCK = 512
-"""Side of a block, pixels."""
-
 _CACHE_BYTES = 256 << 20
+_SHARES_LEVEL = 1
+"""Of compression: higher ones take several times the time, and a tenth of the bytes of shares at most."""
+
+_LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
 _LOOK_SECONDS = 0.5
 
 
@@ -70,28 +71,37 @@ def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Call
 
 def _copy(plain: Path, packing: Packing, threads: int) -> None:
     with (
-        rasterio.Env(GDAL_NUM_THREADS=str(threads), GDAL_CACHEMAX=_CACHE_BYTES, GTIFF_DIRECT_IO="NO"),
+        rasterio.Env(**_settings(threads)),
         rasterio.open(plain, driver="GTiff") as dataset,
     ):
         rasterio.shutil.copy(dataset, packed_name(plain), **_options(dataset, packing, threads))
 
 
+def _settings(threads: int) -> dict[str, Any]:
+    """GDAL's. It would compress overviews twice: in the file in which it makes them, and in the one that is kept."""
+    common = {"GDAL_NUM_THREADS": str(threads), "GDAL_CACHEMAX": _CACHE_BYTES, "GTIFF_DIRECT_IO": "NO"}
+    return {**common, "COG_TMP_COMPRESSION": "NONE"}
+
+
 def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
-    """What GDAL's drivers take; both know these names, but for the predictor's."""
+    """What GDAL's drivers take, each by its own names."""
     dtype = np.dtype(dataset.dtypes[0])
-    plain = dataset.count * dataset.height * dataset.width * dtype.itemsize
-    common = {
-        "compress": packing.compress,
+    blocks = block_bytes(dataset.height, dataset.width, dataset.count * dtype.itemsize)
+    found: dict[str, Any] = {
+        "compress": packing.codec,
         "num_threads": threads,
-        "bigtiff": "yes" if packing.is_big(plain) else "no",
+        "bigtiff": "yes" if packing.is_big(blocks) else "no",
     }
-    floats = dtype.kind == "f" and packing.compress != "none"
-    if packing.format == "cog":
-        resampling = "average" if packing.average else "mode"
-        predictor = {"predictor": "floating_point"} if floats else {}
-        return {"driver": "COG", "blocksize": BLOCK, "overview_resampling": resampling, **common, **predictor}
-    blocks = {"tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
-    return {"driver": "GTiff", **blocks, **common, **({"predictor": "3"} if floats else {})}
+    cog = packing.format == "cog"
+    if cog:
+        found |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": "average" if packing.average else "mode"}
+    else:
+        found |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+    if packing.average and packing.codec in _LEVEL_NAMES:
+        found["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
+    if dtype.kind == "f" and packing.codec != "none":
+        found["predictor"] = "floating_point" if cog else "3"
+    return found
 
 
 def _check_same(plain: Path, packed: Path, path: Path) -> None:

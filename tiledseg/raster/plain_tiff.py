@@ -11,17 +11,16 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
-from tiledseg.map_formats import PLAIN
+from tiledseg.map_formats import BLOCK, PLAIN, BlockBytes, block_bytes
 from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.georeferencing import placement
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.legend import colormap, tags
-from tiledseg.raster.packing import BLOCK
 
 
-def pixel_bytes(info: RasterInfo, bands: int, dtype: str) -> int:
+def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
     """Of the blocks of a raster of the grid of `info`."""
-    return bands * _blocks(info.height) * _blocks(info.width) * BLOCK * BLOCK * np.dtype(dtype).itemsize
+    return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
 
 
 def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
         "interleave": "band",
         "compress": "none",
         "endianness": "little",
-        "bigtiff": "yes" if PLAIN.is_big(pixel_bytes(info, bands, dtype)) else "no",
+        "bigtiff": "yes" if PLAIN.is_big(bytes_of(info, bands, dtype)) else "no",
     }
 
 

@@ -31,14 +31,14 @@ from rasterio.errors import NotGeoreferencedWarning
 from tiledseg.claim import check_unclaimed, taken
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.map_formats import PLAIN, Packing
+from tiledseg.map_formats import BLOCK, PLAIN, Packing
 from tiledseg.outputs import Output, temporary, whole
 from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.georeferencing import lost
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.legend import add_names, style_path, write_style
-from tiledseg.raster.packing import BLOCK, pack, packed_name, packing_names, remove_packed
-from tiledseg.raster.plain_tiff import add_meaning, block_offsets, create, pixel_bytes
+from tiledseg.raster.packing import pack, packed_name, packing_names, remove_packed
+from tiledseg.raster.plain_tiff import add_meaning, block_offsets, bytes_of, create
 from tiledseg.writing import replacing, writing
 
 SIDECARS = (".ovr", ".msk", ".aux.xml")
@@ -123,7 +123,7 @@ def raster_output(
     key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
 ) -> Output:
     """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
-    output = whole(key, path, packing.bytes(pixel_bytes(info, bands, dtype)), SIDECARS)
+    output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
     if not output.beside:
         return output
     part = output.beside[0]

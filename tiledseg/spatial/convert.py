@@ -15,9 +15,9 @@ from torch import nn
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layer import Activation, Layer
+from tiledseg.geometry.layer import Activation, Layer, Mark, ZeroAtZero
 from tiledseg.models.block import BlockModule, Place
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.models.convolution import SteadyConvolution, TorchConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
@@ -30,24 +30,11 @@ from tiledseg.spatial.place import SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
 
-# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero.
-ZERO_AT_ZERO = (
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Hardswish,
-    ChannelDropout,
-)
-POINTWISE = (*ZERO_AT_ZERO, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
+# No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
+# torch differentiates them by their output, so they can write it over their input.
+IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)
+ZERO_AT_ZERO = (nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Hardswish, ChannelDropout)
+POINTWISE = (*IN_PLACE, *ZERO_AT_ZERO, nn.Identity, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardsigmoid, PixelNorm)
 
 REASONS: dict[type[nn.Module], str] = {
     nn.Dropout: "draws its numbers by the order of calls, which the tiling changes; use ChannelDropout",
@@ -68,12 +55,20 @@ class Pointwise(SpatialLayer):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.module = module
-        kind = Activation if isinstance(module, ZERO_AT_ZERO) else Layer
-        self.descriptions = kind(), kind()
+        description = _pointwise(module)
+        self.descriptions = description, description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)
         return result
+
+
+def _pointwise(module: nn.Module) -> Layer:
+    if isinstance(module, nn.Identity):
+        return Mark()
+    if isinstance(module, IN_PLACE):
+        return Activation()
+    return ZeroAtZero() if isinstance(module, ZERO_AT_ZERO) else Layer()
 
 
 class Own(SpatialLayer):
@@ -90,7 +85,7 @@ class Own(SpatialLayer):
 # The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
 # anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.Conv2d, SteadyConvolution, ComputedConvolution), SpatialConvolution),
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, ComputedConvolution), SpatialConvolution),
     nn.ConvTranspose2d: SpatialTransposedConvolution,
     nn.MaxPool2d: SpatialMaxPool,
     nn.AvgPool2d: SpatialAveragePool,

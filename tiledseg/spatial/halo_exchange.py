@@ -7,6 +7,9 @@ back to the rank that owns the piece and is added there, in the order of ranks, 
 Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,
 and autograd's order is its reverse on every rank); within one exchange and axis every receive and send is posted before
 anything is waited for; who sends what to whom follows from integers that all ranks share.
+
+Where a window is to be made once more (`models.rebuild`), what has arrived is kept, and put beside the rank's own block
+again: nothing is sent.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.work import Work
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
+from tiledseg.models.notes import current
 
 ROWS, COLS = 2, 3  # dims of x_BCHW
 
@@ -99,12 +103,30 @@ class HaloExchanger:
         if into is None:
             shape = (window.size, x_BCHW.shape[COLS]) if dim == ROWS else (x_BCHW.shape[ROWS], window.size)
             into = _empty(x_BCHW, *shape)
+        notes = current()
+        if notes is not None and notes.is_read:
+            self._place(x_BCHW, dim, exchange, fill, into)
+            for target, strip in zip(_targets(into, dim, exchange), notes.next(), strict=True):
+                target.copy_(strip)
+            return into
         arriving = [
-            _Arriving(self, ("in", dim, t.peer), t.peer, _part(into, dim, t.part, window.start))
-            for t in exchange.receives
+            _Arriving(self, ("in", dim, t.peer), t.peer, target)
+            for t, target in zip(exchange.receives, _targets(into, dim, exchange), strict=True)
         ]
         sends = [(t.peer, _part(x_BCHW, dim, t.part, exchange.owned.start)) for t in exchange.sends]
         work = self._start(dim, sends, arriving, "out")
+        self._place(x_BCHW, dim, exchange, fill, into)
+        yield
+        work.wait()
+        for arrival in arriving:
+            arrival.put()
+        if notes is not None:
+            notes.add([target.detach().clone() for target in _targets(into, dim, exchange)])
+        return into
+
+    def _place(self, x_BCHW: torch.Tensor, dim: int, exchange: WindowExchange, fill: float, into: torch.Tensor) -> None:
+        """What the rank has itself of a window, and what lies beyond the tensor's ends."""
+        window = exchange.window
         if exchange.kept.size:  # an empty one may lie outside the window
             kept_BCHW = _part(into, dim, exchange.kept, window.start)
             source_BCHW = _part(x_BCHW, dim, exchange.kept, exchange.owned.start)
@@ -115,11 +137,6 @@ class HaloExchanger:
             into.narrow(dim, 0, before).fill_(fill)
         if after:
             into.narrow(dim, window.size - after, after).fill_(fill)
-        yield
-        work.wait()
-        for arrival in arriving:
-            arrival.put()
-        return into
 
     def _scatter_dim(self, gradient_BCHW: torch.Tensor, dim: int, exchange: WindowExchange) -> Phases:
         window, owned = exchange.window, exchange.owned
@@ -207,6 +224,11 @@ class _Exchange(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return complete(ctx.exchanger.scattering(gradient_BCHW, ctx.rows, ctx.cols)), None, None, None, None
+
+
+def _targets(into: torch.Tensor, dim: int, exchange: WindowExchange) -> list[torch.Tensor]:
+    """The parts of a window that others send."""
+    return [_part(into, dim, t.part, exchange.window.start) for t in exchange.receives]
 
 
 def _part(x_BCHW: torch.Tensor, dim: int, part: Interval, origin: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ mesh, partition and fusion.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -17,7 +18,8 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import layer_windows, settle
-from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+from tiledseg.geometry.memory_policy import KEEP
+from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
 from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -35,6 +37,7 @@ class SpatialNetwork:
         self, network: GraphNetwork | nn.Sequential, axes: Axes, fusion: int = 1, overlap: bool = False
     ) -> None:
         self.axes = axes
+        self._network = network
         self.fusion = fusion
         self.overlap = overlap
         self._converted = convert_layers(network, lambda: axes.image)
@@ -79,9 +82,19 @@ class SpatialNetwork:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
             return program[k].run(self._converted.layers[k], inputs, self._exchangers[k], self.overlap)
 
-        run_nodes(self._converted.rows, compute, tensors, first, stop)
+        run_nodes(self._converted.rows, self._by_policy(compute), tensors, first, stop)
         for result in self._converted.rows.results if stop == len(program) else ():
             tensors[result] = program[result - 1].own(tensors[result])
+
+    def _by_policy(self, compute: Compute) -> Compute:
+        """As the network's memory policy says; but a window that a convolution computes from while its halo travels is
+        had only by computing all of it, so it is kept."""
+        network = self._network
+        if not isinstance(network, GraphNetwork):
+            return compute
+        policy = network.memory
+        kept = replace(policy, inside=(KEEP,) * len(policy.inside)) if self.overlap else policy
+        return network.by_policy(self._converted.rows, compute, kept)
 
     def norm_together(
         self,

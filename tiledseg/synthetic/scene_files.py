@@ -20,9 +20,9 @@ from rasterio.windows import Window
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
+from tiledseg.map_formats import BLOCK
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.raster.libtiff_words import libtiff_errors
-from tiledseg.raster.writer import BLOCK
 from tiledseg.signals import SIGNALS
 from tiledseg.synthetic.classes import CLASS_COLOURS, CLASSES, IGNORED
 from tiledseg.synthetic.scene import BANDS, NODATA, Scene

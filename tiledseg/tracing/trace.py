@@ -24,6 +24,7 @@ from tiledseg.tracing.lowering import (
     Value,
     assembled,
 )
+from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.names import REASONS, UNKNOWN
 from tiledseg.tracing.record import Made, Record, record, values_in
 from tiledseg.tracing.runs import differing, differing_in_training
@@ -106,6 +107,7 @@ def _traced(
             f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
             "module.eval() to map with it"
         )
+    graph = graph if untrained else with_measured_memory(graph, bands, modules)
     network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
     for size in sizes:
         output_size(graph, size[0])

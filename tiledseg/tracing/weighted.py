@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tiledseg.geometry.border import MIRRORED
+from tiledseg.models.convolution import TorchConvolution
 from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.pixelwise import ComputedConvolution
 from tiledseg.tracing.lowering import RefusalError, Step, Value
@@ -66,7 +67,7 @@ def _weighted(step: Step, kind: Any, options: dict[str, Any]) -> list[Value]:
     channels = (inner * groups, out) if kind is nn.Conv2d else (out, inner * groups)
     module = kind(*channels, tuple(weight.tensor.shape[2:]), bias=bias is not None, device="meta", **options)
     module = _computing(module, weight, bias) if computed else shares(module, weight, bias)
-    return [step.made(step.lowering.add_module(step, module, value, "conv"), value.layout)]
+    return [step.made(step.lowering.add_module(step, right(module), value, "conv"), value.layout)]
 
 
 def _computing(module: nn.Module, weight: Given, bias: Given | None) -> nn.Module:
@@ -95,15 +96,20 @@ def _share(module: nn.Module, name: str, given: Given) -> None:
 
 
 def right(module: nn.Module) -> nn.Module:
-    """The module; of torch's instance norm one with its weights whose gradients are right.
+    """The module; in the place of one of torch's whose gradients are not right everywhere, one with its weights.
 
-    torch 2.13's, on a CPU, are not for one image whose gradient comes channels last: they read it in the wrong order.
+    torch 2.13's instance norm, on a CPU, reads one image's gradient that comes channels last in the wrong order; of its
+    convolutions, see `models.convolution.thinned`.
     """
-    if type(module) is not nn.InstanceNorm2d:
+    found = RIGHT.get(type(module))
+    if found is None:
         return module
     again = copy.copy(module)
-    again.__class__ = InstanceNorm
+    again.__class__ = found
     return again
+
+
+RIGHT: dict[type[nn.Module], type[nn.Module]] = {nn.InstanceNorm2d: InstanceNorm, nn.Conv2d: TorchConvolution}
 
 
 def _instance_norm(step: Step) -> list[Value]:

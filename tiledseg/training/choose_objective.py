@@ -8,16 +8,17 @@ from typing import Any
 
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
-from tiledseg.config_checks import shown
-from tiledseg.config_loss import CROSS_ENTROPY, DICE, FOCAL, TVERSKY, loss_terms
+from tiledseg.config_loss import BOUNDARY, CROSS_ENTROPY, FOCAL, TVERSKY, loss_terms
+from tiledseg.config_loss import DICE as DICE_LOSS
 from tiledseg.errors import ConfigError
-from tiledseg.training.edge_objective import EdgeObjective
+from tiledseg.training.boundary_objective import BoundaryObjective
+from tiledseg.training.edge_objective import AttentionObjective, EdgeObjective
+from tiledseg.training.joint_objective import AlikeObjectives, JointObjectives, joint
 from tiledseg.training.objective import ClassObjective, Objective, PixelTerms
-from tiledseg.training.overlap_objective import OverlapObjective, Tversky
+from tiledseg.training.overlap_objective import DICE, OverlapObjective, Tversky
 
 EDGE_KEYS = ("edge_weight", "edge_balance", "edge_radius", "attention_weight", "dual_weight")
-LOSS_KEYS = ("loss", "focal_gamma", "tversky_alpha", "tversky_beta", "label_smoothing")
-_DICE = 0.5  # both weights of the Tversky index with which it is Dice's
+LOSS_KEYS = ("loss", "focal_gamma", "tversky_alpha", "tversky_beta", "label_smoothing", "boundary_radius")
 
 
 def choose_objective(
@@ -29,42 +30,57 @@ def choose_objective(
 ) -> Objective:
     """`edges` and `losses`: keys of the group `train` by name; `weights` of the classes, none where all are 1.
 
-    Raises ConfigError for a key that is not as it comes where it would be ignored: of edges, where the network gives
-    none, and of other losses where it gives some.
+    Raises ConfigError for what would be ignored: a key of edges that is not as it comes where the network gives none,
+    and weights beside a loss that has none.
     """
+    parts = _of_classes(network.classes, losses, ignore_index, weights)
+    if weights and all(isinstance(part, BoundaryObjective) for part in parts):
+        raise ConfigError("train.class_weights has nothing to weigh in the boundary loss; leave it out, or add another")
     if isinstance(network, GatedSCNN):
-        _check_edges(losses, weights)
-        return EdgeObjective(ignore_index, **edges)
+        return _with_edges(parts, EdgeObjective(ignore_index, **edges), weights)
     for key, value in edges.items():
         if value != getattr(EdgeObjective, key):
             raise ConfigError(f"train.{key} is {value}, but only gated_scnn gives edges; leave it out")
-    return _of_classes(network.classes, losses, ignore_index, weights)
+    return joint(parts, alike=not weights)
 
 
-def _of_classes(classes: int, losses: Mapping[str, Any], ignore_index: int, weights: tuple[float, ...]) -> Objective:
+def _of_classes(
+    classes: int, losses: Mapping[str, Any], ignore_index: int, weights: tuple[float, ...]
+) -> list[Objective]:
+    """What is asked of the scores of classes: losses of pixels and of overlaps, and of boundaries."""
     terms = loss_terms(losses["loss"])
     pixels = PixelTerms(
         terms.get(CROSS_ENTROPY, 0.0), terms.get(FOCAL, 0.0), losses["focal_gamma"], losses["label_smoothing"]
     )
     objective = ClassObjective(ignore_index, weights=weights, terms=pixels)
-    overlaps = [(DICE, _DICE, _DICE), (TVERSKY, losses["tversky_alpha"], losses["tversky_beta"])]
-    found = tuple(Tversky(terms[name], alpha, beta) for name, alpha, beta in overlaps if name in terms)
-    return OverlapObjective(objective, classes, found) if found else objective
+    overlaps = [(DICE_LOSS, DICE, DICE), (TVERSKY, losses["tversky_alpha"], losses["tversky_beta"])]
+    asked = tuple(Tversky(terms[name], alpha, beta) for name, alpha, beta in overlaps if name in terms)
+    found: list[Objective] = []
+    if asked:
+        found.append(OverlapObjective(objective, classes, asked))
+    elif pixels.cross_entropy or pixels.focal:
+        found.append(objective)
+    if BOUNDARY in terms:
+        found.append(BoundaryObjective(ignore_index, terms[BOUNDARY], losses["boundary_radius"]))
+    return found
+
+
+def _with_edges(parts: list[Objective], edges: EdgeObjective, weights: tuple[float, ...]) -> Objective:
+    """The losses of classes with those of edges; the cross-entropy alone is a term of these."""
+    if parts == [ClassObjective(edges.ignore_index)]:
+        return edges
+    attention = AttentionObjective(edges.ignore_index, edges.attention_weight, weights)
+    others: list[Objective] = [attention] if attention.factor else []
+    return joint([*parts, *others, replace(edges, classes=False)], alike=not weights)
 
 
 def weighted(objective: Objective, weights: tuple[float, ...]) -> Objective:
-    """The same with these weights of the classes."""
-    if isinstance(objective, OverlapObjective):
-        return replace(objective, pixelwise=replace(objective.pixelwise, weights=weights))
-    assert isinstance(objective, ClassObjective), "others are refused beside weights"
-    return replace(objective, weights=weights)
-
-
-def _check_edges(losses: Mapping[str, Any], weights: tuple[float, ...]) -> None:
-    of_its_own = "gated_scnn, whose loss has four terms of its own; leave it out"
-    if weights:
-        raise ConfigError(f"train.class_weights does not go with {of_its_own}")
-    if loss_terms(losses["loss"]) != {CROSS_ENTROPY: 1.0}:
-        raise ConfigError(f"train.loss is {shown(losses['loss'])}, which does not go with {of_its_own}")
-    if losses["label_smoothing"]:
-        raise ConfigError(f"train.label_smoothing is {losses['label_smoothing']}, which does not go with {of_its_own}")
+    """The same with these weights of the classes, where it has some."""
+    match objective:
+        case AlikeObjectives(parts) | JointObjectives(parts):
+            return replace(objective, parts=tuple(weighted(part, weights) for part in parts))
+        case OverlapObjective():
+            return replace(objective, pixelwise=replace(objective.pixelwise, weights=weights))
+        case ClassObjective() | AttentionObjective():
+            return replace(objective, weights=weights)
+    return objective

@@ -8,7 +8,8 @@ Four terms, each a sum over pixels, so that tiles and ranks add up:
 - `dual_weight` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
   probabilities, z' that of the labels.
 
-All are divided by the number of valid pixels of the step. The published code divides each by the number of pixels in
+All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
+sum of these pixels' weights (`AttentionObjective`). The published code divides each by the number of pixels in
 which it is not zero, or weighs edges by their share in the image; it draws noise for the probabilities, and divides
 gradients by their largest. Such numbers are known when all tiles are done, and are then too late for the gradients.
 
@@ -24,8 +25,8 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
-from tiledseg.training.objective import Sums
-from tiledseg.training.pixel_losses import cross_entropies
+from tiledseg.training.objective import Sums, class_weighted, counted
+from tiledseg.training.pixel_losses import cross_entropies, weights_of
 
 SURE = 0.8  # of an edge
 _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
@@ -33,7 +34,8 @@ _LEAST = 1e-6  # under the root: where nothing changes, its slope would be infin
 
 @dataclass(frozen=True)
 class EdgeObjective:
-    """See above; `edge_radius`: an edge pixel has another class within so many pixels."""
+    """See above; `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the terms of
+    classes, the first and the third; else these are objectives of their own."""
 
     ignore_index: int
     edge_weight: float = 20.0
@@ -41,19 +43,28 @@ class EdgeObjective:
     edge_radius: int = 2
     attention_weight: float = 1.0
     dual_weight: float = 1.0
+    classes: bool = True
 
     @property
     def margin(self) -> int:
         return max(self.edge_radius, REACH)
 
+    @property
+    def in_words(self) -> str:
+        terms = [(self.edge_weight, "edges"), (self.dual_weight, "dual")]
+        if self.classes:
+            terms = [(1.0, "cross-entropy"), terms[0], (self.attention_weight, "attention"), terms[1]]
+        return " + ".join(counted(factor, name) for factor, name in terms if factor)
+
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
         scores_BKHW, edges_BCHW, gradients_BCHW = outputs_BKHW
         own_BHW = _inner(target_BHW, self.margin)
         valid_P = (own_BHW != self.ignore_index).reshape(-1)
-        classes_P = cross_entropies(scores_BKHW, own_BHW, self.ignore_index)
         scores_P = edges_BCHW.reshape(-1)
-        sure_P = torch.sigmoid(scores_P.detach()) > SURE
-        losses_P = classes_P + self.attention_weight * sure_P * classes_P
+        losses_P = torch.zeros_like(scores_P)
+        if self.classes:
+            classes_P = cross_entropies(scores_BKHW, own_BHW, self.ignore_index)
+            losses_P = classes_P + self.attention_weight * sure_of_edge(edges_BCHW) * classes_P
         edge_P = edges_of(target_BHW, self.edge_radius, self.ignore_index, self.margin).reshape(-1)
         weights_P = torch.where(edge_P, self.edge_balance, 1 - self.edge_balance) * valid_P
         bce_P = functional.binary_cross_entropy_with_logits(scores_P, edge_P.to(scores_P.dtype), reduction="none")
@@ -61,6 +72,31 @@ class EdgeObjective:
         dual_P = _dual(gradients_BCHW, target_BHW, self.ignore_index, self.margin).reshape(-1)
         losses_P = losses_P + self.dual_weight * dual_P
         return losses_P.sum(dtype=torch.float64), valid_P.sum(dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class AttentionObjective:
+    """The cross-entropy of the classes, by their `weights`, where the network is sure of an edge; the mean is over all
+    valid pixels, by their weights."""
+
+    ignore_index: int
+    factor: float
+    weights: tuple[float, ...] = ()
+    margin: int = 0
+
+    @property
+    def in_words(self) -> str:
+        return class_weighted(counted(self.factor, "attention"), self.weights)
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        classes_P = cross_entropies(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights)
+        losses_P = self.factor * sure_of_edge(outputs_BKHW[1]) * classes_P
+        return losses_P.sum(dtype=torch.float64), weights_of(target_BHW, self.ignore_index, self.weights)
+
+
+def sure_of_edge(edges_BCHW: torch.Tensor) -> torch.Tensor:
+    """Of each pixel, image by image and row by row, whether its score says an edge by more than `SURE`."""
+    return torch.sigmoid(edges_BCHW.detach().reshape(-1)) > SURE
 
 
 def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ without a valid pixel gives zeros, not NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +23,10 @@ class Objective(Protocol):
     @property
     def margin(self) -> int:
         """Pixels around a tile's core whose labels it looks at."""
+
+    @property
+    def in_words(self) -> str:
+        """Its terms and what each counts, for the labels of curves."""
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
         """(sum of losses, sum of weights, ...), float64, of a network's outputs, float, on some pixels; the first
@@ -55,6 +60,12 @@ class PixelTerms:
     gamma: float = 2.0
     smoothing: float = 0.0
 
+    @property
+    def in_words(self) -> str:
+        smoothed = f" (labels smoothed by {self.smoothing:g})" if self.smoothing else ""
+        terms = ((self.cross_entropy, f"cross-entropy{smoothed}"), (self.focal, f"focal (gamma {self.gamma:g})"))
+        return " + ".join(counted(factor, name) for factor, name in terms if factor)
+
 
 @dataclass(frozen=True)
 class ClassObjective:
@@ -66,8 +77,24 @@ class ClassObjective:
     weights: tuple[float, ...] = ()
     terms: PixelTerms = field(default_factory=PixelTerms)
 
+    @property
+    def in_words(self) -> str:
+        return class_weighted(self.terms.in_words, self.weights)
+
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
         return pixel_sums(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights, self.terms)
+
+
+def counted(factor: float, name: str) -> str:
+    """A term of a loss and what it counts."""
+    return name if factor == 1 else f"{factor:g} {name}"
+
+
+def class_weighted(terms: str, weights: Sequence[float]) -> str:
+    """Terms of a loss in which classes have weights, or have none."""
+    if not weights:
+        return terms
+    return f"class-weighted ({terms})" if " + " in terms else f"class-weighted {terms}"
 
 
 def pixel_sums(

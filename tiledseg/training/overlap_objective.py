@@ -19,7 +19,10 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.training.objective import ClassObjective, Sums
+from tiledseg.training.objective import ClassObjective, Sums, class_weighted, counted
+
+DICE = 0.5
+"""Both weights of the Tversky index with which it is Dice's."""
 
 
 class Tversky(NamedTuple):
@@ -28,6 +31,10 @@ class Tversky(NamedTuple):
     factor: float
     alpha: float
     beta: float
+
+    @property
+    def in_words(self) -> str:
+        return "Dice" if self.alpha == self.beta == DICE else f"Tversky ({self.alpha:g}, {self.beta:g})"
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ class OverlapObjective:
     @property
     def margin(self) -> int:
         return self.pixelwise.margin
+
+    @property
+    def in_words(self) -> str:
+        pixels = [self.pixelwise.terms.in_words] if self.pixelwise.terms.in_words else []
+        terms = " + ".join([*pixels, *(counted(o.factor, o.in_words) for o in self.overlaps)])
+        return class_weighted(terms, self.pixelwise.weights)
 
     @property
     def size(self) -> int:

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class Trainer:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         freeze(self.network, recipe.update.lr_factors)
         self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
+        if self.note:
+            self.about = replace(self.about, warnings=(*self.about.warnings, self.note))
         self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
         self.optimizer = build_optimizer(
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
@@ -120,8 +122,8 @@ class Trainer:
             if self.mesh.is_root:
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
                 scene = self._scene()
-                title = run_title(self.preparation, self.folder.name, self.mesh.size)
-                self.journal = Journal(self.folder, self.step, total, verbosity, title, self.lines, scene)
+                told = self._told()
+                self.journal = Journal(self.folder, self.step, total, verbosity, told, self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
                 left, again = total - self.step, self.stepper.looks_first
                 self.journal.say(expected_time(self.plan.seconds, again, self.lines, left))
@@ -291,25 +293,32 @@ class Trainer:
             dtype = reader.info.dtype
         return Scene(label_map.classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
 
+    def _told(self) -> dict[str, Any]:
+        """What the summary says that is known from the start."""
+        return {
+            "title": run_title(self.preparation, self.folder.name, self.mesh.size),
+            "loss": self.preparation.objective.in_words,
+            "class_weights": list(self.preparation.class_weights) or None,
+            "ranks": self.mesh.size,
+            "transport": self.mesh.transport,
+            "parameters": weights_of(self.plan),
+            **windows_or_grids(self.preparation),
+            **decisions(self.plan),
+            "classes": [record._asdict() for record in self.preparation.label_map.classes],
+            **self.about.to_json(self.mesh),
+        }
+
     def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None) -> None:
         summary = {
-            "title": run_title(self.preparation, self.folder.name, self.mesh.size),
+            **self._told(),
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self._pretrained(),
-            "class_weights": list(self.preparation.class_weights) or None,
             "best": self.best.record(),
             "stopped_early": self.best.gives_up(self.position),
-            "ranks": self.mesh.size,
-            "transport": self.mesh.transport,
             "seconds": seconds,
-            "parameters": weights_of(self.plan),
-            **windows_or_grids(self.preparation),
-            **decisions(self.plan),
-            "classes": [record._asdict() for record in self.preparation.label_map.classes],
             "val": validation,
-            **self.about.to_json(self.mesh),
         }
         write_whole(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -103,6 +103,7 @@ RULES: dict[str, Rule] = {
     "train.focal_gamma": Rule(MAY, _LOSS),
     "train.tversky_alpha": Rule(MAY, _LOSS),
     "train.tversky_beta": Rule(MAY, _LOSS),
+    "train.boundary_radius": Rule(MAY, _LOSS),
     "train.label_smoothing": Rule(MAY, _LOSS),
     "train.ema": Rule(
         MAY, "the average goes on; from 0 it begins with the weights of the checkpoint, to 0 it is let go"

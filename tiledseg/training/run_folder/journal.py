@@ -22,7 +22,8 @@ _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a
 
 class Journal:
     """Of a run of `total` steps that has done `step` of them, and has `lines` of metrics; its validations are of
-    `scene`. Close it before the last drawing."""
+    `scene`. `told`: what its summary will say that is known from the start, its title and its loss among it. Close it
+    before the last drawing."""
 
     def __init__(
         self,
@@ -30,11 +31,11 @@ class Journal:
         step: int,
         total: int,
         verbosity: int,
-        title: str,
+        told: Mapping[str, Any],
         lines: Sequence[Mapping[str, Any]],
         scene: Scene | None,
     ) -> None:
-        self._folder, self._title, self._scene = folder, title, scene
+        self._folder, self._told, self._scene = folder, told, scene
         self._log = MetricsLog(folder, step, lines)
         self.last_validation = last_validation([line for line in lines if line["step"] <= step])
         self._progress = StepProgress(total, step, verbosity)
@@ -68,14 +69,14 @@ class Journal:
     def draw(self, now: bool = False) -> None:
         """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
-            plot_progress(self._folder, self._title)
+            plot_progress(self._folder, self._told["title"], self._told["loss"])
             self._write_page(now)
             self._drawn = time.monotonic()
 
     def _write_page(self, last: bool) -> None:
         """The page; what stops it stops no run, and is said with the last one."""
         try:
-            written = write_report(self._folder, self._folder / PAGE, running=not last)
+            written = write_report(self._folder, self._folder / PAGE, None if last else self._told)
             reason = None if written else f"jinja2 is not installed; {REMEDY}"
         except OutputError as error:
             reason = str(error)

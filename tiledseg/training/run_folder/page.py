@@ -27,10 +27,10 @@ _TRAINING, _VALIDATION, _OTHER = "var(--accent)", "#d9822b", "var(--good)"
 _STILL = ("image", "labels")
 
 
-def page_of(folder: Path, running: bool = False) -> Report:
-    """What the folder of a run has to show; `running`: its summary is that of an earlier start. Raises OutputError
-    where the metrics are damaged."""
-    summary = {} if running else _json(folder / SUMMARY) or {}
+def page_of(folder: Path, told: Mapping[str, Any] | None = None) -> Report:
+    """What the folder of a run has to show. `told`: what is known of a run that goes on, in the place of its summary,
+    which is that of an earlier start. Raises OutputError where the metrics are damaged."""
+    summary = told if told is not None else _json(folder / SUMMARY) or {}
     lines, validations = read_metrics(folder / METRICS), read_validations(folder)
     newest = validations[-1] if validations else None
     shown = _spread(
@@ -43,7 +43,7 @@ def page_of(folder: Path, running: bool = False) -> Report:
         facts=_facts(lines, newest, summary),
         warnings=summary.get("warnings", ()),
         figures=newest,
-        charts=_charts(lines, validations),
+        charts=_charts(lines, validations, summary.get("loss", "")),
         places=_places(folder, shown),
         moments=[_moment(figures) for figures in shown],
         about=_about(summary),
@@ -51,12 +51,13 @@ def page_of(folder: Path, running: bool = False) -> Report:
     )
 
 
-def write_report(folder: Path, path: Path, running: bool = False) -> bool:
-    """Write the page of a run; False where jinja2 is not installed. Raises OutputError and WriteError."""
+def write_report(folder: Path, path: Path, told: Mapping[str, Any] | None = None) -> bool:
+    """Write the page of a run; False where jinja2 is not installed. `told`: see `page_of`. Raises OutputError and
+    WriteError."""
     if not can_render():
         return False
     try:
-        report = page_of(folder, running)
+        report = page_of(folder, told)
     except TiledsegError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
@@ -100,7 +101,7 @@ def _panel(folder: Path, figures: Mapping[str, Any]) -> Path:
 
 
 def _state(summary: Mapping[str, Any]) -> str:
-    if not summary:
+    if "finished" not in summary:
         return "not finished"
     return "finished" if summary["finished"] else "stopped early"
 
@@ -133,7 +134,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]], loss: str) -> list[Chart]:
+    """`loss`: what the run was trained for, in words; "" where nobody knows any more."""
     steps = [line for line in lines if "val" not in line]
     checks = [(line["step"], line["val"]) for line in lines if "val" in line]
 
@@ -146,7 +148,7 @@ def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[st
     drawn = [
         draw_chart(
             "Loss",
-            "mean over the pixels",
+            f"training: {loss or 'of a step'}; validation: cross-entropy a pixel",
             [
                 Line("training", of_steps("loss"), _TRAINING),
                 Line("validation", of_checks("loss"), _VALIDATION, marks=True),

@@ -139,9 +139,9 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text)
 
 
-def plot_progress(folder: Path, title: str) -> bool:
-    """Draw the loss and the validation scores of `folder`/metrics.jsonl, the rate and the throughput below; False where
-    matplotlib is not installed."""
+def plot_progress(folder: Path, title: str, loss: str) -> bool:
+    """Draw the loss (in words: `loss`) and the validation scores of `folder`/metrics.jsonl, the rate and the throughput
+    below; False where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
     from matplotlib.figure import Figure  # here: an extra, and slow to import
@@ -150,18 +150,18 @@ def plot_progress(folder: Path, title: str) -> bool:
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     top.set_title(title)
-    _draw_scores(top, lines)
+    _draw_scores(top, lines, loss)
     _draw_pace(bottom, lines)
     with replacing(folder / PROGRESS) as part:
         figure.savefig(part, format="png", dpi=110)
     return True
 
 
-def _draw_scores(left: Any, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Losses, and the mean IoU on an axis of its own."""
-    left.plot(*_points(lines, "loss"), color="C0", linewidth=1, label="training loss")
+def _draw_scores(left: Any, lines: Sequence[Mapping[str, Any]], loss: str) -> None:
+    """Losses, that of training in words, and the mean IoU on an axis of its own."""
+    left.plot(*_points(lines, "loss"), color="C0", linewidth=1, label=f"training: {loss}")
     checks = [{"step": line["step"], **line["val"]} for line in lines if "val" in line]
-    left.plot(*_points(checks, "loss"), "o-", color="C1", label="validation loss")
+    left.plot(*_points(checks, "loss"), "o-", color="C1", label="validation: cross-entropy a pixel")
     left.set(ylabel="loss")
     left.grid(alpha=0.3)
     handles, labels = left.get_legend_handles_labels()

@@ -1,0 +1,51 @@
+"""Maps of a city by the runs that are there, and the IoU of trees on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from benchmarks.naip_trees.cities import OTHER, counted, image_of, iou, labels_of, one_band
+from benchmarks.naip_trees.runs import HELD_OUT_MAPS, OTHER_CITY, Place, call, read_result, write_result
+
+AS_TRAINED, OWN_LIGHT, TURNED = "as trained", "own light", "own light, turns"
+WAYS = {AS_TRAINED: ("training", "none"), OWN_LIGHT: ("image", "none"), TURNED: ("image", "turns")}
+"""How a city is mapped: `predict --normalize`, and `--tta`."""
+
+
+def score_all(place: Place, city: str) -> None:
+    """Maps a city by every run that is there and has not, in each way, and keeps the scores with its result."""
+    key = OTHER_CITY if city == OTHER else HELD_OUT_MAPS
+    labels_HW = one_band(labels_of(place.data, city))
+    for file in sorted(place.out.glob("*/*/result.json")):
+        found = read_result(file.parent)
+        if key not in found:
+            told = yaml.safe_load((file.parent / "config.yaml").read_text())["data"]
+            counted_HW = counted(told, city, labels_HW.shape)
+            maps = _maps(place, file.parent, city)
+            found[key] = {way: iou(map_HW[counted_HW], labels_HW[counted_HW]) for way, map_HW in maps.items()}
+            write_result(file.parent, found)
+
+
+def map_file(folder: Path, city: str, way: str) -> Path:
+    return folder / f"map_{city}_{way.replace(',', '').replace(' ', '_')}.tif"
+
+
+def _maps(place: Place, folder: Path, city: str) -> dict[str, NDArray[np.uint8]]:
+    """Of a run, in each way. The anchor has mapped as it was trained."""
+    by_anchor = folder / f"anchor_{city}.npy"
+    if by_anchor.exists():
+        return {AS_TRAINED: np.load(by_anchor)}
+    return {way: _map(place, folder, city, way) for way in WAYS}
+
+
+def _map(place: Place, folder: Path, city: str, way: str) -> NDArray[np.uint8]:
+    target, (normalize, tta) = map_file(folder, city, way), WAYS[way]
+    words = ("--checkpoint", str(folder / "run"), "--image", str(image_of(place.data, city)), "--output", str(target))
+    build = yaml.safe_load((folder / "config.yaml").read_text())["model"].get("build")
+    words += ("--build", build) if build else ()
+    call(place, "tiledseg.predict", *words, "--normalize", normalize, "--tta", tta, "--tiling.grid", "4")
+    return one_band(target)

@@ -1,0 +1,238 @@
+"""What a memory policy drops and rebuilds: the same outputs and gradients to the last bit, and less memory."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.law.every_layer import EveryLayer, ForeignLayers
+from tests.planning.allocations import AllocationMeter
+from tiledseg.architecture.gated_scnn import GatedSCNN
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.residual_unet import ResidualUNet
+from tiledseg.architecture.segnet import SegNet
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.graph import Graph, chain
+from tiledseg.geometry.layer import Layer, Sigmoid
+from tiledseg.geometry.memory_policy import (
+    KEEP,
+    OFFLOAD,
+    REBUILD,
+    MemoryPolicy,
+    can_rebuild,
+    compaction,
+    held,
+    homes,
+    keep_all,
+    recomputation,
+    spread,
+)
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.homes import Hooks
+from tiledseg.models.network import GraphNetwork, build_modules, build_network
+from tiledseg.planning.cost import layer_costs
+
+
+def drawn(graph: Graph, seed: int) -> MemoryPolicy:
+    """Any policy that can be."""
+    draw = random.Random(seed)
+    words = [draw.choice((KEEP, REBUILD)) if can_rebuild(graph, home) else KEEP for home in range(len(graph.names))]
+    inside = [draw.choice((KEEP, REBUILD)) if layer.can_rebuild else KEEP for layer in graph.layers]
+    return spread(graph, words.__getitem__, inside)
+
+
+def everything(graph: Graph, bands: int) -> MemoryPolicy:
+    """All that can be rebuilt, from the network's input on."""
+    words = [REBUILD if can_rebuild(graph, home) else KEEP for home in range(len(graph.names))]
+    return spread(graph, words.__getitem__, [REBUILD if layer.can_rebuild else KEEP for layer in graph.layers])
+
+
+POLICIES: dict[str, Callable[[Graph, int], MemoryPolicy]] = {
+    "compaction": compaction,
+    "recomputation": recomputation,
+    "everything": everything,
+    **{f"drawn{seed}": lambda graph, bands, seed=seed: drawn(graph, seed) for seed in range(4)},
+}
+NETWORKS: dict[str, tuple[Network, tuple[int, int]]] = {
+    "unet": (UNet(3, base_channels=4, dropout=0.3), (32, 48)),
+    "unet-valid-batch": (UNet(3, base_channels=4, norm="batch", padding="valid", upsampling="bilinear"), (60, 68)),
+    "unet-instance": (UNet(3, base_channels=4, norm="instance", upsampling="nearest", dropout=0.2), (32, 48)),
+    "unet-group": (UNet(2, base_channels=8, norm="group"), (32, 48)),
+    "unet-pixel": (UNet(2, base_channels=4, norm="pixel"), (32, 48)),
+    "segnet": (SegNet(3, 4), (32, 48)),
+    "residual": (ResidualUNet("resnet18", 4), (32, 64)),
+    "gated": (GatedSCNN("resnet18", 8), (32, 64)),
+    "every": (EveryLayer(whole=True), (32, 48)),
+    "foreign": (ForeignLayers(whole=True), (32, 48)),
+}
+PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Found:
+    """Of two steps."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+
+def steps(network: GraphNetwork, x_BCHW: torch.Tensor, autocast: bool = False) -> Found:
+    outputs, source = [], x_BCHW.clone().requires_grad_()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, autocast):
+            made = network(source)
+        made = made[0] if isinstance(made, tuple) else made
+        outputs.append(made.detach().clone())
+        (made.double() ** 2).mean().backward()
+    assert source.grad is not None
+    gradients = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    return Found(outputs, gradients | {"input": source.grad}, dict(network.named_buffers()))
+
+
+def built(name: str, precision: str = "fp32") -> tuple[GraphNetwork, torch.Tensor]:
+    network, size = NETWORKS[name]
+    modules = build_modules(network, seed=1).train()
+    x_BCHW = torch.randn(2, network.bands, *size, generator=torch.Generator().manual_seed(0))
+    if precision == "fp64":
+        modules, x_BCHW = modules.double(), x_BCHW.double()
+    return modules.to(memory_format=torch.channels_last), x_BCHW.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def check_same(found: Found, expected: Found) -> None:
+    for one, other in zip(found.outputs, expected.outputs, strict=True):
+        assert torch.equal(one, other)
+    for one, other in ((found.gradients, expected.gradients), (found.buffers, expected.buffers)):
+        assert one.keys() == other.keys()
+        assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_same_gradients_to_the_last_bit(name: str, precision: str) -> None:
+    network, x_BCHW = built(name, precision)
+    expected = steps(network, x_BCHW, precision == "bf16")
+    policies = list(POLICIES.values())
+    for policy in policies if precision == "fp32" else policies[::2]:
+        network, x_BCHW = built(name, precision)
+        network.follow(policy(network.graph, network.bands))
+        check_same(steps(network, x_BCHW, precision == "bf16"), expected)
+
+
+def test_autograd_holds_what_the_policy_keeps() -> None:
+    """Bytes when the forward pass has ended: the network's input, the tensors held, and statistics."""
+    for name in ("unet-valid-batch", "unet-instance", "segnet"):
+        network, x_BCHW = built(name)
+        graph, costs = network.graph, layer_costs(network.graph, network.bands, (x_BCHW.shape[2], x_BCHW.shape[3]))
+        for policy in (compaction(graph, network.bands), recomputation(graph, network.bands), drawn(graph, 5)):
+            network.follow(policy)
+            with AllocationMeter([*network.parameters(), *network.buffers(), x_BCHW]) as meter:
+                made = network(x_BCHW)
+                found = meter.bytes
+            there = held(graph, policy)
+            tensors = {home for home, is_held in enumerate(there) if is_held} | {homes(graph)[graph.results[0]]}
+            least = sum(len(x_BCHW) * costs[home - 1].output_bytes for home in tensors - {0})
+            assert least <= found <= 1.1 * least, policy
+            del made
+
+
+def test_a_chain_is_rebuilt_without_recursion_and_each_node_a_few_times_at_most() -> None:
+    layers: list[tuple[str, Layer]] = [("conv", Convolution(2, 1))]
+    layers += [(f"gate{index}", Sigmoid()) for index in range(400)]
+    graph = chain(layers)
+    x_BCHW = torch.randn(1, 2, 4, 4)
+    gradients, runs = [], list[int]()
+    for policy in (keep_all(graph), everything(graph, 2)):
+        network = build_network(graph, 2, seed=0).follow(policy)
+        for module in network.layers.values():
+            module.register_forward_hook(lambda *_: runs.append(len(traceback.extract_stack())))
+        runs.clear()
+        network(x_BCHW).sum().backward()
+        gradients.append(network.layers["conv"].weight.grad)
+    assert torch.equal(*gradients)
+    assert len(runs) <= 5 * len(graph)
+    assert max(runs) - min(runs) < 30
+
+
+def test_nothing_is_left_after_steps_and_after_an_exception() -> None:
+    network, x_BCHW = built("unet-instance")
+    network.follow(everything(network.graph, network.bands))
+    with AllocationMeter([*network.parameters(), *network.buffers(), x_BCHW]) as meter:
+        for _ in range(20):
+            network(x_BCHW).sum().backward()
+            network.zero_grad()
+            assert meter.bytes == 0
+        network.layers["head"].weight.data = torch.zeros(1, 1, 1, 1)
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                network(x_BCHW)
+            assert meter.bytes == 4
+
+
+def test_a_backward_pass_that_is_made_twice() -> None:
+    network, x_BCHW = built("unet-group")
+    found = []
+    for policy in (keep_all(network.graph), everything(network.graph, network.bands)):
+        network.zero_grad()
+        made = network.follow(policy)(x_BCHW)
+        made.sum().backward(retain_graph=True)
+        made.sum().backward()
+        found.append([p.grad for p in network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("word", [KEEP, REBUILD])
+def test_what_is_written_over_before_the_backward_pass_is_said(word: str) -> None:
+    """As autograd says it: of the input, of a weight, of a tensor that is kept."""
+    network, x_BCHW = built("unet-group")
+    policy = everything(network.graph, network.bands) if word == REBUILD else drawn(network.graph, 1)
+    network.follow(policy)
+    for spoil in (x_BCHW, next(iter(network.parameters()))):
+        made = network(x_BCHW)
+        with torch.no_grad():
+            spoil.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            made.sum().backward()
+
+
+def test_dropout_that_draws_in_order_draws_once() -> None:
+    """A network that somebody calls by himself: torch's generator, other channels at each call."""
+    found = []
+    for policy in (keep_all, lambda graph: everything(graph, 4)):
+        network, x_BCHW = built("unet")
+        set_dropout_key(network.follow(policy(network.graph)))
+        torch.manual_seed(3)
+        found.append(steps(network, x_BCHW))
+    check_same(*found)
+    assert not torch.equal(*found[0].outputs)
+
+
+def test_kept_tensors_go_to_the_hooks_around_and_offloaded_ones_to_theirs() -> None:
+    network, x_BCHW = built("unet-instance")
+    expected = steps(network, x_BCHW)
+    graph, away, around = network.graph, list[int](), list[int]()
+
+    def hooks(taken: list[int]) -> Hooks:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            taken.append(tensor.numel())
+            return tensor.detach().clone(memory_format=torch.preserve_format)
+
+        return Hooks(pack, lambda packed: packed)
+
+    compact = compaction(graph, network.bands)
+    moved = spread(graph, lambda home: OFFLOAD if compact.tensors[home] == KEEP else REBUILD, compact.inside)
+    network, _ = built("unet-instance")
+    with pytest.raises(ConfigError, match="nothing is there to hold them"):
+        network.follow(moved)
+    network.follow(moved, hooks(away))
+    with torch.autograd.graph.saved_tensors_hooks(*hooks(around)):
+        check_same(steps(network, x_BCHW), expected)
+    assert max(away) >= x_BCHW.shape[0] * 4 * x_BCHW.shape[2] * x_BCHW.shape[3]
+    assert 0 < max(around) <= max(away)
