@@ -8,11 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
+import rasterio
+import shapely
 import torch
 
 import tiledseg
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
 from tests.crash.runs import Material
+from tests.raster.polygons_drawn import write_vectors
 from tiledseg.cli import main
 from tiledseg.errors import CheckpointError, ConfigError, InputError
 
@@ -80,6 +83,27 @@ def test_training_and_mapping_are_those_of_the_commands(
     told = json.loads(capsys.readouterr().out)
     scores = tiledseg.evaluate_map(tmp_path / "a.tif", labels, classes=3).to_json()
     assert {key: told[key] for key in scores} == scores
+
+
+def test_the_mean_over_reflections_and_an_area_are_those_of_the_command(
+    material: Material, run: Path, tmp_path: Path
+) -> None:
+    image = material.root / "held-out.tif"
+    with rasterio.open(image) as file:
+        left, bottom, right, top = file.bounds
+        crs = None if file.crs is None else file.crs.to_string()
+    part = shapely.box(left + (right - left) / 3, bottom, right, top - (top - bottom) / 4)
+    area = write_vectors(tmp_path / "area.gpkg", [part], crs)
+    own = {"tta": "turns", "area": area, "probabilities": tmp_path / "a-p.tif"}
+    tiledseg.predict_raster(run, image, tmp_path / "a.tif", grid=2, **own)
+    words = ["--tta", "turns", "--area", area, "--probabilities", str(tmp_path / "b-p.tif")]
+    assert main([*material.predict_command(run, tmp_path / "b.tif"), *words]) == 0
+    for name in ("a.tif", "a-p.tif"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / name.replace("a", "b", 1)).read_bytes()
+    tiledseg.predict_raster(run, image, tmp_path / "plain.tif", grid=2, area=area)
+    assert (tmp_path / "plain.tif").read_bytes() != (tmp_path / "a.tif").read_bytes()
+    with pytest.raises(ConfigError, match="tta is 'flips'; give one of none, reflections, turns"):
+        tiledseg.predict_raster(run, image, tmp_path / "never.tif", tta="flips")
 
 
 def test_a_map_has_the_weights_that_the_network_has_now(material: Material, run: Path, tmp_path: Path) -> None:

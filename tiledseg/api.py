@@ -109,6 +109,8 @@ def predict_raster(
     probability_type: str = "float32",
     polygons: str | Path | None = None,
     minimum_area: str | None = None,
+    area: str | Path | None = None,
+    tta: str = "none",
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
@@ -118,7 +120,8 @@ def predict_raster(
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
     this with it. `probabilities`: a second raster, a band a class, of `probability_type`. `polygons`: a GeoPackage of
     the classes' areas, without those below `minimum_area`. `format` and `compress`: how rasters are kept
-    (docs/maps.md). Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
+    (docs/maps.md). `area`: a file of polygons, to map these only. `tta`: the mean over reflections or turns.
+    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
     image, the ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
@@ -126,6 +129,7 @@ def predict_raster(
     from tiledseg.comm.joining import joined_mesh
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
+    from tiledseg.inference.reflections import CHOICES
     from tiledseg.inference.request import Request, each_image
     from tiledseg.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
     from tiledseg.planning.run.norms import exact_modes
@@ -137,6 +141,7 @@ def predict_raster(
         ("format", format, FORMATS),
         ("compress", compress, COMPRESSIONS),
         ("probability_type", probability_type, PROBABILITY_TYPES),
+        ("tta", tta, CHOICES),
     )
     for key, value, known in words:
         if value not in known:
@@ -152,6 +157,8 @@ def predict_raster(
         packing=Packing(format, compress),
         probability_type=probability_type,
         minimum_area=minimum_area,
+        area=None if area is None else str(area),
+        views=tta,
         verbosity=0,
     )
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
@@ -200,21 +207,29 @@ def evaluate_map(
     classes: int | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str | None = None,
     ignore_index: int = 255,
     references: bool = False,
+    label_layer: str | None = None,
+    label_attribute: str | None = None,
+    background: str | int | None = None,
+    warp: bool = False,
 ) -> Scores:
     """The scores of a class map against its labels, as `tiledseg evaluate` gives them.
 
-    `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data.
+    `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
+    polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them.
     Raises RasterError where the grids differ, LabelError for a value outside the classes.
     """
     from tiledseg.config_classes import read_classes
     from tiledseg.execution.metrics import scores
-    from tiledseg.inference.evaluation import compare
+    from tiledseg.inference.evaluation import compare, open_labels
+    from tiledseg.raster.label_sources import LabelReading, check_used
     from tiledseg.raster.labels import LabelMap
     from tiledseg.raster.reader import open_raster
 
-    label_map = None if classes is None else LabelMap.from_config(read_classes(classes), ignore_index)
+    label_map = None if classes is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
+    reading = LabelReading(label_map, references, label_layer, label_attribute, background, warp, key="{}")
+    check_used(reading, [str(labels)])
     with (
         open_raster(str(prediction), references=references) as map_reader,
-        open_raster(str(labels), references=references) as label_reader,
+        open_labels(reading, str(labels), map_reader.info) as label_reader,
     ):
         return scores(compare(map_reader, label_reader, label_map, ignore_index))

@@ -12,8 +12,9 @@ from tiledseg.raster.class_file import read_class_file
 ENDINGS = (".csv", ".txt", ".json", ".yaml", ".yml")
 
 
-def read_classes(classes: Any) -> Any:
-    """The classes, read where a file is named: what a run keeps does not depend on the file any more.
+def read_classes(classes: Any, key: str = "data.classes") -> Any:
+    """The classes, read where a file is named: what a run keeps does not depend on the file any more. `key`: what
+    messages name.
 
     Raises ConfigError, naming the file, where it holds no classes.
     """
@@ -22,7 +23,7 @@ def read_classes(classes: Any) -> Any:
     ending = os.path.splitext(classes)[1].lower()
     if ending not in ENDINGS:
         raise ConfigError(
-            f"data.classes is '{classes}'; give a number, a map, a list of records, or a file that ends with "
+            f"{key} is '{classes}'; give a number, a map, a list of records, or a file that ends with "
             f"{', '.join(ENDINGS)}"
         )
     found = read_yaml(classes) if ending in (".json", ".yaml", ".yml") else read_class_file(classes)

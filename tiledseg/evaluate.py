@@ -27,11 +27,12 @@ from tiledseg.console import answer, say
 from tiledseg.errors import ConfigError
 from tiledseg.execution.metrics import Scores, scores
 from tiledseg.inference.class_names import shown_classes
-from tiledseg.inference.evaluation import compare
+from tiledseg.inference.evaluation import compare, open_labels
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.planning.answer.text import columns
 from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import reference_notes
+from tiledseg.raster.label_sources import LabelReading, check_used
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.reader import open_raster
 
@@ -42,7 +43,18 @@ def build_parser() -> Parser:
         "--prediction", type=str, required=True, help="raster of class numbers; its nodata does not count"
     )
     parser.add_argument(
-        "--labels", type=str, required=True, help="raster of labels on the same grid; its nodata does not count"
+        "--labels",
+        type=str,
+        required=True,
+        help="raster of labels on the same grid, whose nodata does not count; or polygons",
+    )
+    parser.add_argument(
+        "--label-layer", metavar="NAME", help="of labels that are polygons: as train's data.label_layer"
+    )
+    parser.add_argument("--label-attribute", metavar="NAME", help="the same: what tells their class")
+    parser.add_argument("--background", metavar="CLASS", help="the same: the class of pixels in none, or ignored")
+    parser.add_argument(
+        "--warp", action=BooleanOptionalAction, default=False, help="bring labels of another grid to the map's"
     )
     parser.add_argument(
         "--classes",
@@ -73,7 +85,7 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def parse_classes(text: str) -> Any:
     """A number, a JSON object or list, or what a class file holds; raises ConfigError."""
     if text.lower().endswith(ENDINGS):
-        return read_classes(text)
+        return read_classes(text, "--classes")
     try:
         value = json.loads(text, object_pairs_hook=_each_once)
     except ConfigError:
@@ -101,10 +113,13 @@ def _evaluate(options: Namespace) -> None:
     if options.classes is not None:
         label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
     with ExitStack() as stack:
-        paths = [path for path in (options.prediction, options.labels, options.image) if path is not None]
-        readers = [stack.enter_context(open_raster(path, references=options.references)) for path in paths]
+        prediction = stack.enter_context(open_raster(options.prediction, references=options.references))
+        labels = stack.enter_context(open_labels(_label_reading(options, label_map), options.labels, prediction.info))
+        image = None
+        if options.image is not None:
+            image = stack.enter_context(open_raster(options.image, references=options.references))
+        readers = [reader for reader in (prediction, labels, image) if reader is not None]
         warn(reference_notes(reader.info for reader in readers))
-        prediction, labels, image = *readers[:2], (readers[2] if options.image is not None else None)
         if options.plot is not None:
             check_outputs(
                 [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
@@ -124,6 +139,13 @@ def _evaluate(options: Namespace) -> None:
         answer(as_table(matrix, result, [record.name for record in classes]))
     if result.pixels == 0:
         say("no pixel is valid in both rasters: there is nothing to score")
+
+
+def _label_reading(options: Namespace, label_map: LabelMap | None) -> LabelReading:
+    more = options.references, options.label_layer, options.label_attribute, options.background, options.warp
+    reading = LabelReading(label_map, *more, key="--{}")
+    check_used(reading, [options.labels])
+    return reading
 
 
 def as_json(options: Namespace, matrix: NDArray[np.int64], result: Scores, classes: Sequence[ClassRecord]) -> str:

@@ -112,7 +112,7 @@ def plan_store(config: Config) -> StorePlan:
     """Everything that can be known, and refused, before a pixel is read. Raises InputError of some kind."""
     from tiledseg.raster.labels import check_grids_match
     from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sources import as_list, find_sources, pair_sources
+    from tiledseg.raster.sources import as_list, find_sources, is_vector, pair_sources
     from tiledseg.raster.statistics import check_alike
     from tiledseg.raster.tile_store_writer import StorePlan
 
@@ -122,6 +122,12 @@ def plan_store(config: Config) -> StorePlan:
         image_paths, label_paths = pair_sources(as_list(data.images), as_list(data.labels), keys)
     else:
         image_paths, label_paths = tuple(source.path for source in found), ()
+    drawn = next(filter(is_vector, label_paths), None)
+    if drawn is not None:
+        raise ConfigError(
+            f"--labels {drawn} are polygons, which are drawn when they are read and need no store; leave them out, and "
+            "give them to train as data.labels beside the store"
+        )
     images, labels = [], []
     for path in image_paths:
         with open_raster(path, data.bands, data.nodata, data.references) as reader:

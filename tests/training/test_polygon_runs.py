@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import shapely
+import torch
 
+import tiledseg
 from tests.crash.runs import lines
 from tests.raster.polygons_drawn import write_vectors
 from tests.small_files import PLACE, UTM, write_raster, write_yaml
+from tiledseg.evaluate import main as evaluate
+from tiledseg.tile import main as tile
 from tiledseg.train import main
 
 pytestmark = pytest.mark.usefixtures("without_plots")
@@ -85,3 +90,84 @@ def test_refusals_are_one_line(root: Path, capfd: pytest.CaptureFixture[str]) ->
         assert words in error
         assert error.count("\n") == 1
     assert not (root / "refused").exists()
+
+
+CLASSES = [{"name": kind} for kind in ("ground", "road", "tree")]
+
+
+def test_whatever_takes_labels_takes_polygons(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Scores of a map and the tiles of somebody's loop: those of the raster that they draw; classes from a file."""
+    map_HW = np.random.default_rng(5).integers(0, 3, (1, SIDE, SIDE), np.uint8)
+    write_raster(root / "map.tif", map_HW, nodata=255)
+    (root / "classes.json").write_text(json.dumps(CLASSES))
+    flags = ["--prediction", str(root / "map.tif"), "--classes", str(root / "classes.json"), "--format", "json"]
+    found = []
+    for labels, more in (("labels.tif", []), ("labels.gpkg", ["--label-attribute", "kind", "--background", "ground"])):
+        assert evaluate([*flags, "--labels", str(root / labels), *more]) == 0
+        found.append(json.loads(capfd.readouterr().out))
+    assert found[0]["confusion_matrix"] == found[1]["confusion_matrix"]
+    assert found[1]["class_names"] == ["ground", "road", "tree"]
+    scores = tiledseg.evaluate_map(root / "map.tif", root / "labels.gpkg", classes=CLASSES, **POLYGONS)
+    assert scores.to_json()["iou"] == found[0]["iou"]
+    options = {"halo": 2, "grid": 3, "classes": str(root / "classes.json")}
+    raster, polygons = (
+        tiledseg.TileDataset(root / "image.tif", root / labels, **options, **more)
+        for labels, more in (("labels.tif", {}), ("labels.gpkg", POLYGONS))
+    )
+    for ours, theirs in zip(polygons, raster, strict=True):
+        assert torch.equal(ours["mask"], theirs["mask"])
+    assert {int(k) for item in polygons for k in item["mask"].unique()} == {0, 1, 2, 255}
+
+
+def test_labels_of_another_grid_are_warped_for_scores_too(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    wide_HW = np.random.default_rng(6).integers(0, 3, (1, SIDE + 8, SIDE + 4), np.uint8)
+    write_raster(root / "wide.tif", wide_HW)
+    write_raster(root / "same.tif", wide_HW[:, :SIDE, :SIDE])
+    write_raster(root / "one.tif", np.random.default_rng(7).integers(0, 3, (1, SIDE, SIDE), np.uint8))
+    flags = ["--prediction", str(root / "one.tif"), "--labels", str(root / "wide.tif")]
+    assert evaluate([*flags, "--classes", "3"]) == 2
+    assert "differ in size: 64 x 64 px against 72 x 68 px" in capfd.readouterr().err
+    for more in ([], ["--classes", "3"]):
+        assert evaluate([*flags, "--warp", "--format", "json", *more]) == 0
+        warped = json.loads(capfd.readouterr().out)
+        assert evaluate([*flags[:3], str(root / "same.tif"), "--format", "json", *more]) == 0
+        assert warped["confusion_matrix"] == json.loads(capfd.readouterr().out)["confusion_matrix"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--classes is not given, but the labels are polygons; give it"),
+        (["--classes", "3"], "--background is null, and"),
+        (["--classes", "3", "--background", "0"], "--label-attribute is null, but the polygons of"),
+        (["--classes", "3", "--labels", "labels.tif", "--background", "0"], "--background is given, but no labels are"),
+        (
+            ["--classes", "3", "--labels", "away.gpkg", "--label-attribute", "kind", "--background", "0"],
+            "no polygon in",
+        ),
+    ],
+)
+def test_scores_of_polygons_refuse_in_one_line(
+    root: Path, flags: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_vectors(root / "away.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=[1])
+    own = [str(root / flag) if flag.startswith(("labels", "away")) else flag for flag in flags]
+    files = ["--prediction", str(root / "labels.tif"), "--labels", str(root / "labels.gpkg")]
+    assert evaluate([*files, *own]) == 2
+    error = capfd.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_a_store_trains_with_polygons_beside_it(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A store holds no polygons, and says so; what it trains is what the raster's image does."""
+    model = ["--levels", "2", "--convs-per-level", "1"]
+    cut = ["--images", str(root / "image.tif"), "--grid", "4", "--output", str(root / "tiles.h5"), *model]
+    assert tile([*cut, "--labels", str(root / "labels.gpkg")]) == 2
+    error = capfd.readouterr().err
+    assert "are polygons, which are drawn when they are read and need no store" in error
+    assert error.count("\n") == 1
+    assert tile(cut) == 0
+    labels = {"labels": str(root / "labels.gpkg"), **POLYGONS}
+    wanted = lines(train(root, "beside-image", labels))
+    assert lines(train(root, "beside-store", {"images": str(root / "tiles.h5"), **labels})) == wanted

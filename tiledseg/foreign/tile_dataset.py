@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import data
 
+from tiledseg.config_classes import read_classes
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.halo import Halo
 from tiledseg.geometry.box import Box
@@ -19,7 +20,9 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.label_sources import LabelReading, check_used
 from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sources import as_list, expand_sources, pair_sources
 from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
@@ -35,7 +38,7 @@ class _Sources:
     images: tuple[str, ...]
     labels: tuple[str, ...] | None
     tilings: tuple[Tiling, ...]
-    label_map: LabelMap | None
+    reading: LabelReading | None
     normalization: Normalization
     bands: tuple[int, ...] | None
     nodata: float | None
@@ -48,9 +51,13 @@ class _Sources:
                 for path in self.images
             ]
             labels = None
-            if self.labels is not None:
-                labels = [opened.enter_context(open_raster(p, references=self.references)) for p in self.labels]
-            dataset = Dataset(images, labels, self.tilings, self.label_map, self.normalization)
+            label_map = None
+            if self.labels is not None and self.reading is not None:
+                pairs = zip(self.labels, images, strict=True)
+                labels = [opened.enter_context(self.reading.open(path, image.info)) for path, image in pairs]
+                label_map = self.reading.label_map
+                check_any(self.labels, [one.count for one in labels if isinstance(one, PolygonReader)])
+            dataset = Dataset(images, labels, self.tilings, label_map, self.normalization)
             opened.pop_all()
         return dataset
 
@@ -71,7 +78,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1).
 
     `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
-    or None for tile stores, which have their own. `classes`: their number, or a map of raw value or colour to class.
+    or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
+    be polygons: `label_layer`, `label_attribute`, `background`, as `data` has them; `warp`: labels of another grid.
     `normalize`: (means, deviations) by band, or a `Normalization`; None leaves pixels as they are, but for 0 where they
     are not valid. Files are opened anew in each process that reads: workers of a DataLoader share no handle.
 
@@ -85,12 +93,16 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         *,
         halo: Halo | int,
         grid: int | tuple[int, int] | None = None,
-        classes: int | Mapping[Any, int | None] = IGNORED,
+        classes: int | Mapping[Any, Any] | Sequence[Mapping[str, Any]] | str = IGNORED,
         ignore_index: int = IGNORED,
         bands: Sequence[int] | None = None,
         nodata: float | None = None,
         normalize: Normalization | tuple[Sequence[float], Sequence[float]] | None = None,
         references: bool = False,
+        label_layer: str | None = None,
+        label_attribute: str | None = None,
+        background: str | int | None = None,
+        warp: bool = False,
     ) -> None:
         if isinstance(halo, Halo) and halo.asks_place:
             raise ConfigError(
@@ -103,12 +115,15 @@ class TileDataset(data.Dataset[dict[str, Any]]):
         infos = [_info(path, numbers, nodata, references) for path in image_paths]
         check_alike(infos)
         footprint = halo.footprint if isinstance(halo, Halo) else _plain(halo)
-        label_map = None if labels is None else LabelMap.from_config(classes, ignore_index)
+        reading = None
+        if label_paths is not None:
+            label_map = LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
+            more = references, label_layer, label_attribute, background, warp
+            reading = LabelReading(label_map, *more, key="{}")
+            check_used(reading, label_paths)
         tilings = tuple(make_tiling(info.shape, _grid(grid, info), footprint) for info in infos)
         normalization = given_normalization(normalize, infos[0].bands)
-        self._sources = _Sources(
-            image_paths, label_paths, tilings, label_map, normalization, numbers, nodata, references
-        )
+        self._sources = _Sources(image_paths, label_paths, tilings, reading, normalization, numbers, nodata, references)
         self._infos = tuple(infos)
         self._places = [(image, tile) for image, tiling in enumerate(tilings) for tile in tiling.tiles]
         self._opened: tuple[int, Dataset] | None = None
@@ -137,8 +152,10 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             **place(self._infos[image], tile.context),
         }
         if sample.y_HW is not None:
-            assert self._sources.label_map is not None, "labels have a map"
-            mask_HW = torch.full(tile.output.shape, self._sources.label_map.ignore_index)
+            reading = self._sources.reading
+            assert reading is not None, "labels are read somehow"
+            assert reading.label_map is not None, "and have a map"
+            mask_HW = torch.full(tile.output.shape, reading.label_map.ignore_index)
             mask_HW[core.slices] = torch.from_numpy(sample.y_HW).long()
             item["mask"] = mask_HW
         return item

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from tiledseg.execution.metrics import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.prefetch import prefetch
 
 _BLOCK = 1024, 2048
@@ -45,6 +47,14 @@ def compare(
     used = np.flatnonzero(matrix.any(axis=0) | matrix.any(axis=1))
     classes = max(int(used[-1]) + 1, 2) if used.size else 2
     return matrix[:classes, :classes]
+
+
+def open_labels(reading: LabelReading, path: str, prediction: RasterInfo) -> RasterReader:
+    """Labels of a map: a raster on its grid, or polygons, of which at least one is in it."""
+    labels = reading.open(path, prediction)
+    if isinstance(labels, PolygonReader):
+        check_any([path], [labels.count])
+    return labels
 
 
 def _blocks(*infos: RasterInfo) -> Iterator[Box]:

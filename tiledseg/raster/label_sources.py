@@ -24,14 +24,16 @@ IGNORED = "ignored"
 class LabelReading:
     """How labels are read. `references` as `open_raster`. Of polygons: the file's `layer` (None: its only one), the
     `attribute` that names the class (None: there is but one), and the class of pixels in no polygon, `background`: a
-    name or a number, or "ignored"; None: not said. `warp`: labels of another grid are brought to the image's."""
+    name or a number, or "ignored"; None: not said. `warp`: labels of another grid are brought to the image's.
+    `label_map` None: rasters hold class numbers. `key`: how messages name what the user gives."""
 
-    label_map: LabelMap
+    label_map: LabelMap | None
     references: bool = False
     layer: str | None = None
     attribute: str | None = None
     background: str | int | None = None
     warp: bool = False
+    key: str = "data.{}"
 
     def open(self, path: str, image: RasterInfo) -> RasterReader:
         """The labels of an image, on its grid, checked against the classes. Raises RasterError, LabelError and
@@ -41,7 +43,8 @@ class LabelReading:
         reader = open_raster(path, references=self.references)
         try:
             reader = self._on_grid(reader, image)
-            self.label_map.resolve(reader.info)
+            if self.label_map is not None:
+                self.label_map.resolve(reader.info)
         except BaseException:
             reader.close()
             raise
@@ -53,8 +56,17 @@ class LabelReading:
         except RasterError as error:
             if self.warp:
                 return WarpedReader(reader, image)
-            raise RasterError(f"{error}, or have labels brought to the image's with data.warp true") from None
+            raise RasterError(f"{error}, or have labels brought to the image's with {self._key('warp')} true") from None
         return reader
+
+    def _key(self, name: str) -> str:
+        return self.key.format(name.replace("_", "-") if self.key.startswith("--") else name)
+
+    @property
+    def _classes(self) -> LabelMap:
+        if self.label_map is None:
+            raise ConfigError(f"{self._key('classes')} is not given, but the labels are polygons; give it")
+        return self.label_map
 
     def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:
         background = self._class_of_background(path)
@@ -67,9 +79,9 @@ class LabelReading:
         return PolygonReader(path, image, polygons, drawn, background)
 
     def _class_of_background(self, path: str) -> int:
-        names = [record.name for record in self.label_map.classes]
+        names = [record.name for record in self._classes.classes]
         if self.background == IGNORED:
-            return self.label_map.ignore_index
+            return self._classes.ignore_index
         if self.background in names:
             return names.index(str(self.background))
         text = str(self.background)
@@ -77,24 +89,24 @@ class LabelReading:
             return int(text)
         given = "null" if self.background is None else shown(self.background)
         raise ConfigError(
-            f"data.background is {given}, and {path} says nothing of pixels in no polygon; give it one of "
+            f"{self._key('background')} is {given}, and {path} says nothing of pixels in no polygon; give it one of "
             f"{', '.join(names[:9])}, or {IGNORED}"
         )
 
     def _only_class(self, path: str, background: int) -> int:
-        others = [number for number in range(self.label_map.count) if number != background]
+        others = [number for number in range(self._classes.count) if number != background]
         if len(others) != 1:
             raise ConfigError(
-                f"data.label_attribute is null, but the polygons of {path} may be of {len(others)} classes; name the "
-                "attribute that tells them apart"
+                f"{self._key('label_attribute')} is null, but the polygons of {path} may be of {len(others)} classes; "
+                "name the attribute that tells them apart"
             )
         return others[0]
 
     def _class_of(self, value: Any, feature: str) -> int:
         """The class of an attribute's value: one of the classes' values, or a class's name."""
-        number = self.label_map.class_of(value)
+        number = self._classes.class_of(value)
         if number is None:
-            names = ", ".join(record.name for record in self.label_map.classes[:9])
+            names = ", ".join(record.name for record in self._classes.classes[:9])
             raise LabelError(
                 f"{feature} has {self.attribute} {shown(value)!r}, outside the classes ({names}); add it to the values "
                 "of a class, or of one that is ignored"
@@ -107,4 +119,5 @@ def check_used(reading: LabelReading, paths: Sequence[str]) -> None:
     said = {"layer": "label_layer", "attribute": "label_attribute", "background": "background"}
     given = [key for name, key in said.items() if getattr(reading, name) is not None]
     if given and not any(map(is_vector, paths)):
-        raise ConfigError(f"data.{given[0]} is given, but no labels are polygons; leave it out, or give a vector file")
+        key = reading._key(given[0])
+        raise ConfigError(f"{key} is given, but no labels are polygons; leave it out, or give a vector file")
