@@ -53,6 +53,25 @@ def backward_peak(
     return walk.peak - walk.at_first
 
 
+class Gradients(NamedTuple):
+    """Bytes of gradients at a node: at its worst moment, and before its own ones are made."""
+
+    peak: int
+    before: int
+
+
+def gradients_by_node(graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> list[Gradients]:
+    """Of a whole network the gradients alone, by node; last those of the loss, without what this keeps."""
+    walk = _Walk(graph, costs, bytes_per_value, 0, len(graph))
+    walk.begin(0)
+    found = [Gradients(walk.peak - walk.at_first, 0)]
+    for k in reversed(range(len(graph))):
+        before, walk.peak = walk.live + sum(walk.waiting.values()), 0
+        walk.step(k, 0)
+        found.append(Gradients(walk.peak, before))
+    return found[::-1]
+
+
 class _Walk:
     """The backward pass on its way from the last node of a run to the first; all in bytes."""
 

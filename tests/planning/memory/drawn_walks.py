@@ -34,7 +34,8 @@ def drawn_walk(seed: int, most: int = 8) -> Walk:
     for index, item in reversed(list(enumerate(items))):
         if not item.asked:
             children = [child.after for child in items if index in child.parents]
-            items[index] = replace(item, after=min(children, default=item.after))
+            after = min(children, default=item.after)
+            items[index] = replace(item, after=max(0, after - draw.choice([0, 0, 0, 1])))
     base = [draw.randint(0, 15) for _ in range(moments)]
     return Walk(tuple(items), tuple(base), tuple(draw.randint(0, here) for here in base))
 
@@ -55,7 +56,7 @@ def replayed(walk: Walk, choices: tuple[str, ...]) -> tuple[float, int]:
                 replay.there.add(index)
             if item.asked and item.after == moment:
                 replay.use(index, moment)
-        lying = sum(items[index].bytes for index in replay.there if items[index].after < moment)
+        lying = sum(items[index].bytes for index in replay.there if items[index].after + items[index].asked <= moment)
         works = [walk.rebuilding[moment] + lying + work for work in replay.runs]
         replay.peak = max([replay.peak, walk.base[moment] + lying, *works])
     sent = sum(item.offload for item, choice in zip(items, choices, strict=True) if choice == OFFLOAD)
@@ -76,16 +77,23 @@ class _Replay:
     def _run(self, index: int, moment: int) -> int:
         """Bytes besides the item itself."""
         self.seconds += self.items[index].rebuild
-        return self.items[index].work + sum(self._need(parent, moment) for parent in self.items[index].parents)
+        held, peaks = 0, []
+        for parent in self.items[index].parents:
+            if self._is_made_now(parent, moment):
+                peaks.append(held + self.items[parent].bytes + self._run(parent, moment))
+                held += self.items[parent].bytes
+        peaks.append(held + self.items[index].bytes + self.items[index].work)
+        return max(peaks) - self.items[index].bytes
 
-    def _need(self, index: int, moment: int) -> int:
-        """Somebody is rebuilt of it: bytes that it needs for the moment."""
+    def _is_made_now(self, index: int, moment: int) -> bool:
+        """Whether an item of which another is made has to be made for the moment; else it is there, or is made to
+        stay."""
         item = self.items[index]
         if index in self.there or (item.asked and moment <= item.after):
-            return 0
+            return False
         if self.choices[index] == REBUILD and (item.cheap or not item.asked):
-            return item.bytes + self._run(index, moment)
+            return True
         self.there.add(index)
         if self.choices[index] == REBUILD:
             self.runs.append(self._run(index, moment))
-        return 0
+        return False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tiledseg.planning.memory.items import Item
 
-CELLS = 8192
+CELLS = 4096
 
 Options = list[tuple[int, float]]  # bytes kept, seconds
 
@@ -68,8 +68,12 @@ def _serving(items: Sequence[Item]) -> dict[int, int]:
     for index, item in enumerate(items):
         for parent in item.parents:
             children.setdefault(parent, []).append(index)
-    alone = [index for index, item in enumerate(items) if not item.asked and len(children.get(index, ())) == 1]
+    alone = [index for index, item in enumerate(items) if _is_alone(items, item, children.get(index, []))]
     return {children[index][0]: index for index in sorted(alone, key=lambda index: items[index].bytes)}
+
+
+def _is_alone(items: Sequence[Item], item: Item, children: Sequence[int]) -> bool:
+    return not item.asked and len(children) == 1 and items[children[0]].after == item.after
 
 
 def _options(item: Item, servant: Item | None) -> Options:

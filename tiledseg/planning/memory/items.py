@@ -31,8 +31,9 @@ class Item:
     `parents`: the items, by their numbers, all lower than its own, that this takes; others that it takes are there
     anyway. `work`: bytes that this needs for the moment, besides the item. `offload`: seconds that sending it away and
     fetching it cost, infinite where it cannot be. `fetched`: the moment at which it then lies there again. `asked`:
-    whether the backward pass asks for it; else only who is rebuilt of it does, and `after` is when the last of these
-    may, in the order of the backward pass. `cheap`: it is computed anew rather than kept for later.
+    whether the backward pass asks for it; else only who is rebuilt of it does, and it lies there, unless it is
+    rebuilt, until the last of these has been used, at moment `after`. `cheap`: it is computed anew rather than kept for
+    later.
     """
 
     name: str
@@ -57,6 +58,11 @@ class Item:
     def back(self, choice: str) -> int:
         """The moment at which it lies there again at the latest, where it is not kept."""
         return self.after if choice == REBUILD else max(self.after, self.fetched)
+
+    @property
+    def lies_from(self) -> int:
+        """The first moment, counted forward, at which it only lies there."""
+        return self.after + 1 if self.asked else self.after
 
     def is_there(self, moment: int) -> bool:
         """Whether it is there at a moment at which it does not lie."""
@@ -100,8 +106,9 @@ def price(walk: Walk, choices: Sequence[str]) -> Price:
     until, runs = _runs(walk, choices)
     lying = [0] * len(walk.base)
     for item, choice, last in zip(walk.items, choices, until, strict=True):
-        for moment in range(item.after + 1, len(lying) if choice == KEEP else last + 1):
-            lying[moment] += item.bytes
+        if choice != REBUILD or item.stays:
+            for moment in range(item.lies_from, len(lying) if choice == KEEP else last + 1):
+                lying[moment] += item.bytes
     peak = max(base + more for base, more in zip(walk.base, lying, strict=True))
     seconds = sum(item.offload for item, choice in zip(walk.items, choices, strict=True) if choice == OFFLOAD)
     rebuilt = sum(1 << index for index, choice in enumerate(choices) if choice == REBUILD)
@@ -142,12 +149,14 @@ class Run:
 
 
 def run_of(walk: Walk, index: int, moment: int, rebuilt: int) -> Run:
-    """Of the items `rebuilt`, as bits. With those that do not stay and are rebuilt first; they count all at once."""
+    """Of the items `rebuilt`, as bits. With those that do not stay and are rebuilt first, one after the other; each is
+    let go when it has been used."""
     item = walk.items[index]
-    seconds, work = item.rebuild, item.work
+    seconds, held, most = item.rebuild, 0, 0
     for parent in item.parents:
         before = walk.items[parent]
         if rebuilt >> parent & 1 and not before.stays and not before.is_there(moment):
             first = run_of(walk, parent, moment, rebuilt)
-            seconds, work = seconds + first.seconds, work + before.bytes + first.work
-    return Run(seconds, work)
+            most = max(most, held + before.bytes + first.work)
+            seconds, held = seconds + first.seconds, held + before.bytes
+    return Run(seconds, max(most - item.bytes, held + item.work))

@@ -19,7 +19,9 @@ from tiledseg.geometry.memory_policy import KEEP, OFFLOAD, REBUILD
 from tiledseg.planning.memory.bound import Rests, options_of
 from tiledseg.planning.memory.items import Walk, price, run_of
 
-WIDTHS = (32, 256, 1500)  # states looked at after a moment: first to find a good choice, then to prove the best
+# States looked at after a moment: first to find a good choice, then to prove the best; further, if none was found.
+WIDTHS = (32, 200)
+MORE_WIDTHS = (1000, 4000)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ def choose(walk: Walk, budget: int) -> Chosen | None:
     """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits."""
     best: Chosen | None = None
     search = _Search(walk, budget)
-    for width in WIDTHS:
+    for width in (*WIDTHS, *MORE_WIDTHS):
+        if best is not None and width > WIDTHS[-1]:
+            break
         found, least = search.run(width, math.inf if best is None else best.seconds)
         if found is not None:
             cost = price(walk, found)
@@ -125,15 +129,28 @@ class _Search:
 
     def _pass(self, state: _State, moment: int, entering: Sequence[int], room: float) -> Iterator[_State]:
         """The states after a moment: its items are decided, then those that are not needed longer go."""
-        free = self.budget - self.walk.rebuilding[moment] - state.lies
+        left = self.budget - state.lies
         states = [state]
         for index in entering:
             states = [after for before in states for after in self._decide(before, index)]
         for each in states:
+            held = left - self._serving(each, entering)
+            if held < self.walk.base[moment]:
+                continue
+            free = held - self.walk.rebuilding[moment]
             passing = self._rebuild_thin(each, moment, entering, free)
             if passing is not None:
                 lying = _bits(each.asked | each.sent)
                 yield from (s for s in self._leave(passing[0], moment, free, lying, passing[1]) if s.lies <= room)
+
+    def _serving(self, state: _State, entering: Sequence[int]) -> int:
+        """Bytes of those just decided that lie there at this moment already, for who is rebuilt of them."""
+        found, chosen = 0, state.chosen
+        for index in reversed(entering):
+            choice, chosen = chosen
+            if choice != REBUILD and not self.walk.items[index].asked:
+                found += self.walk.items[index].bytes
+        return found
 
     def _decide(self, state: _State, index: int) -> Iterator[_State]:
         item, bit = self.walk.items[index], 1 << index

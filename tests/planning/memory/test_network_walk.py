@@ -1,0 +1,79 @@
+"""The backward pass of a network as items: what is planned for a choice is what PyTorch allocates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.planning.allocations import AllocationMeter
+from tiledseg.architecture.kinds import KINDS
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.memory_policy import KEEP, REBUILD, MemoryPolicy
+from tiledseg.models.network import build_network
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.memory.search import choose
+from tiledseg.planning.step_memory import training_memory
+
+CONTEXT = 64, 96
+
+
+def walk_of(network: Network, width: int = 4) -> NetworkWalk:
+    graph = network.graph()
+    costs = layer_costs(graph, network.bands, CONTEXT, width)
+    return network_walk(graph, costs, network.bands * CONTEXT[0] * CONTEXT[1] * width, width, Speed())
+
+
+def measured_peak(network: Network, policy: MemoryPolicy) -> int:
+    """Most bytes of one forward and backward pass, without weights and their gradients."""
+    module = build_network(network.graph(), network.bands, seed=0).train().follow(policy)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    source = torch.randn(1, network.bands, *CONTEXT)
+    with AllocationMeter([t for p in module.parameters() for t in (p, p.grad)]) as meter:
+        logits = module(source.clone())
+        labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
+        loss = cross_entropy(logits, labels, reduction="sum")
+        del logits
+        loss.backward()
+    return meter.peak
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+@pytest.mark.parametrize("norm", NORMS)
+def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> None:
+    unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
+    memory = training_memory(unet.graph(), unet.bands, CONTEXT, width)
+    walk = walk_of(unet, width).walk
+    kept = [KEEP if item.asked else REBUILD for item in walk.items]
+    assert price(walk, kept).peak == memory.activations + memory.backward
+    assert price(walk, kept).seconds == 0
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        UNet(4, base_channels=8),
+        UNet(3, base_channels=8, norm="instance", upsampling="bilinear"),
+        UNet(3, base_channels=8, norm="group", dropout=0.2),
+        UNet(3, base_channels=8, norm="pixel", upsampling="nearest"),
+        UNet(3, base_channels=8, norm="batch", padding="same", convs_per_level=1),
+        KINDS["segnet"](),
+    ],
+    ids=["none", "instance", "group", "pixel", "batch", "segnet"],
+)
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.55])
+def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: float) -> None:
+    """Within 2 %, and never above the budget by more than that."""
+    found = walk_of(network)
+    full = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
+    chosen = choose(found.walk, int(share * full))
+    assert chosen is not None
+    assert chosen.peak <= share * full
+    policy = found.policy(chosen.choices)
+    assert found.choices(policy) == chosen.choices
+    assert measured_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)
