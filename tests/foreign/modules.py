@@ -67,3 +67,15 @@ def build_measured(bands: int, classes: int, width: int = 4) -> nn.Module:
             nn.init.normal_(part.running_mean)
             nn.init.uniform_(part.running_var, 0.5, 2.0)
     return module
+
+
+def build_aligned(bands: int, classes: int) -> nn.Module:
+    """A layer of it has to know its place in the image: corners are aligned."""
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Conv2d(bands, 4, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 3, padding=1),
+        nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+        nn.Conv2d(4, classes, 3, padding=1),
+    )

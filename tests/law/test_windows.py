@@ -16,18 +16,19 @@ from torch.nn import functional
 from tests.law.test_halo_mode_runs import in_mode
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tests.small_files import write_raster
-from tiledseg.architecture.unet import UNet
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import augmentation
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
-from tiledseg.models.network import build_modules
 from tiledseg.raster.drawn_steps import DrawnWindows
 from tiledseg.raster.draws import Drawer
 from tiledseg.raster.sampling import DrawnTile, Position, TileReference
+from tiledseg.tracing.build import known, network_modules
 
 H, W, BANDS, SIDE = 64, 48, 2, 24
 CHANGES: list[Any] = ["reflect", "turn", {"brightness": 0.4}, {"contrast": 0.4}]
@@ -53,9 +54,8 @@ def small(folder: Path, name: str, **keys: Any) -> Config:
     )
 
 
-def network_of(config: Config) -> UNet:
-    model = config.model
-    return UNet(model.levels, 1, base_channels=model.base_channels, norm=model.norm, bands=BANDS, classes=3)
+def network_of(config: Config) -> Network:
+    return known(build_network(config.model, BANDS, 3))
 
 
 def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference | DrawnTile) -> tuple[NDArray, NDArray]:
@@ -81,7 +81,7 @@ def as_drawn(pixels_CHW: NDArray, labels_HW: NDArray, reference: TileReference |
 def by_hand(config: Config, image_CHW: NDArray, labels_HW: NDArray, steps: int) -> list[float]:
     """Plain torch: the whole raster, as drawn, through the network, and the loss of the windows' pixels; or all small
     images as one batch."""
-    network = build_modules(network_of(config), config.train.seed).double().train()
+    network = network_modules(network_of(config), config.train.seed).double().train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     exact = config.train.window_halo == "exact"
     footprint = network_footprint(network_of(config).graph()) if exact else None
@@ -119,6 +119,14 @@ def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(augment: list
     found = losses(run(config, alone()))
     assert len(found) == 2 * 2
     assert found == pytest.approx(by_hand(config, *image, steps=4), rel=1e-12)
+
+
+def test_a_window_knows_its_place_in_the_whole_raster(tmp_path: Path) -> None:
+    """Of a network that brings tensors up with aligned corners, by weights that depend on the place, turned or not."""
+    image = scene(tmp_path)
+    config = small(tmp_path, "run", augment=["turn"], epochs=3)
+    config = replace(config, model=ModelConfig(build="tests.foreign.modules:build_aligned"))
+    assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=6), rel=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
@@ -173,6 +181,8 @@ CASES = {
     "none": ({"window_halo": "none"}, "read"),
     "batch norm": ({"window_halo": "none", "skip_empty": True}, "layer"),
     "by class": ({"balance_classes": 0.5}, "read"),
+    "stages": ({"loss": {"cross_entropy": 1.0, "dice": 1.0}}, "stages"),
+    "none in stages": ({"window_halo": "none", "balance_classes": 0.5}, "stages"),
     "tiles by class": (
         {"sampling": "tiles", "window": None, "windows_per_step": None, "tiles_per_step": 3, "skip_empty": True}
         | {"balance_classes": 0.5, "augment_each": "tile", "augment": ["reflect", {"translate": 9}, {"noise": 0.1}]},
@@ -186,16 +196,22 @@ CASES = {
 def test_windows_are_the_same_on_any_number_of_ranks(case: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     """With all augmentations, quarter turns of an oblong image among them, and a validation on the whole image."""
     keys, mode = CASES[case]
+    if mode == "stages" and meshes["gloo"].size not in ((2, 4) if case == "stages" else (2,)):
+        pytest.skip("two stages, or two pipelines of two")
     changes = [*CHANGES, {"translate": 5}, {"scale": [0.8, 1.25]}, {"noise": 0.1}, {"drop_bands": 0.2}]
     config = configuration(shared, shared / f"windows {case}", "fp64", "sgd", None)
     norm = "batch" if mode == "layer" else "none"
     config = replace(config, model=replace(config.model, norm=norm, dropout=0.0 if norm == "batch" else 0.2))
     train = {"sampling": "windows", "window": 32, "windows_per_step": 3, "augment": changes, **keys}
     config = replace(config, train=replace(config.train, epochs=2, validate_every=2, **train))
-    if mode != "read":
+    if mode == "stages":
+        stages = min(meshes["gloo"].size, 2)
+        config = replace(config, parallel=ParallelConfig(stages=stages, recompute="never", balance="modelled"))
+    elif mode != "read":
         config = in_mode(config, mode, Path(config.run.output))
     found = run(config, meshes["gloo"])
     own = replace(config, run=RunConfig(output=str(shared / f"windows {case} alone"), verbosity=0))
+    own = replace(own, parallel=replace(own.parallel, stages=1, recompute="never", balance="auto"))
     expected = meshes["gloo"].on_root(lambda: run(own, alone()))
     assert len(losses(expected)) == (4 if case != "tiles by class" else 6)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-10)

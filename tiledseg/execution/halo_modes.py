@@ -131,7 +131,8 @@ class ReadMode:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
-        whole, context = self.tilings[micro_batch.image].whole, micro_batch.tile.context
+        context = micro_batch.tile.context
+        whole = micro_batch.tile.whole or self.tilings[micro_batch.image].whole
         places = tile_places(self.network.graph, whole, context)
         with autocast(self.precision, self.mesh.device):
             self.network.run_nodes(tensors, first, stop, places)

@@ -22,7 +22,8 @@ class Tile:
     """One tile, in absolute raster positions (row, col).
 
     `core`: the pixels it owns. `context`: what the network reads; positions outside the raster are mirrored.
-    `output`: what the network's output covers; contains the core.
+    `output`: what the network's output covers; contains the core. `whole`: of a tile of no tiling, what the network
+    reads of its raster in all.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Tile:
     core: Box
     context: Box
     output: Box
+    whole: Box | None = None
 
     @property
     def core_in_output(self) -> Box:
@@ -101,7 +103,8 @@ def tile_around(core: Box, raster: tuple[int, int], footprint: Footprint, index:
     Its pixels are those of any other tile that has them: its position in a grid says nothing.
     """
     rows, cols = (_span_around(part, size, footprint) for part, size in zip((core.row, core.col), raster, strict=True))
-    return Tile(index, (0, 0), core, Box(rows.context, cols.context), Box(rows.output, cols.output))
+    whole = Box(*(_span_around(Interval(0, size), size, footprint).context for size in raster))
+    return Tile(index, (0, 0), core, Box(rows.context, cols.context), Box(rows.output, cols.output), whole)
 
 
 def window_tile(raster: tuple[int, int], at: tuple[int, int], side: int, footprint: Footprint, index: int = 0) -> Tile:
