@@ -191,6 +191,19 @@ def test_metrics_cut_short_are_seen_before_anything_is_written(
     assert weights(folder) == weights(finished["adamw-fp64"])
 
 
+@pytest.mark.parametrize("store", ["host", "file"])
+def test_blocks_change_memory_only(material: Material, finished: dict[str, Path], store: str) -> None:
+    """Training and validations, on tiles and on the raster held out."""
+    folder = material.root / f"blocks-{store}"
+    place = () if store == "host" else ("--memory.store", str(material.root))
+    assert train(material, folder, "--memory.blocks", "[2,3]", *place) == 0
+    found, expected = lines(folder), lines(finished["adamw-fp64"])
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() & {"loss", "val"}:
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-9)
+
+
 def test_panels_change_nothing_but_pictures(material: Material, finished: dict[str, Path]) -> None:
     folder = material.root / "without-panels"
     assert train(material, folder, "--run.panels", "0") == 0

@@ -1,8 +1,8 @@
 """What a run is told: one dataclass a group, every field also a flag and a YAML key.
 
 A key appears here only once it works. Checks that need one group stand beside it and name the key to change; checks
-that need the data or the network stand where these are known. The groups `data`, `train` and `parallel` have modules of
-their own.
+that need the data or the network stand where these are known. The groups `data`, `train`, `parallel` and `memory` have
+modules of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
 from tiledseg.config_data import DataConfig
+from tiledseg.config_memory import MemoryConfig
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.config_train import TrainConfig
 from tiledseg.errors import ConfigError
@@ -178,6 +179,7 @@ class Config:
         tiling: how they are cut
         model: the network
         parallel: how the work is spread
+        memory: what is done where memory is short
         optimizer: the optimizer and its policy
         train: the training loop
         run: where the run goes
@@ -187,13 +189,15 @@ class Config:
     tiling: TilingConfig = field(default_factory=TilingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def check(self) -> None:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
-        for group in (self.data, self.tiling, self.model, self.parallel, self.optimizer, self.train, self.run):
+        groups = self.data, self.tiling, self.model, self.parallel, self.memory, self.optimizer, self.train, self.run
+        for group in groups:
             group.check()
         self._check_windows()
         if self.train.augment_each == "tile" and self.parallel.shares_images:

@@ -9,7 +9,7 @@ from tests.bad_input.config_cases import FLAGS, VALUES
 from tests.bad_input.input_cases import INPUTS
 from tests.bad_input.materials import RESEALED
 from tests.bad_input.output_cases import CASES as OUTPUT_CASES
-from tests.bad_input.parallel_cases import HALO_MODES, PIPELINES
+from tests.bad_input.parallel_cases import BLOCKS, HALO_MODES, PIPELINES
 from tests.bad_input.size_cases import SIZES
 
 RASTERS = (
@@ -287,6 +287,7 @@ CASES = (
     *FLAGS,
     *HALO_MODES,
     *PIPELINES,
+    *BLOCKS,
     *VALUES,
     *RASTERS,
     *INPUTS,

@@ -35,6 +35,19 @@ HALO_MODES = (
     predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
 )
 
+_BLOCKS = "--memory.blocks 2"
+
+BLOCKS = (
+    train("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
+    train("blocks-of-three", "--memory.blocks [2,2,2]", "memory.blocks", "[2, 2, 2]", "[rows, cols]"),
+    train("no-blocks", "--memory.blocks 0", "memory.blocks", "0", "none, auto"),
+    train("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
+    train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
+    train("blocks-in-layer", f"{_LAYER} {_BLOCKS}", "memory.blocks", "parallel.halo layer", "halo read"),
+    train("blocks-in-exchange", f"{_EXCHANGE} {_BLOCKS}", "memory.blocks", "parallel.halo exchange", "halo read"),
+    train("blocks-of-two-tiles", f"{_BLOCKS} --train.tiles_per_batch 2", "tiles_per_batch", "memory.blocks"),
+)
+
 _PIPELINES = "--parallel.stages 3"  # the good network has 17 layers
 
 PIPELINES = (

@@ -20,6 +20,7 @@ from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.memory.shelf import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
@@ -96,14 +97,21 @@ class Run:
 
 
 def steps(
-    setting: Setting, plan: Spread, mesh: Mesh, count: int, rate: float, objective: Objective | None = None
+    setting: Setting,
+    plan: Spread,
+    mesh: Mesh,
+    count: int,
+    rate: float,
+    objective: Objective | None = None,
+    blocks: tuple[int, int] | None = None,
+    store: str = HOST,
 ) -> Run:
     """`count` optimizer steps on the case's image, as the trainer makes them."""
     case = setting.case
     network = case.network().train()
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate)
     dataset = case.dataset()
-    parallel = ParallelRun.open(plan, network, mesh, "fp64")
+    parallel = ParallelRun.open(plan, network, mesh, "fp64", blocks=blocks, store=store)
     passes = parallel.over(dataset.tilings)
     stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, KEY.seed, objective=objective))
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
@@ -142,13 +150,13 @@ def one_rank() -> Mesh:
     return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
 
 
-def outputs(setting: Setting, plan: Spread, mesh: Mesh) -> torch.Tensor:
+def outputs(setting: Setting, plan: Spread, mesh: Mesh, blocks: tuple[int, int] | None = None) -> torch.Tensor:
     """The logits of the whole raster as a training step computes them, put together from all ranks. Collective."""
     case = setting.case
     network = case.network().train()
     set_dropout_key(network, KEY)
     dataset = case.dataset()
-    parallel = ParallelRun.open(plan, network, mesh, "fp64")
+    parallel = ParallelRun.open(plan, network, mesh, "fp64", blocks=blocks)
     passes = parallel.over(dataset.tilings)
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=torch.float64)

@@ -95,14 +95,21 @@ def segment_windows(
     graph: Graph, partitions: Sequence[Partition], segment: Segment
 ) -> tuple[tuple[NodeWindows, ...], dict[int, Windows]]:
     """The windows of a segment's nodes, and what is read of each tensor that enters: with all of the segment's halo, as
-    nothing travels within it. A dim that is not cut is read whole."""
-    wanted = {tensor: partitions[tensor].blocks for tensor in segment.leaving}
+    nothing travels within it. A dim that is not cut is read whole. Outputs of one size are wanted on the same blocks.
+    """
+    wanted = {tensor: leaving_partition(partitions, segment, tensor).blocks for tensor in segment.leaving}
     windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
     entering = {
         tensor: wanted[tensor] if partitions[tensor].parts > 1 else partitions[tensor].blocks
         for tensor in segment.entering
     }
     return windows, entering
+
+
+def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor: int) -> Partition:
+    """How a tensor that leaves a segment is cut: as the first one where it is as large, so that both cover the same."""
+    first = partitions[segment.leaving[0]]
+    return first if partitions[tensor].size == first.size else partitions[tensor]
 
 
 def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
@@ -121,6 +128,20 @@ def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
         )
     ahead = (size - covered) // 2
     return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
+
+
+@lru_cache(maxsize=256)
+def block_partition(graph: Graph, size: int, parts: int) -> Partition:
+    """An input of `size` positions in blocks, as even as fits the layers: `parts` of them, or the most below that of
+    which none owns nothing of some tensor."""
+    for fewer in range(parts, 1, -1):
+        try:
+            found = settle(graph, cut_evenly(graph, size, fewer))
+            partitions_of(graph, found)
+        except GeometryError:
+            continue
+        return found
+    return Partition((0, size))
 
 
 def settle(graph: Graph, partition: Partition) -> Partition:

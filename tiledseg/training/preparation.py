@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.config import Config, ModelConfig, OptimizerConfig
 from tiledseg.config_data import IMAGENET, DataConfig
+from tiledseg.config_memory import MemoryConfig
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
@@ -114,6 +117,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         still_norms=config.model.freeze_norm,
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
+        blocks=blocks_asked(config.memory),
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
@@ -253,7 +257,18 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         update_of(config.optimizer),
         rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
+        store=config.memory.store,
     )
+
+
+def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:
+    """What the group `memory` asks for; None where tiles are computed whole. Raises ConfigError for a store that is no
+    folder."""
+    if not memory.in_blocks:
+        return None
+    if memory.in_file and not (Path(memory.store).is_dir() and os.access(memory.store, os.W_OK)):
+        raise ConfigError(f"memory.store is {memory.store}, which is no folder to write to; give one on a local disk")
+    return BlocksAsked(memory.blocks_shape(), memory.in_file)
 
 
 def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:

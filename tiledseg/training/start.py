@@ -211,6 +211,8 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
     progress.say(f"{len(preparation.training.images)} images, {cut}{halo}")
     if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
+    if plan.blocks is not None:
+        progress.say(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:
         progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
     if preparation.class_weights:

@@ -92,7 +92,9 @@ class Trainer:
         self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
         if self.note:
             self.about = replace(self.about, warnings=(*self.about.warnings, self.note))
-        self.parallel = ParallelRun.open(plan.spread, self.network, mesh, recipe.precision, plan.pipeline)
+        blocks = plan.blocks.shape if plan.blocks else None
+        opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store
+        self.parallel = ParallelRun.open(*opened)
         self.optimizer = build_optimizer(
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
         )

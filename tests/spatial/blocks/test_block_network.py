@@ -22,7 +22,8 @@ from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass
 def in_blocks(network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Result:
     """One pass of a copy of the network, block by block; the loss is the weighted sum of `undivided`."""
     network = copied(network)
-    run = BlockPass(BlockNetwork(network), x_BCHW, rows, cols, input_gradient=True)
+    twin = BlockNetwork(network)
+    run = BlockPass(twin, x_BCHW, twin.program(rows, cols), input_gradient=True)
     run.forward()
     rows_out, cols_out = (cut[run.program.segments[-1].leaving[0]] for cut in (run.program.rows, run.program.cols))
     y_BCHW: list[torch.Tensor] = []

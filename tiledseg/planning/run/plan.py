@@ -19,6 +19,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost
 from tiledseg.planning.run.batch import BatchCase, choose_batch
+from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.mesh import choose_mesh
@@ -49,7 +50,7 @@ class RunQuestion:
     `tiles_per_batch`: tiles of one shape that run at once, None for as many as fit and pay: batches of at most
     `batch_pixels` pixels do, which only a device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images.
+    images. `blocks`: tiles are computed in blocks, one after the other.
     """
 
     network: Network
@@ -70,6 +71,7 @@ class RunQuestion:
     tiles_per_batch: int | None = None
     batch_pixels: int = 0
     windows: Windows | None = None
+    blocks: BlocksAsked | None = None
 
     @property
     def validates_alone(self) -> bool:
@@ -110,7 +112,8 @@ class RunPlan:
     stages, its `memory` that of the rank that needs most. `seconds`: of a step on the largest rasters, None where
     `has_seconds` is not so, or where images go through the network together; with stages, see `PipelinePlan`.
     `pipeline`: None without stages, and until the times are known that it waits for. Of windows `tilings` are what
-    a step computes (see `Windows.tilings`), and `validation` is how the rasters held out are spread.
+    a step computes (see `Windows.tilings`), and `validation` is how the rasters held out are spread. `blocks`: None
+    where tiles are computed whole.
     """
 
     network: Network
@@ -125,6 +128,7 @@ class RunPlan:
     warnings: tuple[str, ...]
     validation: Spread
     tiles_per_batch: int = 1
+    blocks: BlockPlan | None = None
 
     @property
     def memory(self) -> int:
@@ -139,7 +143,8 @@ def plan_run(question: RunQuestion) -> RunPlan:
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed)
+    in_blocks = question.blocks is not None
+    spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed, not in_blocks)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
@@ -151,17 +156,20 @@ def plan_run(question: RunQuestion) -> RunPlan:
         costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed))
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
-    tiles_per_batch, memory = _batch(question, spread, largest, in_step, max(cost.memory for cost in costs))
+    blocks = _blocks(question, spread, graph, tilings)
+    tiles_per_batch, memory = 1, blocks.memory if blocks else 0
+    if blocks is None:
+        tiles_per_batch, memory = _batch(question, spread, largest, in_step, max(cost.memory for cost in costs))
     cost = replace(costs[0], memory=memory)
     notes = (
-        _memory_note(question, spread, cost.memory),
+        _memory_note(question, spread, cost.memory, blocks),
         idle_note(spread, question.ranks, images),
         _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and not spread.together else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    plan = RunPlan(*decided, tiles_per_batch)
+    plan = RunPlan(*decided, tiles_per_batch, blocks)
     return plan if question.waits_for_times else balanced(question, plan)
 
 
@@ -189,7 +197,7 @@ def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling],
     if not question.validates_alone:
         return spread
     bands, tiles = question.network.bands, max(map(len, held_out), default=1)
-    found = read_spread(question.parallel, graph, held_out, question.ranks, bands)
+    found = read_spread(question.parallel, graph, held_out, question.ranks, bands, question.blocks is None)
     check_statistics(graph, bands, held_out, found.mode, False, question.keyed)
     fault = norm_fault(graph, found.mode, tiles, 1, False, question.keyed)
     if fault and question.parallel.exact:
@@ -200,7 +208,7 @@ def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling],
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
     """Rows and columns of tiles of a raster: as asked for, as the raster has been cut, or auto.
 
-    Auto leaves the image whole where a norm would see less of it than it must.
+    Auto leaves the image whole where a norm would see less of it than it must, and where blocks take its place.
     """
     given, parallel = question.grid or extent.grid, question.parallel
     if given is not None:
@@ -210,6 +218,8 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if parallel.exact and halo not in exact_modes(graph, tiles=2, trains=trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)
+    if question.blocks is not None:
+        return 1, 1
     bands = question.network.bands
     return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
 
@@ -232,7 +242,23 @@ def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_st
     return batch, step if batch == 1 else step + (batch - 1) * further()
 
 
-def _memory_note(question: RunQuestion, spread: Spread, needed: int) -> str | None:
+def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> BlockPlan | None:
+    """Raises ConfigError where tiles cannot be computed in blocks, or are to run several at once."""
+    asked = question.blocks
+    if asked is None:
+        return None
+    if question.tiles_per_batch not in (None, 1):
+        raise ConfigError(
+            f"train.tiles_per_batch is {question.tiles_per_batch}, but with memory.blocks one tile alone is too much "
+            "at once; leave it out"
+        )
+    bands, value = question.network.bands, question.value_bytes
+    return choose_blocks(asked, spread, graph, bands, tilings, value, question.memory)
+
+
+def _memory_note(question: RunQuestion, spread: Spread, needed: int, blocks: BlockPlan | None) -> str | None:
+    if blocks is not None:
+        return blocks.note(question.memory)
     told = question.trains and question.parallel.stages == 1
     return memory_note(spread, needed, question.memory, question.windows is not None) if told else None
 

@@ -58,8 +58,10 @@ def choose_spread(
     bands: int,
     value_bytes: int,
     machine: Machine | None = None,
+    whole_tiles: bool = True,
 ) -> Spread:
     """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`; fusion auto looks at `machine`.
+    `whole_tiles`: a tile is computed at once, and not in blocks.
 
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
     that would own nothing of some layer's output.
@@ -70,7 +72,7 @@ def choose_spread(
             f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
             "multiple of them, or use fewer stages"
         )
-    if parallel.halo != "layer":
+    if parallel.halo != "layer" and whole_tiles:
         for tiling in tilings:
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
@@ -95,9 +97,11 @@ def choose_spread(
     return Spread("layer", mesh, fusion, parallel.overlap, together)
 
 
-def read_spread(parallel: Parallelism, graph: Graph, tilings: Sequence[Tiling], ranks: int, bands: int) -> Spread:
+def read_spread(
+    parallel: Parallelism, graph: Graph, tilings: Sequence[Tiling], ranks: int, bands: int, whole_tiles: bool = True
+) -> Spread:
     """That of tiles which are dealt out, to ranks or to pipelines. Raises ConfigError as `choose_spread`."""
-    return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1)
+    return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1, whole_tiles=whole_tiles)
 
 
 def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:

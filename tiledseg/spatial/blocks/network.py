@@ -17,15 +17,17 @@ over all blocks of those segments too, and goes to the gradient of what was meas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import cut_evenly, settle
+from tiledseg.geometry.layer_windows import block_partition
+from tiledseg.geometry.places import parts
 from tiledseg.geometry.segments import Segment
+from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.block import Place
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained
@@ -33,12 +35,13 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.normalise import Statistics, joined
 from tiledseg.models.still import still_statistics
 from tiledseg.spatial.blocks.program import BlockProgram, BlockRun, compile_program
-from tiledseg.spatial.blocks.store import BlockGradients, BlockValues, MemoryShelf, Shelf
+from tiledseg.spatial.blocks.store import BlockGradients, BlockValues, Shelf
 from tiledseg.spatial.blocks.sums import BlockRanks, Doing, Turn
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.norm import SpatialNorm
 
 Outputs = tuple[torch.Tensor, ...]
+Where = tuple[Box, Box]
 
 
 class BlockNetwork:
@@ -54,7 +57,7 @@ class BlockNetwork:
         converted = convert_layers(network, self._ranks_of_a_layer)
         self.layers, self.graph, self.along_columns = converted.layers, converted.rows, converted.cols
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _tracks(module))
-        self._programs: dict[tuple[Partition, Partition], BlockProgram] = {}
+        self._programs: dict[tuple[Partition, Partition, Where | None], BlockProgram] = {}
         self._written: dict[Segment, tuple[int, ...]] = {}
 
     def _ranks_of_a_layer(self) -> BlockRanks:
@@ -62,19 +65,29 @@ class BlockNetwork:
         return self.ranks[-1]
 
     def partitions(self, shape: tuple[int, int], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
-        """An input of `shape` (height, width) in so many rows and columns of blocks, as even as fits the layers.
-
-        Raises GeometryError where there are more than pixels.
-        """
+        """An input of `shape` (height, width) in so many rows and columns of blocks, or fewer where it is too small."""
         dims = zip((self.graph, self.along_columns), shape, blocks, strict=True)
-        rows, cols = (settle(graph, cut_evenly(graph, size, parts)) for graph, size, parts in dims)
+        rows, cols = (block_partition(graph, size, parts) for graph, size, parts in dims)
         return rows, cols
 
-    def program(self, rows: Partition, cols: Partition) -> BlockProgram:
-        """What is to be done for an input that `rows` x `cols` cut. Raises GeometryError where it cannot be so cut."""
-        if (rows, cols) not in self._programs:
-            self._programs[rows, cols] = compile_program(self.graph, self.along_columns, rows, cols)
-        return self._programs[rows, cols]
+    def program(self, rows: Partition, cols: Partition, where: Where | None = None) -> BlockProgram:
+        """What is to be done for an input that `rows` x `cols` cut. Raises GeometryError where it cannot be so cut.
+
+        `where` (the whole image, the input's place in it): of a tile, for layers that ask for their place.
+        """
+        where = where if any(layer.asks_place for layer in self.graph.layers) else None
+        key = rows, cols, where
+        if key not in self._programs:
+            parts_of = None
+            if where is not None and where[0] != where[1]:
+                whole, tile = where
+                parts_of = parts(self.graph, whole.row, tile.row), parts(self.along_columns, whole.col, tile.col)
+            self._programs[key] = compile_program(self.graph, self.along_columns, rows, cols, parts_of)
+        return self._programs[key]
+
+    def output_box(self, program: BlockProgram, block: int) -> Box:
+        """A block of the first output, in positions of the whole output."""
+        return program.box(self.graph.results[0], block)
 
     def written_over(self, segment: Segment) -> tuple[int, ...]:
         """The tensors that enter a segment and that one of its nodes writes over."""
@@ -103,6 +116,7 @@ class BlockPass:
     """One image on its way through a network: `forward`, then `backward`, or `outputs` as often as one likes.
 
     `shelf`: where blocks lie in between. `input_gradient`: that of the input is wanted too, block by block in the end.
+    `cast`: in which precision layers compute, their backward passes as these do.
     `close` lets go of all that is kept.
     """
 
@@ -110,15 +124,16 @@ class BlockPass:
         self,
         network: BlockNetwork,
         x_BCHW: torch.Tensor,
-        rows: Partition,
-        cols: Partition,
+        program: BlockProgram,
         shelf: Shelf | None = None,
         input_gradient: bool = False,
+        cast: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._network, self.program = network, network.program(rows, cols)
+        self._network, self.program = network, program
         shelf = shelf or MemoryShelf()
         self._values, self._gradients = BlockValues(self.program, shelf), BlockGradients(self.program, shelf)
         self._wants = network.wants_gradient(input_gradient)
+        self._cast = cast
         self._parts: dict[int, list[Statistics]] = {}  # of each block, as long as not all are known
         self._found: dict[int, Statistics] = {}
         self._tracked: set[int] = set()
@@ -164,7 +179,7 @@ class BlockPass:
 
     def output_box(self, block: int) -> Box:
         """A block of the first output, in positions of the whole output."""
-        return self.program.box(self._network.graph.results[0], block)
+        return self._network.output_box(self.program, block)
 
     def backward(self, loss: Callable[[int, Outputs], torch.Tensor | None]) -> None:
         """Differentiates the sum over all blocks of `loss`, which is given a block and the outputs on it; None: it does
@@ -203,7 +218,7 @@ class BlockPass:
         self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
         for tensor in self._network.written_over(segment):
             tensors[tensor] = tensors[tensor].clone()
-        with self._still(segment.nodes):
+        with self._cast(), self._still(segment.nodes):
             for k, action in zip(segment.nodes, run.actions, strict=True):
                 layer = self._network.layers[k]
                 given = zip(action.inputs, self._network.graph.sources[k], strict=True)
@@ -212,7 +227,7 @@ class BlockPass:
                 del windows
                 for tensor in self._released(segment.nodes, segment.leaving, k):
                     del tensors[tensor]
-        return {tensor: self._own(run, segment.nodes, tensor, tensors) for tensor in segment.leaving}
+        return {tensor: self._own(segment, run, tensor, tensors[tensor]) for tensor in segment.leaving}
 
     def _compute(self, k: int, place: Place, inputs: list[torch.Tensor]) -> torch.Tensor:
         layer = self._network.layers[k]
@@ -221,9 +236,12 @@ class BlockPass:
             return layer.of(self._found[k], inputs[0], self._network.ranks[k])
         return layer(place, *inputs)
 
-    def _own(self, run: BlockRun, nodes: Sequence[int], tensor: int, tensors: Tensors) -> torch.Tensor:
+    def _own(self, segment: Segment, run: BlockRun, tensor: int, made_BCHW: torch.Tensor) -> torch.Tensor:
         """A block of what leaves: nodes may have made more, for each other."""
-        return run.actions[nodes.index(tensor - 1)].own(tensors[tensor]) if tensor - 1 in nodes else tensors[tensor]
+        inside = tensor - 1 in segment.nodes
+        given = run.actions[segment.nodes.index(tensor - 1)].given if inside else run.windows[tensor].box
+        own = self.program.leaving_box(segment, tensor, self._network.turn.block)
+        return made_BCHW if own == given else made_BCHW[(slice(None), slice(None), *own.relative_to(given).slices)]
 
     def _released(self, nodes: Sequence[int], leaving: Sequence[int], k: int) -> Iterator[int]:
         """The tensors that no later node of a segment takes."""
@@ -255,7 +273,7 @@ class BlockPass:
         """Node k adds a block to what it sums over the image."""
         self._network.turn.block, self._network.turn.doing = block, Doing.MEASURE
         place = self.program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
-        with torch.no_grad(), self._still([k], True):
+        with torch.no_grad(), self._cast(), self._still([k], True):
             self._network.layers[k](place, x_BCHW)
 
     def _differentiate(
@@ -309,7 +327,7 @@ class BlockPass:
         self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
         x_BCHW = x_BCHW.detach().requires_grad_()
         place = self.program.measuring_place(self._network.graph.sources[k][0], k + 1, block)
-        with torch.enable_grad(), self._still([k], True):
+        with torch.enable_grad(), self._cast(), self._still([k], True):
             made_BCHW = layer(place, x_BCHW)
         self._network.turn.doing = Doing.RETURN
         (found,) = torch.autograd.grad(made_BCHW, x_BCHW, torch.zeros_like(made_BCHW))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import partitions_of, segment_windows
+from tiledseg.geometry.layer_windows import leaving_partition, partitions_of, segment_windows
+from tiledseg.geometry.places import Part
 from tiledseg.geometry.segments import Segment, segments
 from tiledseg.models.block import DimPlace, Place
 from tiledseg.spatial.actions import Action, compile_actions
@@ -61,6 +62,12 @@ class BlockProgram:
         row, col = self.position(block)
         return Box(self.rows[tensor].owned(row), self.cols[tensor].owned(col))
 
+    def leaving_box(self, segment: Segment, tensor: int, block: int) -> Box:
+        """A block of a tensor that leaves a segment: outputs of one size cover the same."""
+        row, col = self.position(block)
+        rows, cols = (leaving_partition(cuts, segment, tensor) for cuts in (self.rows, self.cols))
+        return Box(rows.owned(row), cols.owned(col))
+
     def position(self, block: int) -> tuple[int, int]:
         return divmod(block, self.cols[0].parts)
 
@@ -70,12 +77,26 @@ class BlockProgram:
         return Place(_own_place(self.rows, source, made, row), _own_place(self.cols, source, made, col))
 
 
-def compile_program(rows_graph: Graph, cols_graph: Graph, rows: Partition, cols: Partition) -> BlockProgram:
+def compile_program(
+    rows_graph: Graph,
+    cols_graph: Graph,
+    rows: Partition,
+    cols: Partition,
+    where: tuple[Sequence[Part], Sequence[Part]] | None = None,
+) -> BlockProgram:
     """The program for an input that `rows` x `cols` cut. Raises GeometryError where a block of some tensor would be
-    empty, or tensors that meet do not fit."""
+    empty, or tensors that meet do not fit.
+
+    `where` the tensors lie in those of the whole image along rows and columns, where the input is a tile of one.
+    """
     cuts = partitions_of(rows_graph, rows), partitions_of(cols_graph, cols)
     found = segments(rows_graph)
     runs = tuple(tuple(_runs(rows_graph, cols_graph, cuts, segment)) for segment in found)
+    if where is not None:
+        runs = tuple(
+            tuple(_placed(run, rows_graph, segment, where) for run in each)
+            for each, segment in zip(runs, found, strict=True)
+        )
     return BlockProgram(tuple(cuts[0]), tuple(cuts[1]), found, runs, _strips(runs))
 
 
@@ -91,6 +112,23 @@ def _runs(
             actions = compile_actions(rows, cols, rows_graph.sources, (row, col), held, segment.nodes)
             windows = {t: _window(box, cuts[0][t], cuts[1][t], (row, col)) for t, box in held.items()}
             yield BlockRun(actions, windows)
+
+
+def _placed(run: BlockRun, graph: Graph, segment: Segment, where: tuple[Sequence[Part], Sequence[Part]]) -> BlockRun:
+    """Layers that ask for their place are told that in the whole image."""
+    actions = list(run.actions)
+    for index, k in enumerate(segment.nodes):
+        if graph.layers[k].asks_place:
+            at, source = actions[index].place, graph.sources[k][0]
+            dims = zip((at.row, at.col), where, strict=True)
+            place = Place(*(_moved(dim, parts[source], parts[k + 1]) for dim, parts in dims))
+            actions[index] = replace(actions[index], place=place)
+    return replace(run, actions=tuple(actions))
+
+
+def _moved(dim: DimPlace, source: Part, made: Part) -> DimPlace:
+    read, given = dim.read.shift(source.at.start), dim.given.shift(made.at.start)
+    return DimPlace(read, given, dim.owned.shift(source.at.start), (source.size, made.size), False)
 
 
 def _window(box: Box, rows: Partition, cols: Partition, at: tuple[int, int]) -> Window:

@@ -29,20 +29,7 @@ class Shelf(Protocol):
 
     def free(self, what: Any) -> None: ...
 
-
-class MemoryShelf:
-    """Tensors stay where they are: in the memory of their device."""
-
-    is_memory = True
-
-    def put(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return x_BCHW
-
-    def get(self, what: torch.Tensor) -> torch.Tensor:
-        return what
-
-    def free(self, what: torch.Tensor) -> None:
-        """Nobody holds it any more."""
+    def close(self) -> None: ...
 
 
 class BlockValues:

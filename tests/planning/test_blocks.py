@@ -1,0 +1,74 @@
+"""Blocks of a tile: what they are planned to take, against what torch allocates, and how many auto means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.planning.allocations import AllocationMeter
+from tiledseg.architecture.unet import UNet
+from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.models.network import build_modules
+from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.segment_memory import segment_memory
+from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass
+
+NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
+SIDE = 256
+
+
+@pytest.mark.parametrize("blocks", [(2, 2), (4, 4), (8, 1)])
+def test_the_memory_is_a_bound_that_is_not_far(blocks: tuple[int, int]) -> None:
+    network = build_modules(NETWORK, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
+    x_BCHW = torch.randn(1, 4, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
+    labels_BHW = torch.zeros(1, SIDE, SIDE, dtype=torch.long)
+    twin = BlockNetwork(network)
+    program = twin.program(*twin.partitions((SIDE, SIDE), blocks))
+    with AllocationMeter([*known, *network.buffers()]) as meter:
+        run = BlockPass(twin, x_BCHW.clone(memory_format=torch.channels_last), program, MemoryShelf())
+        run.forward()
+
+        def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            rows, cols = run.output_box(block).slices
+            return functional.cross_entropy(outputs[0], labels_BHW[:, rows, cols], reduction="sum")
+
+        run.backward(loss)
+    planned = segment_memory(NETWORK.graph(), 4, (SIDE, SIDE), blocks)
+    steps = planned.image // 2 + planned.working + planned.stored
+    assert meter.peak <= steps <= 1.6 * meter.peak
+
+
+def question(memory: int, shape: tuple[int, int] | None = None, in_file: bool = False) -> RunQuestion:
+    return RunQuestion(NETWORK, (Extent((1024, 1024)),), 1, memory, blocks=BlocksAsked(shape, in_file))
+
+
+def test_auto_takes_the_fewest_that_fit() -> None:
+    """A norm over the image is exact, on one tile."""
+    plans = {memory: plan_run(question(memory << 20, in_file=True)) for memory in (2048, 512, 350)}
+    found = [plan.blocks for plan in plans.values()]
+    assert all(plan.tilings[0].grid == (1, 1) for plan in plans.values())
+    assert [blocks.shape[0] for blocks in found if blocks] == sorted(blocks.shape[0] for blocks in found if blocks)
+    for memory, plan in plans.items():
+        assert plan.blocks is not None
+        assert plan.memory == plan.blocks.memory <= memory << 20
+        fewer = plan.blocks.shape[0] - 1
+        if fewer:
+            assert plan_run(question(memory << 20, (fewer, fewer), True)).memory > memory << 20
+
+
+def test_too_little_memory_is_said() -> None:
+    (note,) = plan_run(question(100 << 20, (2, 2))).warnings
+    assert note.startswith("a training step in blocks needs up to ")
+    assert "memory.store" in note
+
+
+def test_without_blocks_a_plan_is_as_before() -> None:
+    plan = plan_run(replace(question(8 << 30), blocks=None))
+    assert plan.blocks is None

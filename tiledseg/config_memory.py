@@ -1,0 +1,59 @@
+"""What is done for networks and images that do not fit the memory: the configuration's group `memory`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.config_checks import AUTO, check_values, number, shown
+from tiledseg.errors import ConfigError
+
+NONE = "none"
+HOST = "host"
+MOST_BLOCKS = 4096  # along a side
+BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
+
+
+@dataclass
+class MemoryConfig:
+    """What is done where memory is short; none of it changes the result.
+
+    Args:
+        blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
+            [R, C], or auto (the fewest that fit memory)
+        store: where blocks lie meanwhile: host (memory), or a folder on a local disk, in which a file without a name is
+            made
+    """
+
+    blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
+    store: str = HOST
+
+    def check(self) -> None:
+        check_values("memory", self)
+        self.blocks_shape()
+        if not self.store:
+            raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
+        if self.in_file and not self.in_blocks:
+            raise ConfigError(
+                f"memory.store is {self.store}, but memory.blocks is none: nothing would lie there; set memory.blocks"
+            )
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether tiles are computed in blocks."""
+        return self.blocks != NONE
+
+    @property
+    def in_file(self) -> bool:
+        """Whether blocks lie in a file."""
+        return self.store != HOST
+
+    def blocks_shape(self) -> tuple[int, int] | None:
+        """(rows, cols), or None for auto and none."""
+        if self.blocks in (AUTO, NONE):
+            return None
+        if isinstance(self.blocks, str):
+            raise ConfigError(f"memory.blocks is '{shown(self.blocks)}'; give {BLOCKS}")
+        values = self.blocks if isinstance(self.blocks, list) else [self.blocks, self.blocks]
+        if len(values) != 2:
+            raise ConfigError(f"memory.blocks is {shown(self.blocks)}; give {BLOCKS}")
+        return values[0], values[1]

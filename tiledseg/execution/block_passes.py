@@ -1,0 +1,149 @@
+"""Passes in which each tile goes through the network in blocks, segment by segment, whatever it would need as a whole.
+
+What lies between segments is put on a shelf: in memory, or in a file. See `spatial.blocks.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+
+from tiledseg.comm.doing import doing
+from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
+from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
+from tiledseg.execution.precision import autocast
+from tiledseg.geometry.box import Box
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.still import still_statistics
+from tiledseg.raster.dataset import Sample
+from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass, Outputs
+from tiledseg.spatial.blocks.program import BlockProgram
+from tiledseg.spatial.blocks.store import Shelf
+
+
+class BlockWork(NamedTuple):
+    """How tiles are computed in blocks: at most so many rows and columns of them, which lie on `shelf` in between."""
+
+    network: BlockNetwork
+    blocks: tuple[int, int]
+    shelf: Shelf
+
+
+class BlockPasses(SerialPasses):
+    """Tile by tile, each in blocks; a piece is what a block owns of the outputs."""
+
+    mode: ReadMode
+
+    def __init__(self, mode: ReadMode, work: BlockWork) -> None:
+        super().__init__(mode)
+        self._work = work
+
+    def train(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
+    ) -> float:
+        timed = Timed(samples)
+        again = self.rounds(parts, loss.looks_first) > 1
+        if again:
+            with still_statistics([self.mode.network]):
+                for sample in islice(timed, len(parts)):
+                    for one in self._tiles(sample, key, keep=False):
+                        one.look(loss)
+            loss.agree()
+        for sample in islice(timed, len(parts)):
+            for one in self._tiles(sample, key):
+                if loss.looks_first and not again:
+                    one.look(loss)
+                    loss.agree()
+                one.train(loss)
+        return timed.seconds
+
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        tiles = sum(len(self.mode.micro_batches(part)) for part in parts)
+        return 2 if looks_first and tiles > 1 else 1
+
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
+        for sample in samples:
+            for one in self._tiles(sample, keep=False):
+                yield from ((sample, piece) for piece in one.pieces())
+
+    def pieces(self, parts: Sequence[Part]) -> int:
+        return sum(self._count(micro_batch) for part in parts for micro_batch in self.mode.micro_batches(part))
+
+    def _count(self, micro_batch: MicroBatch) -> int:
+        program = self._program(micro_batch)
+        return sum(_owned(micro_batch, self._work.network, program, b) is not None for b in range(program.blocks))
+
+    def _program(self, micro_batch: MicroBatch) -> BlockProgram:
+        context = micro_batch.tile.context
+        whole = self.mode.tilings[micro_batch.image].whole
+        cuts = self._work.network.partitions(context.shape, self._work.blocks)
+        return self._work.network.program(*cuts, (whole, context))
+
+    def _cast(self) -> AbstractContextManager[object]:
+        return autocast(self.mode.precision, self.mode.mesh.device)
+
+    def _tiles(self, sample: Sample, key: Key | None = None, keep: bool = True) -> Iterator[_Tile]:
+        """Of a part each micro-batch, which has gone through all segments but the last."""
+        inputs = self.mode.inputs(sample)
+        if key is not None:
+            set_dropout_key(self.mode.network, key(sample.image))
+        for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
+            with doing("tile %d of image %d, in blocks", micro_batch.tile.index, sample.image):
+                program = self._program(micro_batch)
+                run = BlockPass(self._work.network, next(inputs), program, self._work.shelf, cast=self._cast)
+                try:
+                    run.forward(keep)
+                    yield _Tile(self._work.network, sample, micro_batch, run)
+                finally:
+                    run.close()
+
+
+class _Tile(NamedTuple):
+    """A tile on its way through the network."""
+
+    network: BlockNetwork
+    sample: Sample
+    micro_batch: MicroBatch
+    run: BlockPass
+
+    def pieces(self) -> Iterator[Piece]:
+        """The outputs on what each block owns of the tile's core. Without gradients."""
+        for block in range(self.run.program.blocks):
+            owned = _owned(self.micro_batch, self.network, self.run.program, block)
+            if owned is not None:
+                yield self._piece(block, owned, self.run.outputs(block))
+
+    def look(self, loss: Loss) -> None:
+        with torch.no_grad():
+            for piece in self.pieces():
+                loss.look(piece, self.sample)
+
+    def train(self, loss: Loss) -> None:
+        """The backward pass of the loss of all blocks."""
+
+        def of_block(block: int, outputs: Outputs) -> torch.Tensor | None:
+            owned = _owned(self.micro_batch, self.network, self.run.program, block)
+            if owned is None:
+                return None
+            return loss([(self._piece(block, owned, outputs), self.sample)])
+
+        self.run.backward(of_block)
+
+    def _piece(self, block: int, owned: Box, outputs: Outputs) -> Piece:
+        """`owned`: in positions of the tile's output."""
+        rows, cols = owned.relative_to(self.run.output_box(block)).slices
+        first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs)
+        output, core = self.micro_batch.tile.output, self.micro_batch.part.core
+        in_raster = owned.shift(output.row.start, output.col.start)
+        return Piece(first, in_raster, in_raster.relative_to(core), tuple(others))
+
+
+def _owned(micro_batch: MicroBatch, network: BlockNetwork, program: BlockProgram, block: int) -> Box | None:
+    """What a block's outputs cover of the tile's core, in positions of the tile's output; None where they do not."""
+    owned = network.output_box(program, block).clip(micro_batch.tile.core_in_output)
+    return owned if owned.row.size > 0 and owned.col.size > 0 else None

@@ -1,0 +1,88 @@
+"""Whether a rank computes its tiles in blocks, how many, and what they take of its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.segment_memory import segment_memory
+from tiledseg.planning.tensor_limit import MOST_VALUES, check_countable
+
+MOST_BLOCKS = 64  # a side: more are not tried
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class BlocksAsked:
+    """`shape`: at most so many rows and columns of blocks, None for the fewest that fit; `in_file`: they lie in a file
+    between segments, not in memory."""
+
+    shape: tuple[int, int] | None
+    in_file: bool = False
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """At most `shape` (rows, cols) blocks of a tile. Bytes: `memory` of a step, and `stored` of blocks between
+    segments, which `memory` holds too unless they lie in a file."""
+
+    shape: tuple[int, int]
+    memory: int
+    stored: int
+    in_file: bool
+
+    @property
+    def in_words(self) -> str:
+        """For the user."""
+        where = "in a file" if self.in_file else "in memory"
+        return f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.2f} GiB of them {where}"
+
+    def note(self, memory: int) -> str | None:
+        """What the user should know where a step needs more than the `memory` that a rank has."""
+        if self.memory <= memory:
+            return None
+        return (
+            f"a training step in blocks needs up to {self.memory / GIB:.1f} GiB, but {memory / GIB:.1f} GiB are to be "
+            f"had; use {'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
+        )
+
+
+def choose_blocks(
+    asked: BlocksAsked, spread: Spread, graph: Graph, bands: int, tilings: Sequence[Tiling], value: int, memory: int
+) -> BlockPlan:
+    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes.
+
+    Raises ConfigError where ranks share an image or its layers.
+    """
+    if spread.shares_images:
+        raise ConfigError(
+            f"memory.blocks is set, but with parallel.halo {spread.mode} ranks share an image, and would have to send "
+            "each other halos of blocks that are not at hand at the same time; use parallel.halo read, or leave it out"
+        )
+    if spread.mesh.stages > 1:
+        raise ConfigError(
+            f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
+            "whole image passes through it; use parallel.stages 1, or leave it out"
+        )
+    context = max((tiling.context_max for tiling in tilings), key=lambda shape: shape[0] * shape[1])
+    shapes = [asked.shape] if asked.shape else list(_shapes(context))
+    for shape in shapes:
+        found = segment_memory(graph, bands, context, shape, value)
+        needed = found.total(asked.in_file)
+        if (needed <= memory and found.largest.values <= MOST_VALUES) or shape == shapes[-1]:
+            break
+    check_countable([found.largest], "use more memory.blocks")
+    return BlockPlan(shape, needed, found.stored, asked.in_file)
+
+
+def _shapes(context: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """From few blocks to many, about as long as wide."""
+    longer = max(context) / min(context)
+    for side in range(1, MOST_BLOCKS + 1):
+        other = max(1, math.ceil(side / longer))
+        yield (side, other) if context[0] >= context[1] else (other, side)
