@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "parallel.recompute": "always",
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
+    "memory.blocks": 2,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.5,
     "optimizer.scale_lr": "linear",
@@ -99,6 +100,7 @@ ELSEWHERE |= {
     f"train.{key}"
     for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
 }
+ELSEWHERE |= {"memory.store"}  # of no use without memory.blocks: tests/test_train.py
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
 """Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
 
