@@ -22,6 +22,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.sampling import TileReference
@@ -42,14 +43,14 @@ class Found:
     sizes: set[int]
 
 
-def train(case: Case, mesh: Mesh, batch: int, halo: str = "read") -> Found:
-    network, sizes = case.network().train(), set()
-    data = dataset(case, IMAGES)
+def train(case: Case, mesh: Mesh, batch: int, halo: str = "read", precision: str = "fp64") -> Found:
+    network, sizes = case.network(PARAMETER_DTYPES[precision]).train(), set()
+    data = dataset(case, IMAGES, INPUT_DTYPES[precision])
     data.margin = EDGES.margin if case is EDGED else 0
     spread = choose_spread(
         parallelism(ParallelConfig(halo=halo)), case.unet.graph(), data.tilings, mesh.size, IMAGES, case.unet.bands, 8
     )
-    run = ParallelRun.open(spread, network, mesh, "fp64")
+    run = ParallelRun.open(spread, network, mesh, precision)
 
     def seen(module: nn.Module, given: tuple[Any, ...]) -> None:
         sizes.add(len(given[0]))
@@ -92,3 +93,22 @@ def test_a_batch_is_its_tiles(case: Case, halo: str, batch: int, meshes: dict[st
     assert found.losses == pytest.approx(expected.losses, rel=1e-12)
     assert difference(found.state, expected.state) < 1e-12
     assert difference(case.network().state_dict(), expected.state) > 1e-3, "weights have moved"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("batch", [1, 3])
+def test_ranks_do_not_change_a_float32_loss_line(batch: int, meshes: dict[str, Mesh]) -> None:
+    """With batches too, which follow from the step alone.
+
+    One by one, which is what `auto` takes in float32 on any number of ranks, gives another rounding.
+    """
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    found = train(TILES, mesh, batch, precision="fp32")
+    serial = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    expected, single = mesh.on_root(lambda: [train(TILES, serial, size, precision="fp32") for size in (batch, 1)])
+    assert max(expected.sizes) == batch
+    assert found.losses == pytest.approx(expected.losses, rel=1e-13)
+    assert all(torch.equal(tensor, expected.state[name]) for name, tensor in found.state.items())
+    assert found.losses == pytest.approx(single.losses, rel=0 if batch == 1 else 1e-6)
+    assert batch == 1 or any(not torch.equal(tensor, single.state[name]) for name, tensor in found.state.items())

@@ -85,7 +85,7 @@ class Split:
         return Strip(UNet(3, 1, 3, 4, "same", self.norm, self.upsampling, 0.1, bands=2, classes=3), (6, 3))
 
 
-def dataset(case: Case, images: int) -> Dataset:
+def dataset(case: Case, images: int, dtype: str = "float64") -> Dataset:
     """Each image of its own noise."""
     draw = np.random.default_rng(5)
     shape = case.raster
@@ -95,7 +95,7 @@ def dataset(case: Case, images: int) -> Dataset:
         [case.tiling()] * images,
         LabelMap.from_config(case.unet.classes, IGNORED),
         Normalization.identity(case.unet.bands),
-        "float64",
+        dtype,
     )
 
 

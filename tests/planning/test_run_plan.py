@@ -161,14 +161,17 @@ def test_a_run_in_mode_exchange_counts_the_window_that_its_contexts_are_cut_from
 
 
 def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
-    """`batch_pixels` says up to where it pays; memory is counted for all tiles of a batch."""
-    asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4))
+    """In float64: `batch_pixels` says up to where it pays; memory is counted for all tiles of a batch."""
+    asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4), precision="fp64")
     one = plan_run(asked)
     pixels = one.tilings[0].context_max[0] * one.tilings[0].context_max[1]
     assert one.tiles_per_batch == 1
     four = plan_run(replace(asked, batch_pixels=4 * pixels + 1))
     assert four.tiles_per_batch == 4
-    assert plan_run(replace(asked, batch_pixels=4 * pixels + 1, precision="bf16")).tiles_per_batch == 1, "rounds sums"
+    for precision in ("fp32", "bf16"):
+        rounded = replace(asked, batch_pixels=4 * pixels + 1, precision=precision)
+        assert plan_run(rounded).tiles_per_batch == 1, "rounds sums"
+        assert {plan_run(replace(rounded, tiles_per_batch=5, ranks=n)).tiles_per_batch for n in (1, 8, 16)} == {5}
     each = (four.memory - one.memory) / 3
     assert each > 0.5 * one.memory
     assert plan_run(replace(asked, batch_pixels=pixels * 100)).tiles_per_batch == 16, "of a step"
@@ -186,7 +189,8 @@ def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
     ("given", "words"),
     [
         ({"stages": 2, "balance": "modelled"}, "in stages each tile is a micro-batch by itself; use parallel.stages 1"),
-        ({"halo": "layer"}, "a rank has no tiles, but a block of an image; use parallel.halo read or exchange"),
+        ({"halo": "layer"}, "a rank has no tiles, but a block of an image; use parallel.halo read"),
+        ({"halo": "exchange"}, "the number of ranks would round the gradients' sums; use parallel.halo read"),
         ({"norm": "batch", "exact": False}, "encoder0.norm0 takes its statistics over a batch.*model.freeze_norm"),
     ],
 )
@@ -201,7 +205,7 @@ def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words
 def test_tiles_that_must_know_their_place_run_alone() -> None:
     """Each has a place of its own in the image, by which its weights differ."""
     graph = chain([("pool", MaxPool()), ("up", AlignedUpsample()), ("head", Convolution(2, 1))])
-    auto = BatchCase(None, 16, 10**9, 10**12)
+    auto = BatchCase(None, 16, 16, 10**9, 10**12, True)
     assert choose_batch(auto, graph, Spread(), (64, 64), lambda: 1) == 1
     with pytest.raises(ConfigError, match="'up' resizes with align_corners"):
         choose_batch(replace(auto, asked=2), graph, Spread(), (64, 64), lambda: 1)

@@ -102,7 +102,8 @@ class HaloMode(Protocol):
 class ReadMode:
     """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines.
 
-    `batch`: how many tiles of one shape may run at once; tiles of one shape then follow each other.
+    `batch`: how many tiles of one shape run at once. Which ones follows from the step alone, not from the ranks, that
+    are dealt whole batches: a float32 gradient is summed over a batch by its kernel.
     """
 
     network: GraphNetwork
@@ -115,8 +116,8 @@ class ReadMode:
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         if self.axes is None:
-            own = deal(tiles, self.mesh.size, lambda part: part.tile.context.area)[self.mesh.rank]
-            return own if self.batch == 1 else tuple(sorted(own, key=lambda part: part.tile.context.shape))
+            own = deal(_batches(tiles, self.batch), self.mesh.size, _area)[self.mesh.rank]
+            return tuple(part for batch in own for part in batch)
         at = self.axes.position
         return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
 
@@ -142,6 +143,22 @@ class ReadMode:
 
     def speaks(self, parts: Sequence[Part]) -> bool:
         return len(parts) > 0
+
+
+def _batches(parts: Sequence[Part], most: int) -> list[tuple[Part, ...]]:
+    """Batches of one shape; those that are not full come last of their shape. In the parts' order where each is one."""
+    if most == 1:
+        return [(part,) for part in parts]
+    by_shape: dict[tuple[int, int], list[Part]] = {}
+    for part in parts:
+        by_shape.setdefault(part.tile.context.shape, []).append(part)
+    return [
+        tuple(own[first : first + most]) for _, own in sorted(by_shape.items()) for first in range(0, len(own), most)
+    ]
+
+
+def _area(batch: Sequence[Part]) -> int:
+    return sum(part.tile.context.area for part in batch)
 
 
 class ExchangeMode(ReadMode):

@@ -47,8 +47,8 @@ class RunQuestion:
     `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
     `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
     `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
-    `tiles_per_batch`: tiles of one shape that run at once, None for as many as fit and pay: batches of at most
-    `batch_pixels` pixels do, which only a device can tell.
+    `tiles_per_batch`: tiles of one shape that run at once, None for one, in fp64 as many as fit and pay: batches
+    of at most `batch_pixels` pixels do, which only a device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
     images. `blocks`: tiles are computed in blocks, one after the other.
     """
@@ -228,10 +228,10 @@ def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_st
     """Tiles that run at once, and the bytes of a step with so many; `step`: those of one."""
     if not question.trains:
         return 1, step
-    most = largest.count if spread.shares_images else -(-in_step // question.ranks)
-    # A kernel rounds its sum over a batch to bf16's 8 bits: batches, and so ranks, would change the loss line.
-    paying = 0 if question.precision == "bf16" else question.batch_pixels
-    case = BatchCase(question.tiles_per_batch, most, paying, question.memory - step)
+    own = largest.count if spread.shares_images else -(-in_step // question.ranks)
+    wide = question.precision == "fp64"
+    paying = question.batch_pixels if wide else 0
+    case = BatchCase(question.tiles_per_batch, in_step, own, paying, question.memory - step, wide)
     graph, bands = question.graph, question.network.bands
 
     def further() -> int:

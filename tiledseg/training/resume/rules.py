@@ -115,7 +115,9 @@ RULES: dict[str, Rule] = {
     "train.class_weights": Rule(
         MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
     ),
-    "train.tiles_per_batch": Rule(MAY, _LAW),
+    "train.tiles_per_batch": Rule(
+        MAY, "speed and memory; below fp64 the sum of a batch's gradients is rounded otherwise from then on"
+    ),
     "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
     "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
     "train.checkpoint_every": Rule(MAY, "it trains nothing"),
