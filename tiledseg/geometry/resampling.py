@@ -49,8 +49,9 @@ class MaxPool(Pool):
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,)
 
-    def kept_besides(self, shape: Shape, width: int) -> int:
-        return INDEX_BYTES * shape[0] * shape[1] * shape[2]
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        """Indices are found again, and let go."""
+        return input_bytes + INDEX_BYTES * shape[0] * shape[1] * shape[2]
 
 
 @dataclass(frozen=True)

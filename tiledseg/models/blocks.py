@@ -87,7 +87,7 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     Convolution: _convolution,
     FixedFilters: lambda at: FilterBank(at.channels[0], at.layer),
     TransposedConvolution: _transposed,
-    MaxPool: lambda at: nn.MaxPool2d(*_pooling(at)),
+    MaxPool: lambda at: pooling.MaxPool(*_pooling(at)),
     AveragePool: lambda at: nn.AvgPool2d(*_pooling(at)[:3]),
     MaxIndices: lambda at: pooling.MaxIndices(*at.layer.sizes),
     MaxUnpool: lambda at: pooling.MaxUnpool(at.layer.kernel),

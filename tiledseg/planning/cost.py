@@ -4,7 +4,7 @@ Counted from what layers say of themselves. What autograd keeps for the backward
 
 - convolution, transposed convolution: its input;
 - leaky ReLU: its output, which it writes over its input, so a convolution's output is not kept a second time;
-- max pooling: its input, and an 8-byte index for each output;
+- max pooling: its input;
 - norm: its input and a few statistics: pixel norm two a pixel, others some a channel or group;
 - dropout: one value a channel; concatenation and upsampling: nothing, their outputs are kept by the layer after;
 - the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel.

@@ -23,6 +23,7 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.normalise import Ranks
 from tiledseg.models.pixelwise import ComputedConvolution
+from tiledseg.models.pooling import MaxPool
 from tiledseg.models.upsample import Upsample
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
@@ -87,7 +88,7 @@ class Own(SpatialLayer):
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, ComputedConvolution), SpatialConvolution),
     nn.ConvTranspose2d: SpatialTransposedConvolution,
-    nn.MaxPool2d: SpatialMaxPool,
+    **dict.fromkeys((nn.MaxPool2d, MaxPool), SpatialMaxPool),
     nn.AvgPool2d: SpatialAveragePool,
     nn.PixelShuffle: SpatialPixelShuffle,
     nn.PixelUnshuffle: SpatialPixelUnshuffle,

@@ -10,9 +10,8 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.resampling import AveragePool, MaxPool, Pool
 from tiledseg.models.block import DimPlace, Place
+from tiledseg.models.pooling import max_pool, pair
 from tiledseg.spatial.place import SpatialLayer
-
-Pair = tuple[int, int]
 
 
 class SpatialMaxPool(SpatialLayer):
@@ -27,15 +26,15 @@ class SpatialMaxPool(SpatialLayer):
                 f"layer '{name}' returns indices, which would be those of a block; set return_indices off, or take "
                 "MaxIndices"
             )
-        kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
-        dilation = _pair(module.dilation)
+        kernel, stride, padding = pair(module.kernel_size), pair(module.stride), pair(module.padding)
+        dilation = pair(module.dilation)
         row, col = (MaxPool(kernel[d], stride[d], padding[d], dilation[d]) for d in (0, 1))
         self.descriptions = row, col
         self._sizes = kernel, stride, padding, dilation
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         kernel, stride, padding, dilation = self._sizes
-        return functional.max_pool2d(x_BCHW, kernel, stride, place.own_padding(padding), dilation)
+        return max_pool(x_BCHW, (kernel, stride, place.own_padding(padding), dilation))
 
 
 class SpatialAveragePool(SpatialLayer):
@@ -43,7 +42,7 @@ class SpatialAveragePool(SpatialLayer):
 
     def __init__(self, name: str, module: nn.AvgPool2d) -> None:
         _refuse_ceil(name, module.ceil_mode)
-        kernel, stride, padding = _pair(module.kernel_size), _pair(module.stride), _pair(module.padding)
+        kernel, stride, padding = pair(module.kernel_size), pair(module.stride), pair(module.padding)
         self._row, self._col = (AveragePool(kernel[d], stride[d], padding[d]) for d in (0, 1))
         self.descriptions = self._row, self._col
         self._sizes = kernel, stride, padding
@@ -75,7 +74,3 @@ def _refuse_ceil(name: str, ceil_mode: bool) -> None:
         raise ConfigError(
             f"layer '{name}' pools with ceil_mode, whose last windows hang over the image; set it to False"
         )
-
-
-def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from tiledseg.models.aligned import AlignedUpsample
+from tiledseg.models.pooling import MaxPool
 from tiledseg.models.upsample import Upsample
 from tiledseg.tracing.lowering import RefusalError, Step, Value
 from tiledseg.tracing.pyramids import resized_branch
@@ -69,7 +70,7 @@ def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | N
     if mode == "area":
         return step.lowering.add_module(step, nn.AvgPool2d(strides), value, "interpolate")
     if mode == "nearest":
-        return step.lowering.add_module(step, nn.MaxPool2d(1, strides), value, "interpolate")
+        return step.lowering.add_module(step, MaxPool(1, strides), value, "interpolate")
     if mode != "bilinear" or align or step.argument(6, "antialias", False):
         raise RefusalError(f"makes it smaller by '{mode}'; use nearest, area, or bilinear with align_corners=False")
     for dim, stride in zip((2, 3), strides, strict=True):  # the one or two pixels about the middle of each window

@@ -10,6 +10,7 @@ from torch import nn
 
 from tiledseg.geometry.border import Border
 from tiledseg.models.border import Border as BorderModule
+from tiledseg.models.pooling import MaxPool
 from tiledseg.tracing.layouts import is_channels, permuted, reshaped, sizes_of, with_channels
 from tiledseg.tracing.lowering import WHOLE, RefusalError, Step, Value
 from tiledseg.tracing.pixelwise import pixelwise, without
@@ -195,7 +196,7 @@ def _thinned(step: Step, value: Value, dim: int, start: int, stride: int) -> Val
     """Every `stride`-th row or column: pooling over windows of one."""
     value = _cropped(step, value, dim, start, 0)
     strides = (stride, 1) if value.layout.dims[dim] == ("H",) else (1, stride)
-    node = step.lowering.add_module(step, nn.MaxPool2d(1, strides), value, "every")
+    node = step.lowering.add_module(step, MaxPool(1, strides), value, "every")
     one, other = (
         (*shape[:dim], -(-shape[dim] // stride), *shape[dim + 1 :]) for shape in (value.shape, value.other_shape)
     )

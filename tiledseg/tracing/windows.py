@@ -10,6 +10,7 @@ from torch import nn
 from tiledseg.geometry.border import MIRRORED, Border
 from tiledseg.geometry.resampling import MaxIndices, MaxUnpool
 from tiledseg.models import pooling
+from tiledseg.models.pooling import MaxPool
 from tiledseg.tracing.lowering import ONE_PIXEL, RefusalError, Step, Value
 from tiledseg.tracing.pixelwise import pixelwise
 from tiledseg.tracing.resizing import ratios
@@ -64,7 +65,7 @@ def _max_pool(step: Step) -> list[Value]:
         return image_max(step, value, ONE_PIXEL, even=False)
     options = step.options(1, kernel_size=None, stride=None, padding=0, dilation=1, ceil_mode=False)
     options["stride"] = options["stride"] or options["kernel_size"]
-    module = nn.MaxPool2d(**_without_ceil(options))
+    module = MaxPool(**_without_ceil(options))
     pooled = step.made(step.lowering.add_module(step, module, value, "pool"))
     if len(step.call.shapes) == 1:
         return [pooled]
