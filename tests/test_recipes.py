@@ -49,6 +49,13 @@ SAID: dict[str, dict[str, Any]] = {
         "optimizer.scale_lr": "linear",
         "train.images_per_step": 250,
     },
+    "naip_trees": {
+        "train.class_weights": [1, 4],
+        "train.window": 128,
+        "train.windows_per_step": 8,
+        "train.augment": [{"brightness": 0.2}, {"contrast": 0.2}],
+        "data.split": [3, 5],
+    },
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.naip_trees import beside, maps
 from benchmarks.naip_trees.__main__ import main
 from benchmarks.naip_trees.anchor import Job, run
 from benchmarks.naip_trees.cities import LEARNT, OTHER, image_of, labels_of
-from benchmarks.naip_trees.maps import TURNED, WAYS, map_file
+from benchmarks.naip_trees.maps import OWN_LIGHT, WAYS, map_file
 from benchmarks.naip_trees.network import build
 from benchmarks.naip_trees.rows import ROWS, of_run, read_rows
 from tests.small_files import write_raster, write_yaml
@@ -79,7 +79,7 @@ def test_a_row_is_trained_once_and_reported(
     cities: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second call trains nothing. Scores are those of the maps; of the other city they come with --report alone."""
-    monkeypatch.setattr(maps, "WAYS", {TURNED: WAYS[TURNED]})
+    monkeypatch.setattr(maps, "WAYS", {OWN_LIGHT: WAYS[OWN_LIGHT]})
     train = [*words, "--rows", "weights", "--seeds", "1", "--steps", "24"]
     assert main(train) == 0
     file = cities / "out/weights/0/result.json"
@@ -96,9 +96,9 @@ def test_a_row_is_trained_once_and_reported(
     seen_HW = np.zeros(SHAPE, bool)
     seen_HW[:32, 96:128] = seen_HW[32:64, 128:] = seen_HW[64:, 128:] = True  # the held-out blocks
     for city, key, there_HW in ((LEARNT, "held_out_maps", seen_HW), (OTHER, "other_city", np.ones_like(seen_HW))):
-        map_HW, labels_HW = read(map_file(file.parent, city, TURNED)), read(labels_of(cities, city))
+        map_HW, labels_HW = read(map_file(file.parent, city, OWN_LIGHT)), read(labels_of(cities, city))
         score = of_trees(map_HW[there_HW], labels_HW[there_HW])
-        assert found[key] == {TURNED: pytest.approx(score, abs=1e-12)}
+        assert found[key] == {OWN_LIGHT: pytest.approx(score, abs=1e-12)}
         assert score > 0.1
     assert found["held_out"] > 0.1
 
