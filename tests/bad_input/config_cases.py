@@ -88,11 +88,6 @@ VALUES = (
     train(
         "augment-each-shared", "--train.augment_each tile --parallel.halo layer", "augment_each", "parallel.halo read"
     ),
-    train(
-        "augment-turns-an-oblong",
-        "--data.images ROOT/oblong.tif --data.labels ROOT/oblong-labels.tif --train.augment [turn]",
-        *("quarter turns", "oblong.tif is 48 x 32 px", "turn: 180"),
-    ),
     train("seed", "--train.seed -1", "train.seed", "-1", "at least 0"),
     train("batch-of-none", "--train.tiles_per_step 0", "train.tiles_per_step", "0", "at least 1"),
     train("batch-larger-than-data", "--train.tiles_per_step 5", "train.tiles_per_step", "5", "4 tiles", "at most 4"),

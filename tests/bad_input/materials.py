@@ -63,8 +63,6 @@ def _make_odd_rasters(root: Path) -> None:
     write_raster(root / "two-bands.tif", image_CHW[:2])
     write_raster(root / "uint16.tif", image_CHW.astype(np.uint16))
     write_raster(root / "blank.tif", np.zeros_like(image_CHW), nodata=0)
-    write_raster(root / "oblong.tif", image_CHW[:, :, :32])
-    write_raster(root / "oblong-labels.tif", labels_CHW[:, :, :32])
     write_raster(root / "tiny.tif", image_CHW[:, :1, :1])
     write_raster(root / "tiny-labels.tif", labels_CHW[:, :1, :1])
     write_raster(root / "float-labels.tif", labels_CHW.astype(np.float32))

@@ -20,12 +20,13 @@ from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, Ru
 from tiledseg.raster.draws import Draw, Drawer
 from tiledseg.raster.pixel_noise import pixel_noise
 from tiledseg.raster.sampling import Sampler
+from tiledseg.raster.views import View
 from tiledseg.tile import main as cut
 
 SIZE, BANDS, IGNORED = 52, 3, 255
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
 VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
-ALL_OF_AN_OBLONG: list[Any] = ["reflect", {"turn": 180}, {"translate": 7}, {"scale": [0.8, 1.25]}, *VALUES]
+ALL_OF_AN_OBLONG: list[Any] = ["reflect", "turn", {"translate": 7}, {"scale": [0.8, 1.25]}, *VALUES]
 
 
 def scene() -> tuple[NDArray, NDArray]:
@@ -101,6 +102,36 @@ def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bou
     expected = losses(run(square(disk, "plain", [], seed=seed), alone()))
     assert found == pytest.approx(expected, rel=bound, abs=0)
     assert found != losses(run(square(tmp_path, "unchanged", [], seed=seed), alone()))
+
+
+def test_an_oblong_image_is_turned_with_its_grid(tmp_path: Path) -> None:
+    """A quarter turn makes rows of columns: the loss is that of the turned file, cut into 3 x 2 tiles, not 2 x 3."""
+    image_CHW, labels_HW = scene()
+    image_CHW, labels_HW = image_CHW[:, :36], labels_HW[:36]
+    write(tmp_path, image_CHW, labels_HW)
+    expected, turns = [], []
+    for epoch in range(4):
+        draw = Drawer(augmentation(["turn"]), ((36, SIZE),), BANDS).draw(f"tiledseg.augmentation 0 {epoch} 0", 0)
+        quarters = 0 if draw is None or draw.view is None else quarters_of(draw.view)
+        disk = tmp_path / f"disk-{epoch}"
+        write(disk, np.rot90(image_CHW, quarters, (1, 2)), np.rot90(labels_HW, quarters))
+        expected.append(still(disk, "plain", [], [2, 3] if quarters % 2 == 0 else [3, 2]))
+        turns.append(quarters % 2)
+    assert set(turns) == {0, 1}, "some are turned"
+    found = still(tmp_path, "augmented", ["turn"], [2, 3], epochs=4)
+    assert found == [one for own in expected for one in own]
+
+
+def quarters_of(view: View) -> int:
+    """How often it is turned counter-clockwise, by where its first pixel lies."""
+    return [(1, 1), (1, -1), (-1, -1), (-1, 1)].index((int(view.row.step), int(view.col.step)))
+
+
+def still(folder: Path, name: str, augment: list[Any], grid: list[int], **train: Any) -> list[float]:
+    """Losses of a run whose weights stay as they are, without dropout."""
+    config = square(folder, name, augment, **train)
+    config = replace(config, model=replace(config.model, dropout=0.0), tiling=TilingConfig(grid=grid))
+    return losses(run(replace(config, optimizer=OptimizerConfig(name="sgd", lr=1e-300)), alone()))
 
 
 def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ CASES = {
     "none in stages": ({"window_halo": "none", "balance_classes": 0.5}, "stages"),
     "tiles by class": (
         {"sampling": "tiles", "window": None, "windows_per_step": None, "tiles_per_step": 3, "skip_empty": True}
-        | {"balance_classes": 0.5, "augment_each": "tile", "augment": ["reflect", {"translate": 9}, {"noise": 0.1}]},
+        | {"balance_classes": 0.5, "augment_each": "tile"}
+        | {"augment": ["reflect", "turn", {"translate": 9}, {"noise": 0.1}]},
         "read",
     ),
 }

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
@@ -28,13 +28,15 @@ class DrawnTiles:
     """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
 
     Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
-    the changed raster in which the centre of the drawn one stands.
+    the changed raster in which the centre of the drawn one stands. `turned`: the images that have another shape after a
+    quarter turn; so shown the k-th of them is an image of its own, the k-th after all others, with as many tiles.
     """
 
     sampler: Sampler | ContentSampler
     drawer: Drawer
     each: str
     tilings: tuple[Tiling, ...] = ()
+    turned: tuple[int, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -56,11 +58,16 @@ class DrawnTiles:
         return tuple(result)
 
     def _shown(self, reference: TileReference, draw: Draw | None) -> DrawnTile:
-        if not self.tilings or draw is None or draw.view is None:
-            return DrawnTile(*reference, draw)
-        tiling = self.tilings[reference.image]
-        place = draw.view.find(*_centre(tiling.tiles[reference.tile].core))
-        return DrawnTile(reference.image, tiling.tile_at(*place).index, draw)
+        image, tile = reference
+        if draw is None or draw.view is None:
+            return DrawnTile(image, tile, draw)
+        if draw.view.transposed and image in self.turned:
+            draw = replace(draw, source=image)
+            image = len(self.drawer.shapes) + self.turned.index(image)
+        if self.tilings:
+            core = self.tilings[reference.image].tiles[tile].core
+            tile = self.tilings[image].tile_at(*draw.view.find(*_centre(core))).index  # type: ignore[union-attr]
+        return DrawnTile(image, tile, draw)
 
 
 def _centre(box: Box) -> tuple[float, float]:

@@ -21,7 +21,7 @@ def content_units(preparation: Preparation) -> list[Unit]:
     steps = preparation.sampler
     if isinstance(steps, DrawnWindows):
         return square_units(steps.drawer.shapes, max(LEAST_SQUARE, steps.side // 2))
-    return tile_units(preparation.plan.tilings)
+    return tile_units(preparation.training.tilings)
 
 
 def with_content(preparation: Preparation, units: Sequence[Unit], counts: NDArray[np.int64]) -> Preparation:

@@ -88,8 +88,6 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     reading = _reading(config.data, label_map)
     found = inspect(*_paths(config.data, _TRAINING, LEARNT), reading)
     check_used(reading.labels, found.label_paths)
-    if config.train.sampling == "tiles":
-        _check_turns(augmentation(config.train.augment), found.images)
     if config.data.normalize == IMAGENET:
         check_imagenet(found.images[0])
     held_out = found if config.data.split else _held_out(config.data, reading)
@@ -113,6 +111,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         tiles_per_step=windows.per_step if windows and windows.exact else train.tiles_per_step,
         images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
         windows=windows,
+        turned=() if windows else _turned(augmentation(train.augment), found.images),
         frozen=_frozen(network, config.optimizer),
         still_norms=config.model.freeze_norm,
         tiles_per_batch=train.batch(),
@@ -121,7 +120,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
-    tilings = () if windows else plan.tilings
+    tilings = () if windows else plan.tilings[: len(found.images)]
     split, split_notes = split_of(config, plan, question.graph)
     trained, validated = split.parts([info.shape for info in found.images]) if split else ((), ())
     rasters = found.cut(tilings, config.data.area, trained)
@@ -168,7 +167,7 @@ def split_of(config: Config, plan: RunPlan, graph: Graph) -> tuple[SpatialSplit 
 
 def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:
     """The tiles that hold pixels that count, where tiles stay in their places and are computed one by one."""
-    found = rasters.kept(plan.tilings) if rasters.tilings else None
+    found = rasters.kept(rasters.tilings) if rasters.tilings else None
     return None if plan.spread.shares_images or augmentation(train.augment).moves else found
 
 
@@ -214,20 +213,16 @@ def steps_of(
     """All steps of a run, with what each tile draws."""
     drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
     if windows is None:
-        counts = tuple(map(len, plan.tilings if kept is None else kept))
+        counts = tuple(map(len, plan.tilings[: len(found.images)] if kept is None else kept))
         sampler = Sampler(counts, train.seed, train.tiles_per_step, train.images_per_step, kept)
-        return DrawnTiles(sampler, drawer, train.augment_each)
+        turned = _turned(augmentation(train.augment), found.images)
+        return DrawnTiles(sampler, drawer, train.augment_each, turned=turned)
     return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)
 
 
-def _check_turns(asked: Augmentation, images: Sequence[RasterInfo]) -> None:
-    """A quarter turn makes rows of columns: the tiling of such an image cuts another shape."""
-    oblong = next((info for info in images if info.height != info.width), None)
-    if asked.turn == 90 and oblong is not None:
-        raise ConfigError(
-            f"train.augment has quarter turns, but {oblong.path} is {oblong.height} x {oblong.width} px, and turned "
-            f"{oblong.width} x {oblong.height}; give {{turn: 180}}, square images, or train.sampling windows"
-        )
+def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:
+    """The images that a quarter turn gives another shape."""
+    return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
 
 
 def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:

@@ -50,7 +50,8 @@ class RunQuestion:
     `tiles_per_batch`: tiles of one shape that run at once, None for one, in fp64 as many as fit and pay: batches
     of at most `batch_pixels` pixels do, which only a device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `blocks`: tiles are computed in blocks, one after the other.
+    images. `blocks`: tiles are computed in blocks, one after the other. `turned`: the rasters that are also shown with
+    rows for columns.
     """
 
     network: Network
@@ -72,6 +73,7 @@ class RunQuestion:
     batch_pixels: int = 0
     windows: Windows | None = None
     blocks: BlocksAsked | None = None
+    turned: tuple[int, ...] = ()
 
     @property
     def validates_alone(self) -> bool:
@@ -108,12 +110,12 @@ class RunQuestion:
 class RunPlan:
     """What a run does, the same on all ranks: a value that one of them computes.
 
-    `tilings` of the question's rasters, `held_out` of those validated on. `cost`: predicted of a training step without
-    stages, its `memory` that of the rank that needs most. `seconds`: of a step on the largest rasters, None where
-    `has_seconds` is not so, or where images go through the network together; with stages, see `PipelinePlan`.
-    `pipeline`: None without stages, and until the times are known that it waits for. Of windows `tilings` are what
-    a step computes (see `Windows.tilings`), and `validation` is how the rasters held out are spread. `blocks`: None
-    where tiles are computed whole.
+    `tilings` of the question's rasters, then of those that are turned too, rows for columns; `held_out` of those
+    validated on. `cost`: predicted of a training step without stages, its `memory` that of the rank that needs most.
+    `seconds`: of a step on the largest rasters, None where `has_seconds` is not so, or where images go through the
+    network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
+    that it waits for. Of windows `tilings` are what a step computes (see `Windows.tilings`), and `validation` is how
+    the rasters held out are spread. `blocks`: None where tiles are computed whole.
     """
 
     network: Network
@@ -188,7 +190,8 @@ def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...
     )
     if question.windows:
         cut = question.windows.tilings([extent.shape for extent in question.rasters], footprint)
-    return cut, held_out
+    turned = (make_tiling(cut[k].raster[::-1], cut[k].grid[::-1], footprint) for k in question.turned)
+    return (*cut, *turned), held_out
 
 
 def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling], spread: Spread) -> Spread:

@@ -34,7 +34,8 @@ def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
     """What a run has trained on, as `summary.json` says it: tiles of these grids, or windows; the halo in pixels."""
     plan, windows = preparation.plan, preparation.question.windows
     if windows is None:
-        return {"grids": [list(t.grid) for t in plan.tilings], "windows": None, "halo": plan.footprint.before}
+        grids = [list(tiling.grid) for tiling in preparation.training.tilings]
+        return {"grids": grids, "windows": None, "halo": plan.footprint.before}
     halo = plan.footprint.before if windows.exact else 0
     return {"grids": None, "windows": {**asdict(windows), "in_words": windows.in_words}, "halo": halo}
 
