@@ -39,6 +39,7 @@ def test_the_defaults_need_images_only() -> None:
         ("parallel.halo", ("", "none")),
         ("parallel.transport", ("udp", "NCCL")),
         ("parallel.deadline", (0.0, -1.0, float("nan"), float("inf"))),
+        ("memory.budget", (0, -1, "", "much", "0GiB", "1e9", 2**63, 1.5)),
         ("optimizer.name", ("adam", "")),
         ("optimizer.policy", ("linear",)),
         ("optimizer.lr", (0.0, -1.0, float("nan"))),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiledseg.byte_sizes import MOST_BYTES, parse_bytes
 from tiledseg.config_checks import AUTO, check_values, number, shown
 from tiledseg.errors import ConfigError
 
 NONE = "none"
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
+BUDGET = "auto, or bytes as 16GiB"
 BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
 
 
@@ -18,17 +20,21 @@ class MemoryConfig:
     """What is done where memory is short; none of it changes the result.
 
     Args:
+        budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs
+            more, tensors are computed once more in the backward pass in place of being kept
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (the fewest that fit memory)
         store: where blocks lie meanwhile: host (memory), or a folder on a local disk, in which a file without a name is
             made
     """
 
+    budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
     blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
 
     def check(self) -> None:
         check_values("memory", self)
+        self.bytes()
         self.blocks_shape()
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
@@ -46,6 +52,18 @@ class MemoryConfig:
     def in_file(self) -> bool:
         """Whether blocks lie in a file."""
         return self.store != HOST
+
+    def bytes(self) -> int | None:
+        """Of the budget; None for auto."""
+        if self.budget == AUTO:
+            return None
+        try:
+            size = parse_bytes(str(self.budget))
+        except ConfigError:
+            size = 0
+        if not 1 <= size <= MOST_BYTES:
+            raise ConfigError(f"memory.budget is {shown(self.budget)}; give {BUDGET}")
+        return size
 
     def blocks_shape(self) -> tuple[int, int] | None:
         """(rows, cols), or None for auto and none."""

@@ -24,6 +24,10 @@ class ConfigError(InputError, ValueError):
     """A flag or configuration key is unknown, malformed, or contradicts another."""
 
 
+class BudgetError(ConfigError, MemoryError):
+    """A step fits the memory that it may use by no choice of what is kept: asked before anything is done."""
+
+
 class GeometryError(InputError, ValueError):
     """A grid, halo or size that no tiling or network can have."""
 

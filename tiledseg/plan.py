@@ -15,12 +15,13 @@ from pathlib import Path
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES, PRESETS, build_network
+from tiledseg.byte_sizes import parse_bytes
 from tiledseg.command import Parser, add_format_option, json_map, run
 from tiledseg.config import ModelConfig
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
-from tiledseg.planning.answer.question import Question, parse_bytes
+from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.byte_sizes import parse_bytes
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.question import Question, parse_bytes
+from tiledseg.planning.answer.question import Question
 
 
 @pytest.mark.parametrize(

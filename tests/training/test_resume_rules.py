@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "parallel.recompute": "always",
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
+    "memory.budget": "16GiB",
     "memory.blocks": 2,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.5,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from tiledseg.byte_sizes import parse_bytes
 from tiledseg.console import say
 from tiledseg.errors import ConfigError
 from tiledseg.memory.file_mover import FileMover
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.offload import Offload
-from tiledseg.planning.answer.question import parse_bytes
 
 HOST = "host"
 

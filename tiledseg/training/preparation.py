@@ -94,7 +94,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     if held_out:
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count))
-    train = config.train
+    train, budget = config.train, config.memory.bytes()
+    memory_bytes = memory_bytes if budget is None else budget
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     windows = windows_of(train)
@@ -117,6 +118,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
         blocks=blocks_asked(config.memory),
+        budgeted=budget is not None,
     )
     _check_norms(config.model, network)
     plan = plan_run(question)

@@ -215,6 +215,8 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
         progress.say(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:
         progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
+    if plan.rebuilt is not None:
+        progress.say(plan.rebuilt.in_words)
     if preparation.class_weights:
         progress.say(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
     if beginning.checkpoint is not None:

@@ -92,6 +92,8 @@ class Trainer:
         self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
         if self.note:
             self.about = replace(self.about, warnings=(*self.about.warnings, self.note))
+        if plan.rebuilt:
+            self.network.follow(plan.rebuilt.policy)
         blocks = plan.blocks.shape if plan.blocks else None
         opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store
         self.parallel = ParallelRun.open(*opened)

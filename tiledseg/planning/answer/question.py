@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, field
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
+from tiledseg.byte_sizes import MOST_BYTES
 from tiledseg.config_checks import MOST, Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunQuestion
 from tiledseg.widths import ACTIVATION_BYTES
-
-MOST_BYTES = 2**63 - 1
-_UNITS = {"": 1, "B": 1}
-_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} | {"KB": 1000}
 
 
 @dataclass(frozen=True)
@@ -94,12 +88,3 @@ def run_question(
     return RunQuestion(
         network, (Extent(question.size),), ranks, memory, parallel, precision, grid=grid, machine=machine
     )
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number. Raises ConfigError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
-    if not match or match[2] not in _UNITS:
-        raise ConfigError(f"memory '{text}' is no number of bytes; give 16GiB, 16GB, 512MiB or a plain number")
-    size = float(match[1]) * _UNITS[match[2]]
-    return int(size) if math.isfinite(size) else MOST_BYTES + 1

@@ -21,7 +21,7 @@ from tiledseg.planning.memory.items import Walk, price, run_of
 
 # States looked at after a moment: first to find a good choice, then to prove the best; further, if none was found.
 WIDTHS = (32, 200)
-MORE_WIDTHS = (1000, 4000)
+MORE_WIDTHS = (1500,)
 
 
 @dataclass(frozen=True)

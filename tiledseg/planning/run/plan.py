@@ -17,11 +17,13 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.memory.choice import MemoryChoice
 from tiledseg.planning.mode_cost import ModeCost
 from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
+from tiledseg.planning.run.memory import choose_memory
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.parallelism import Parallelism
@@ -51,7 +53,7 @@ class RunQuestion:
     of at most `batch_pixels` pixels do, which only a device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
     images. `blocks`: tiles are computed in blocks, one after the other. `turned`: the rasters that are also shown with
-    rows for columns.
+    rows for columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
     """
 
     network: Network
@@ -74,6 +76,7 @@ class RunQuestion:
     windows: Windows | None = None
     blocks: BlocksAsked | None = None
     turned: tuple[int, ...] = ()
+    budgeted: bool = False
 
     @property
     def validates_alone(self) -> bool:
@@ -115,7 +118,8 @@ class RunPlan:
     `seconds`: of a step on the largest rasters, None where `has_seconds` is not so, or where images go through the
     network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
     that it waits for. Of windows `tilings` are what a step computes (see `Windows.tilings`), and `validation` is how
-    the rasters held out are spread. `blocks`: None where tiles are computed whole.
+    the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: what is computed
+    once more in the backward pass so that a step fits the memory, None where everything is kept.
     """
 
     network: Network
@@ -131,6 +135,7 @@ class RunPlan:
     validation: Spread
     tiles_per_batch: int = 1
     blocks: BlockPlan | None = None
+    rebuilt: MemoryChoice | None = None
 
     @property
     def memory(self) -> int:
@@ -158,10 +163,14 @@ def plan_run(question: RunQuestion) -> RunPlan:
         costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed))
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
-    blocks = _blocks(question, spread, graph, tilings)
+    blocks, rebuilt = _blocks(question, spread, graph, tilings), None
     tiles_per_batch, memory = 1, blocks.memory if blocks else 0
+    if question.trains and blocks is None:
+        sizes = network.bands, value, cut, costs[0].memory, question.memory, question.budgeted
+        rebuilt = choose_memory(spread, graph, *sizes)
     if blocks is None:
-        tiles_per_batch, memory = _batch(question, spread, largest, in_step, max(cost.memory for cost in costs))
+        step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
+        tiles_per_batch, memory = _batch(question, spread, largest, in_step, step)
     cost = replace(costs[0], memory=memory)
     notes = (
         _memory_note(question, spread, cost.memory, blocks),
@@ -171,7 +180,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and not spread.together else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    plan = RunPlan(*decided, tiles_per_batch, blocks)
+    plan = RunPlan(*decided, tiles_per_batch, blocks, rebuilt)
     return plan if question.waits_for_times else balanced(question, plan)
 
 

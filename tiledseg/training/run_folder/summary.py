@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.memory.choice import MemoryChoice
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.training.preparation import Preparation
 
@@ -45,8 +46,20 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
     spread = asdict(plan.spread)
     parallel = {"halo": spread.pop("mode"), **spread}
     found: dict[str, Any] = {"parallel": parallel, "tiles_per_batch": plan.tiles_per_batch, "pipeline": None}
+    found["rebuilt"] = _rebuilt(plan.rebuilt) if plan.rebuilt else None
     if plan.pipeline is None:
         return found
     pipeline = asdict(plan.pipeline)
     settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
     return {**found, "pipeline": {**pipeline, "settings": settings}}
+
+
+def _rebuilt(choice: MemoryChoice) -> dict[str, Any]:
+    """What is computed once more in place of being kept: names; bytes of a step; predicted time, as a share of it."""
+    return {
+        "tensors": [name for name, _ in choice.items],
+        "bytes_kept_all": choice.kept,
+        "bytes": choice.peak,
+        "extra_time_share": round(choice.extra, 4),
+        "gap": round(choice.gap, 4),
+    }

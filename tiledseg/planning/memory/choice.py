@@ -1,0 +1,95 @@
+"""What becomes of each tensor of a training step on one context, so that the step fits a budget at least time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_policy import KEEP, REBUILD, MemoryPolicy
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.items import Walk, price
+from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.memory.search import Chosen, choose
+from tiledseg.planning.step_memory import training_memory
+
+ASSUMED = Speed()
+BACKWARD = 2  # of a forward pass's seconds those of a backward pass, about
+_TRIES = 12  # budgets tried for the least that is reached
+
+
+@dataclass(frozen=True)
+class MemoryChoice:
+    """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
+
+    `items`: what is rebuilt, by name, with its bytes. `extra`: the seconds that it takes, as a share of the step's;
+    `gap`: the share of these that a better choice could save, at most (0: it is proven best).
+    """
+
+    policy: MemoryPolicy
+    kept: int
+    peak: int
+    items: tuple[tuple[str, int], ...]
+    extra: float
+    gap: float
+
+    @property
+    def in_words(self) -> str:
+        saved = (self.kept - self.peak) / 2**30
+        best = "" if self.gap < 0.001 else f", of which a better choice might save {100 * self.gap:.2g} %"
+        return (
+            f"{len(self.items)} tensors are computed once more in place of being kept: {self.peak / 2**30:.4g} GiB a "
+            f"step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time{best}"
+        )
+
+
+@dataclass(frozen=True)
+class StepChoices:
+    """A training step on one context: its walk, and the bytes that are there whatever is chosen."""
+
+    found: NetworkWalk
+    fixed: int
+
+    @property
+    def walk(self) -> Walk:
+        return self.found.walk
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a step that keeps everything."""
+        kept = [KEEP if item.asked else REBUILD for item in self.walk.items]
+        return self.fixed + price(self.walk, kept).peak
+
+    def choose(self, budget: int) -> MemoryChoice | None:
+        """The cheapest of at most `budget` bytes; None where none was found."""
+        chosen = choose(self.walk, budget - self.fixed)
+        return None if chosen is None else self._choice(chosen)
+
+    def least(self) -> int:
+        """About the least budget for which there is a choice, to a part in 4096 of what is reached."""
+        return _least(lambda budget: self.choose(budget) is not None, self.fixed + max(self.walk.base), self.kept)
+
+    def _choice(self, chosen: Chosen) -> MemoryChoice:
+        pairs = zip(self.walk.items, chosen.choices, strict=True)
+        rebuilt = tuple((item.name, item.bytes) for item, choice in pairs if choice == REBUILD and item.asked)
+        extra = chosen.seconds / ((1 + BACKWARD) * self.found.forward)
+        policy = self.found.policy(chosen.choices)
+        return MemoryChoice(policy, self.kept, self.fixed + chosen.peak, rebuilt, extra, chosen.gap)
+
+
+def _least(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """By halving, between one that may not fit and one that does."""
+    for _ in range(_TRIES):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def step_choices(
+    graph: Graph, bands: int, context: tuple[int, int], value_bytes: int, speed: Speed = ASSUMED
+) -> StepChoices:
+    """Of a step on a context of (height, width). Raises GeometryError where this is no legal size."""
+    memory = training_memory(graph, bands, context, value_bytes)
+    costs = layer_costs(graph, bands, context, value_bytes)
+    found = network_walk(graph, costs, bands * context[0] * context[1] * value_bytes, value_bytes, speed)
+    return StepChoices(found, memory.total - memory.activations - memory.backward)
