@@ -24,6 +24,10 @@ class Figures:
     steps: int = 0
     known_steps: int = 0
 
+    def clear(self) -> None:
+        """Count from nothing again."""
+        self.__init__()  # type: ignore[misc]
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         begun = time.perf_counter()

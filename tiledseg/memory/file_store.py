@@ -55,8 +55,8 @@ class FileStore:
         self._writes: dict[int, Transfer] = {}
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._writers = ThreadPoolExecutor(threads, "store-write")
-        self._readers = ThreadPoolExecutor(threads, "store-read")
+        self._writers = _threads(threads, "store-write")
+        self._readers = _threads(threads, "store-read")
 
     @property
     def note(self) -> str | None:
@@ -202,6 +202,16 @@ def _open(folder: Path) -> tempfile._TemporaryFileWrapper[bytes]:
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         raise ConfigError(f"the store cannot be in {folder}: {reason}; give a folder on a local disk") from error
+
+
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    """All of them run from the start: later there may be no memory to begin one."""
+    pool = ThreadPoolExecutor(count, name)
+    together = threading.Barrier(count + 1)
+    for _ in range(count):
+        pool.submit(together.wait)
+    together.wait()
+    return pool
 
 
 def _goes_direct(descriptor: int) -> bool:

@@ -43,7 +43,10 @@ class Ledger:
         self._leaving: deque[Entry] = deque()
         self._alone_bytes = self._leaving_bytes = self._window = self._count = 0
         self._closed = self._left = False
+        self._over = threading.Event()
         self._begin_step()
+        # Begun now: where memory has run out, no thread can be begun.
+        threading.Thread(target=self._await_the_last, name="memory-close", daemon=True).start()
 
     # What autograd calls.
 
@@ -78,8 +81,7 @@ class Ledger:
             self._left = True
             if not self._entries:
                 self.close()
-            else:
-                threading.Thread(target=self._await_the_last, name="memory-close", daemon=True).start()
+        self._over.set()
 
     def close(self) -> None:
         with self._lock:
@@ -307,6 +309,7 @@ class Ledger:
     def _await_the_last(self) -> None:
         """In a thread of its own, after the context: the last view may go at any place, where nothing may be waited
         for."""
+        self._over.wait()
         while not self._closed:
             with contextlib.suppress(queue.Empty):
                 number = self._dropped.get(timeout=_LOOK_SECONDS)

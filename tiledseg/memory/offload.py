@@ -8,6 +8,7 @@ from typing import Self
 
 from torch.autograd.graph import saved_tensors_hooks
 
+from tiledseg.memory.exhausted import exhausted, is_exhausted
 from tiledseg.memory.figures import Figures
 from tiledseg.memory.known_steps import KnownSteps
 from tiledseg.memory.ledger import Ledger
@@ -22,6 +23,7 @@ class Offload:
     those of one `with` block, and of the graphs made in it: they are given back with the last of these.
 
     The law: outputs and gradients are the same, bit for bit. `budget`: bytes that autograd alone may hold in memory.
+    Memory that runs out in the block is a MemoryLimitError, which says what would fit.
     """
 
     def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST) -> None:
@@ -41,7 +43,10 @@ class Offload:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         ledger, hooks = self._entered.pop()
         hooks.__exit__(kind, error, at)
+        held = ledger.resident_bytes
         ledger.leave()
+        if error is not None and is_exhausted(error):
+            raise exhausted(error, held, self.budget) from error
 
     @property
     def resident_bytes(self) -> int:

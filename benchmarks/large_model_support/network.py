@@ -1,0 +1,64 @@
+"""A U-Net as its author would write it, and one training step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+def block(channels: int, out: int) -> nn.Sequential:
+    """Two convolutions, each with a batch norm and an activation."""
+    layers: list[nn.Module] = []
+    for taken in (channels, out):
+        layers += [nn.Conv2d(taken, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class PlainUNet(nn.Module):
+    """`recompute`: every block is computed again in the backward pass, as torch.utils.checkpoint does it."""
+
+    def __init__(
+        self, levels: int, base_channels: int, bands: int = 4, classes: int = 5, recompute: bool = False
+    ) -> None:
+        super().__init__()
+        widths = [base_channels << level for level in range(levels)]
+        self.recompute = recompute
+        self.encoders = nn.ModuleList(map(block, [bands, *widths[:-1]], widths))
+        self.ups = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(widths[:-1]))
+        self.decoders = nn.ModuleList(block(2 * c, c) for c in reversed(widths[:-1]))
+        self.head = nn.Conv2d(base_channels, classes, 1)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        skips: list[torch.Tensor] = []
+        for encoder in self.encoders:
+            x_BCHW = self._run(encoder, functional.max_pool2d(x_BCHW, 2) if skips else x_BCHW)
+            skips.append(x_BCHW)
+        skips.pop()
+        for up, decoder in zip(self.ups, self.decoders, strict=True):
+            x_BCHW = self._run(decoder, torch.cat((skips.pop(), up(x_BCHW)), 1))
+        return self.head(x_BCHW)
+
+    def _run(self, part: nn.Module, x_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.recompute:
+            return checkpoint(part, x_BCHW, use_reentrant=False)
+        return part(x_BCHW)
+
+
+def make_step(levels: int, base_channels: int, size: int, batch: int, recompute: bool = False) -> Callable[[], float]:
+    """A step: forward, loss, backward. The same numbers at each call but for the statistics of the norms."""
+    torch.manual_seed(0)
+    network = PlainUNet(levels, base_channels, recompute=recompute).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x_BCHW = torch.randn(batch, 4, size, size).to(memory_format=torch.channels_last)
+    y_BHW = torch.randint(0, 5, (batch, size, size))
+
+    def step() -> float:
+        network.zero_grad()
+        loss = functional.cross_entropy(network(x_BCHW), y_BHW)
+        loss.backward()
+        return loss.item()
+
+    return step

@@ -1,0 +1,92 @@
+"""What a step costs in each way, beside the step as it is: rounds in which every way has its turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.large_model_support.network import make_step
+from benchmarks.large_model_support.ways import Way, other_ways, ours
+from tiledseg.memory.offload import Offload
+
+SHARES = (0.75, 0.5, 0.33, 0.25)
+"""Of what autograd keeps, the part that stays in memory."""
+
+
+@dataclass
+class Row:
+    """`ratio`: seconds over those of the step as it is, median over rounds of pairs; `computing`: the share of its time
+    in which it does not wait for a copy (None: not known); `moved`: bytes out and in, a step."""
+
+    name: str
+    ratio: float
+    seconds: float
+    computing: float | None = None
+    moved: float | None = None
+
+    def line(self) -> str:
+        computing = "" if self.computing is None else f"{100 * self.computing:.1f} %"
+        moved = "" if self.moved is None else f"{self.moved / 1e6:.0f}"
+        rate = "" if self.moved is None else f"{self.moved / self.seconds / 1e6:.0f}"
+        return (
+            f"| {self.name} | {self.seconds:.2f} | {100 * (self.ratio - 1):+.1f} % | {computing} | {moved} | {rate} |"
+        )
+
+
+HEADING = "| way | s a step | more time | computing | MB moved a step | MB/s |\n| --- | --- | --- | --- | --- | --- |"
+
+
+def kept_bytes(step: Callable[[], float], store: Path) -> int:
+    """What autograd alone holds at most in the step."""
+    whole = ours(store, 1 << 60)
+    with whole:
+        step()
+    return whole.figures.peak_bytes
+
+
+def overhead(levels: int, channels: int, size: int, store: Path, rounds: int) -> tuple[int, list[Row]]:
+    """Bytes that are kept, and a row for each way. Raises AssertionError where a way changes a loss."""
+    step = make_step(levels, channels, size, 1)
+    again = make_step(levels, channels, size, 1, recompute=True)
+    kept = kept_bytes(step, store)
+    supports = {f"ours, {share:.0%} kept": ours(store, int(share * kept)) for share in SHARES}
+    ways: dict[str, tuple[Callable[[], float], Way]] = {name: (step, way) for name, way in other_ways(store).items()}
+    ways["every block computed twice"] = again, ways["nothing"][1]
+    ways |= {name: (step, _same(support)) for name, support in supports.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for support in supports.values():  # recorded, then followed
+        with support:
+            assert step() == step()
+        support.figures.clear()
+    for _ in range(rounds):
+        losses = {_timed(*way, times[name]) for name, way in ways.items()}
+        assert len(losses) == 1, f"losses differ: {losses}"
+    return kept, [_row(name, times, supports.get(name)) for name in ways]
+
+
+def _same(support: Offload) -> Way:
+    return lambda: support
+
+
+def _timed(step: Callable[[], float], way: Way, times: list[float]) -> float:
+    """The second of two steps: what is made once for a loop is made in the first."""
+    with way():
+        step()
+        begun = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - begun)
+    return loss
+
+
+def _row(name: str, times: dict[str, list[float]], support: Offload | None) -> Row:
+    plain = times["nothing"]
+    ratio = median(a / b for a, b in zip(times[name], plain, strict=True))
+    row = Row(name, ratio, median(times[name]))
+    if support is not None:
+        figures, steps = support.figures, 2 * len(plain)
+        row.computing = 1 - figures.waited_seconds / steps / row.seconds
+        row.moved = (figures.bytes_out + figures.bytes_in) / steps
+    return row

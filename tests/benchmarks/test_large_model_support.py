@@ -1,0 +1,31 @@
+"""The benchmark of large model support in its small form: every table, and losses alike in all ways."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.large_model_support.__main__ import main
+
+
+def test_the_small_form_fills_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--small", "--store", str(tmp_path)])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("dd, direct: writes ")
+    assert lines[1].startswith("store: writes ")
+    names = [line.split(" | ")[0].strip("| ") for line in lines if line.startswith("| ")]
+    assert names[2:6] == [
+        "nothing",
+        "save_on_cpu (frees nothing on a CPU)",
+        "a file for each tensor",
+        "every block computed twice",
+    ]
+    assert names[6:] == [f"ours, {share} % kept".replace(" %", "%") for share in (75, 50, 33, 25)]
+    moved = [float(line.split(" | ")[4]) for line in lines if line.startswith("| ours")]
+    assert moved[-1] >= moved[0] > 0
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,64 @@
+"""Out of memory, in words a user can act on: what was asked for, what there was, what would fit."""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+from pathlib import Path
+
+import torch
+
+from tiledseg.errors import MemoryLimitError, first_line
+
+_WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread")
+_ASKED = re.compile(r"allocate (\d+) bytes|allocate ([\d.]+) ([KMG])iB")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def is_exhausted(error: BaseException | None) -> bool:
+    """Whether memory had run out: that of the host, or a GPU's."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if isinstance(error, MemoryLimitError):
+        return False
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | RuntimeError) and any(words in str(error) for words in _WORDS)
+
+
+def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
+    """The one line. `held`: bytes that autograd alone held in memory, under a budget of `budget`."""
+    asked, free = _asked(str(error)), free_bytes()
+    wanted = "memory has run out" if asked is None else f"{asked} bytes of memory were asked for"
+    there = "" if free is None else f", {free} were free"
+    lacking = max(0, (asked or 0) - (free or 0))
+    return MemoryLimitError(
+        f"{wanted}{there}; autograd alone held {held} of a budget of {budget} bytes: "
+        f"{_remedy(min(held, budget), lacking)} ({first_line(error)})"
+    )
+
+
+def _remedy(held: int, lacking: int) -> str:
+    if held == 0:
+        return "nothing more can leave; use smaller tiles, a smaller batch or a smaller network"
+    return f"give a budget of {max(0, held - max(lacking, held // 8))} bytes at most, or use smaller tiles"
+
+
+def _asked(words: str) -> int | None:
+    found = _ASKED.search(words)
+    if found is None:
+        return None
+    return int(found[1]) if found[1] else int(float(found[2]) * _UNITS[found[3]])
+
+
+def free_bytes() -> int | None:
+    """What this process may still take of the host's memory; None where the system does not say."""
+    try:
+        words = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(words["MemAvailable"].split()[0]) << 10
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (OSError, KeyError, ValueError):
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return free if limit == resource.RLIM_INFINITY else max(0, min(free, limit - mapped))
