@@ -22,6 +22,7 @@ from tiledseg.augmentation import augmentation
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
+from tiledseg.config_memory import MemoryConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
@@ -121,11 +122,13 @@ def test_exact_windows_are_trained_on_as_parts_of_the_whole_raster(augment: list
     assert found == pytest.approx(by_hand(config, *image, steps=4), rel=1e-12)
 
 
-def test_a_window_knows_its_place_in_the_whole_raster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocks", ["none", 2])
+def test_a_window_knows_its_place_in_the_whole_raster(blocks: str | int, tmp_path: Path) -> None:
     """Of a network that brings tensors up with aligned corners, by weights that depend on the place, turned or not."""
     image = scene(tmp_path)
     config = small(tmp_path, "run", augment=["turn"], epochs=3)
     config = replace(config, model=ModelConfig(build="tests.foreign.modules:build_aligned"))
+    config = replace(config, memory=MemoryConfig(blocks=blocks))
     assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=6), rel=1e-12)
 
 

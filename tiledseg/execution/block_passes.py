@@ -80,9 +80,8 @@ class BlockPasses(SerialPasses):
 
     def _program(self, micro_batch: MicroBatch) -> BlockProgram:
         context = micro_batch.tile.context
-        whole = self.mode.tilings[micro_batch.image].whole
         cuts = self._work.network.partitions(context.shape, self._work.blocks)
-        return self._work.network.program(*cuts, (whole, context))
+        return self._work.network.program(*cuts, (self.mode.whole(micro_batch), context))
 
     def _cast(self) -> AbstractContextManager[object]:
         return autocast(self.mode.precision, self.mode.mesh.device)

@@ -132,11 +132,13 @@ class ReadMode:
         yield to_network_input(sample.x_CHW, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
-        context = micro_batch.tile.context
-        whole = micro_batch.tile.whole or self.tilings[micro_batch.image].whole
-        places = tile_places(self.network.graph, whole, context)
+        places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
         with autocast(self.precision, self.mesh.device):
             self.network.run_nodes(tensors, first, stop, places)
+
+    def whole(self, micro_batch: MicroBatch) -> Box:
+        """What the network reads in all of the raster that a tile is of."""
+        return micro_batch.tile.whole or self.tilings[micro_batch.image].whole
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
