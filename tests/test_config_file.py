@@ -179,6 +179,15 @@ def test_what_is_wrong_with_flags(arguments: list[str], words: str) -> None:
     assert "train --help" in message
 
 
+def test_a_name_beside_a_function_that_builds_the_network(tmp_path: Path) -> None:
+    """As a flag it is refused; the record of a run names every key."""
+    build = ["--model.build", "mynets.unet:build"]
+    assert "--model.name is unet, but mynets.unet:build builds the network" in error_of(*build, "--model.name", "unet")
+    assert "leave one of them out" in error_of("--model.name=unet", *build)
+    (tmp_path / "run.yaml").write_text(to_yaml(parse_config(build, "train", "")))
+    assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").model.build == "mynets.unet:build"
+
+
 def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse("--help")

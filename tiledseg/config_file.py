@@ -35,7 +35,13 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     parser = _parser(command, description)
     check_words(arguments)
     _check_files(arguments)
-    return _parsed(lambda: parser.parse_args(list(arguments)), f"(see {command} --help)")
+    config = _parsed(lambda: parser.parse_args(list(arguments)), f"(see {command} --help)")
+    # Not where a file says both: the record of a run names every key, with its default.
+    if config.model.build is not None and any(word == "--model.name" for word, _ in _given(arguments)):
+        raise ConfigError(
+            f"--model.name is {config.model.name}, but {config.model.build} builds the network; leave one of them out"
+        )
+    return config
 
 
 def as_config(values: Mapping[str, Any]) -> Config:

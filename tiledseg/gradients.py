@@ -138,6 +138,24 @@ class _Use(torch.autograd.Function):
         return None, None, None
 
 
+def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
+    """Sums over ranks, in float64, of each parameter's gradient, in its place; None stays where no rank has one.
+
+    For a loop that has its gradients in `.grad`, as torch left them: a `GradientReducer` would take them away on their
+    way there. Collective.
+    """
+    wanted = [p for p in parameters if p.requires_grad]
+    if communicator.size == 1 or not wanted:
+        return
+    there = torch.tensor([float(p.grad is not None) for p in wanted], dtype=torch.float64, device=wanted[0].device)
+    flat = torch.cat([there, *((torch.zeros_like(p) if p.grad is None else p.grad).double().flatten() for p in wanted)])
+    communicator.all_reduce_sum(flat).wait()
+    there, *sums = flat.split([len(wanted), *(p.numel() for p in wanted)])
+    for parameter, count, total in zip(wanted, there.tolist(), sums, strict=True):
+        if count:
+            parameter.grad = total.view(parameter.shape).to(parameter.dtype)
+
+
 def scale_gradients(reducer: GradientReducer, factor: float) -> None:
     """Multiply every gradient by `factor`."""
     for flat in reducer.buckets:

@@ -148,7 +148,7 @@ def _footprint(config: Config, bands: int) -> Footprint:
     """Classes do not change what a network asks of a tile."""
     from tiledseg.tracing.build import known
 
-    network = known(build_network(config.model, bands, classes=2))
+    network = known(build_network(config.model, bands, classes=2), config.model.freeze_norm)
     return network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
 
 

@@ -5,6 +5,7 @@ Each is written as people write it, and would come out otherwise on tiles, at an
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 
@@ -132,6 +133,28 @@ def test_batch_norm_on_means_of_an_image_maps_and_does_not_train() -> None:
     torch.testing.assert_close(network(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)
     with pytest.raises(ConfigError, match="map with it"):
         network.train()
+
+
+def test_batch_norm_on_means_of_an_image_trains_by_constants() -> None:
+    """As the module does whose batch norms are evaluated: outputs and gradients; no statistics move."""
+    module = Outer(Parsing(8, nn.BatchNorm2d)).double()
+    x_BCHW = torch.randn(2, 3, 40, 56, dtype=torch.float64)
+    for _ in range(2):
+        module.train()(x_BCHW)  # its statistics are not those of the beginning
+    network = trace(module.train(), 3, still=True).hold_statistics().train()
+    expected = copy.deepcopy(module).train()
+    for part in expected.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.eval()
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    for each in (network, expected):
+        each.zero_grad()
+        each(x_BCHW).square().mean().backward()
+    torch.testing.assert_close(network(x_BCHW), expected(x_BCHW), rtol=1e-12, atol=1e-12)
+    found = dict(network.named_parameters())
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(found[name].grad, parameter.grad, rtol=1e-10, atol=1e-14)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in network.named_buffers())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Self
 
@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes, open_axes
-from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
 
@@ -118,20 +118,6 @@ def check_images(shape: Sequence[int], bands: int) -> None:
                 f"the images have the shape {tuple(shape)}, but the network takes (batch, {bands}, height, width)"
             )
         )
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator) -> None:
-    """Sums over ranks of each parameter's gradient; None stays where no rank has one. Collective."""
-    wanted = [p for p in parameters if p.requires_grad]
-    if communicator.size == 1 or not wanted:
-        return
-    there = torch.tensor([float(p.grad is not None) for p in wanted], dtype=torch.float64, device=wanted[0].device)
-    flat = torch.cat([there, *((torch.zeros_like(p) if p.grad is None else p.grad).double().flatten() for p in wanted)])
-    communicator.all_reduce_sum(flat).wait()
-    there, *sums = flat.split([len(wanted), *(p.numel() for p in wanted)])
-    for parameter, count, total in zip(wanted, there.tolist(), sums, strict=True):
-        if count:
-            parameter.grad = total.view(parameter.shape).to(parameter.dtype)
 
 
 def _shape(ranks: int, rows: int, cols: int, stages: int) -> MeshShape:

@@ -95,7 +95,8 @@ def load_trained(
 
     `weights` and buffers by name, in place of the checkpoint's.
     """
-    modules = network_modules(network).to(PARAMETER_DTYPES[checkpoint.saved.config.train.precision])
+    config = checkpoint.saved.config
+    modules = network_modules(network, still=config.model.freeze_norm).to(PARAMETER_DTYPES[config.train.precision])
     if weights is None:
         load_network(checkpoint, modules, average=True)
     else:

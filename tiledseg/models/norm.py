@@ -6,6 +6,7 @@ torch.compile, which writes kernels itself. One pixel goes to torch everywhere, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -59,6 +60,21 @@ class BatchNorm(nn.BatchNorm2d):
         if not takes_statistics(self) or not _is_own(input):
             return super().forward(input)
         return normed(self, input)
+
+
+class StillBatchNorm(nn.BatchNorm2d):
+    """A batch norm whose running statistics are constants, in training too."""
+
+    @staticmethod
+    def of(norm: nn.Module) -> nn.Module:
+        """One with the weights and statistics of `norm`."""
+        made = copy.copy(norm)
+        made.__class__ = StillBatchNorm
+        return made.eval()
+
+    def train(self, mode: bool = True) -> StillBatchNorm:
+        super().train(False)
+        return self
 
 
 StatisticsNorm = nn.BatchNorm2d | nn.GroupNorm | nn.InstanceNorm2d

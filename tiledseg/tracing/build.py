@@ -20,25 +20,30 @@ from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.network import GraphNetwork, build_modules
 
 
-def known(network: Network) -> Network:
+def known(network: Network, still: bool = False) -> Network:
     """The network with its graph: one that a function builds is built and traced for it.
 
     Raises ConfigError, in one line, where the function cannot be had, does not take the arguments, or gives what is no
     module, or none that tiles leave as it is.
     """
-    return network.traced(network_modules(network).graph) if isinstance(network, ForeignNetwork) else network
+    return (
+        network.traced(network_modules(network, still=still).graph) if isinstance(network, ForeignNetwork) else network
+    )
 
 
-def network_modules(network: Network, seed: int | None = None, trains: bool = True) -> GraphNetwork:
+def network_modules(
+    network: Network, seed: int | None = None, trains: bool = True, still: bool = False
+) -> GraphNetwork:
     """The modules of any network, drawn from `seed` alone, so every rank has the same; errors as `known`.
 
-    `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training.
+    `trains` False: for maps alone, in evaluation mode, where a module may do other things than in training. `still`:
+    running statistics will be constants.
     """
     if not isinstance(network, ForeignNetwork):
         return build_modules(network, seed)
     from tiledseg.tracing.trace import trace  # here: networks of our own start without it
 
-    modules = trace(_built(network, 0 if seed is None else seed).train(trains), network.bands)
+    modules = trace(_built(network, 0 if seed is None else seed).train(trains), network.bands, still=still)
     graph = modules.graph
     if len(graph.results) > 1:
         raise ConfigError(f"{network.build} gives {len(graph.results)} outputs; return the scores of the classes alone")

@@ -19,6 +19,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.pixelwise import Layout, OfOnePixel
+from tiledseg.models.norm import StillBatchNorm
 from tiledseg.models.pixelwise import OnePixel
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.tracing.record import Call, Given, Made, Record
@@ -110,8 +111,8 @@ class Step:
 class Lowering:
     """Nodes and modules of a graph, call by call; what cannot be exact is a fault, and the rest is still looked at."""
 
-    def __init__(self, one: Record, other: Record) -> None:
-        self.records = one, other
+    def __init__(self, one: Record, other: Record, still: bool = False) -> None:
+        self.records, self.still = (one, other), still
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}
         self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # in either run
@@ -187,7 +188,9 @@ class Lowering:
         rows, cols = convert_layer(step.call.owner, module, self._axes.image).descriptions
         what = what or type(module).__name__
         few = value.layout.one_pixel or value.node in self.pooled
-        if few and "batch" in (rows.statistics, cols.statistics):
+        if few and rows.tracks and self.still:
+            module = StillBatchNorm.of(module)
+        elif few and "batch" in (rows.statistics, cols.statistics):
             self.untrained = self.untrained or (
                 f"{where(step.call)} learns from few means an image, in training those of a single one"
             )

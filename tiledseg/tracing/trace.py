@@ -41,11 +41,14 @@ RESIZING = (
 TOLERANCE = {torch.float64: 1e-11}
 
 
-def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -> GraphNetwork:
+def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
     """The network that computes what `module` does for images of `bands` bands, as a graph.
 
     `outputs`: which of the tensors that the module returns (in a tuple, list or dict) are the network's; all unless
     given, which then are of one size.
+
+    `still`: running statistics will be constants in training too (`GraphNetwork.hold_statistics`); batch norms of few
+    means of an image, which are refused in training, are constants then from the beginning.
 
     It has the module's weights and buffers, the same tensors under the same names: to train one trains the other.
     Dropout drops whole channels, whatever the module drops: drawn by torch's generator where the network is called by
@@ -65,7 +68,7 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None) -
     first = None
     for sizes in SIZES:
         try:
-            return _traced(module, bands, sizes, outputs)
+            return _traced(module, bands, sizes, outputs, still)
         except (ConfigError, GeometryError) as error:
             first = first or error
             if not isinstance(error, OtherSizeError | GeometryError):
@@ -79,7 +82,7 @@ class OtherSizeError(ConfigError):
 
 
 def _traced(
-    module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None
+    module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None, still: bool
 ) -> GraphNetwork:
     with _in_mode(module, False):
         one, other = (_record(module, bands, size) for size in sizes)
@@ -90,7 +93,7 @@ def _traced(
         raise ConfigError(
             f"the module does not call the same at every size: {different}; let no branch ask for the size"
         )
-    lowering = Lowering(one, other)
+    lowering = Lowering(one, other, still)
     lowering.run(bands, _lowered)
     outputs = _outputs(lowering, one, wanted)
     if one.drew and not lowering.faults:

@@ -93,7 +93,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     held_out = found if config.data.split else _held_out(config.data, reading)
     if held_out:
         check_alike([found.images[0], *held_out.images])
-    network = known(build_network(config.model, found.images[0].bands, label_map.count))
+    network = known(build_network(config.model, found.images[0].bands, label_map.count), config.model.freeze_norm)
     train, budget = config.train, config.memory.bytes()
     memory_bytes = memory_bytes if budget is None else budget
     weights = given_weights(train.class_weights, label_map)
@@ -113,7 +113,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
         windows=windows,
         turned=() if windows else _turned(augmentation(train.augment), found.images),
-        frozen=_frozen(network, config.optimizer),
+        frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
@@ -304,11 +304,11 @@ def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
     return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
 
 
-def _frozen(network: Network, optimizer: OptimizerConfig) -> frozenset[str]:
+def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:
     """The nodes that `optimizer.lr_factors` freezes. Raises ConfigError where its patterns do not fit the network."""
     if not optimizer.lr_factors:
         return frozenset()
-    modules = freeze(network_modules(network), optimizer.lr_factors)
+    modules = freeze(network_modules(network, still=still), optimizer.lr_factors)
     parameter_groups(modules.parameters_by_node(), update_of(optimizer))
     return frozen_nodes(modules)
 

@@ -81,7 +81,8 @@ class Trainer:
         self.lines = lines
         self.about = about or About()
         checkpoint = beginning.checkpoint
-        self.network = network_modules(plan.network, recipe.seed).to(PARAMETER_DTYPES[recipe.precision])
+        network = network_modules(plan.network, recipe.seed, still=recipe.still_norms)
+        self.network = network.to(PARAMETER_DTYPES[recipe.precision])
         if checkpoint is not None:
             load_network(checkpoint, self.network)
         elif isinstance(plan.network, ForeignNetwork):
