@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,12 +15,15 @@ import torch
 from numpy.typing import NDArray
 from pystac import Item
 from stac_model.schema import MLModelProperties
+from torch import nn
 
+import tiledseg
 from tests.crash.runs import Material
 from tests.small_files import tree
+from tiledseg.errors import ConfigError
 from tiledseg.export import main
 from tiledseg.inference import exported
-from tiledseg.inference.exported import TileAdvice
+from tiledseg.inference.exported import TileAdvice, advise
 from tiledseg.predict import main as predict
 from tiledseg.train import main as train
 
@@ -168,6 +172,48 @@ def test_what_cannot_be_expressed_leaves_the_older_file(
     assert ("no such operation" if what == "export" else "off by 1.0e-04") in err
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
     assert (tmp_path / "net.pt2").read_bytes() == b"old"
+
+
+class Resized(nn.Module):
+    """Its weights are those of a place in the image, or it measures the image."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.norm = nn.InstanceNorm2d(4) if what == "norm" else nn.Identity()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=what == "corners")
+        self.gate = nn.AdaptiveAvgPool2d(1) if what == "mean" else None
+        self.head = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.down(x))
+        return self.head(self.up(y if self.gate is None else y * self.gate(y).sigmoid()))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("corners", "'up.interpolate' resizes with align"),
+        ("norm", "'norm' takes its st"),
+        ("mean", "'gate.mean' takes its st"),
+    ],
+)
+@pytest.mark.parametrize("side", [None, 64])
+def test_networks_that_tiles_change_are_refused(what: str, words: str, side: int | None) -> None:
+    graph = tiledseg.trace(Resized(what), 3)
+    with pytest.raises(ConfigError, match=words):
+        advise(SimpleNamespace(network=graph), side)
+    assert advise(SimpleNamespace(network=tiledseg.trace(Resized("none"), 3)), side).alignment == 2
+
+
+def test_the_best_checkpoint_is_exported_by_name(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That of `train.best`; a run without one is refused."""
+    options = ["--checkpoint", str(folder / "run"), "--which", "best", "--output", str(tmp_path / "net.pt2")]
+    assert main(options) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_overlap_is_both_halos_rounded_up() -> None:

@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+_put_off: set[str] = set()
+
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
     """GET with a Range header; HEAD as it comes."""
@@ -19,6 +21,10 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         path = Path(self.translate_path(self.path.split("?")[0]))
         if not path.is_file():
             self.send_error(404)
+            return
+        if path.name.startswith("busy") and self.path not in _put_off:  # once
+            _put_off.add(self.path)
+            self.send_error(503)
             return
         data = path.read_bytes()
         first, last = 0, len(data) - 1

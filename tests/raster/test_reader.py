@@ -372,3 +372,6 @@ def test_reads_over_http_and_s3(tmp_path: Path, server: str, monkeypatch: pytest
             np.testing.assert_array_equal(reader.read(box)[0], expected_CHW)
     with pytest.raises(RasterError, match=r"cannot open http://.*/none.tif"):
         open_raster(f"http://{server}/bucket/none.tif")
+    write(tmp_path / "bucket" / "busy.tif", pixels_CHW, tiled=True, blockxsize=64, blockysize=64)
+    with open_raster(f"http://{server}/bucket/busy.tif") as reader:
+        np.testing.assert_array_equal(reader.read(box)[0], expected_CHW)

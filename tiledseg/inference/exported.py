@@ -19,8 +19,10 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError, TiledsegError, first_line
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint, round_up
 from tiledseg.inference.trained import Trained
+from tiledseg.planning.run.norms import measuring
 
 TOLERANCE = 1e-5
 """By which a probability of the file may differ from the network's, in float32."""
@@ -67,8 +69,9 @@ class TileAdvice:
 
 
 def advise(trained: Trained, side: int | None) -> TileAdvice:
-    """Raises ConfigError for a side that has no right pixel or is no multiple of the alignment, GeometryError or
-    ConfigError for a network whose output has not the size of its input."""
+    """Raises ConfigError for a side that has no right pixel or is no multiple of the alignment, and for a network that
+    is another one on tiles, GeometryError or ConfigError for one whose output has not the size of its input."""
+    _check_tiles(trained.network.graph)
     footprint: Footprint = network_footprint(trained.network.graph)
     if footprint.mirror:
         raise ConfigError(
@@ -83,6 +86,24 @@ def advise(trained: Trained, side: int | None) -> TileAdvice:
             f"multiple of {alignment}, {least} or more"
         )
     return TileAdvice(chosen, halo, alignment)
+
+
+def _check_tiles(graph: Graph) -> None:
+    """Raise ConfigError where a program that maps tiles by themselves, as those do that read such files, would get
+    another map, which no overlap mends."""
+    placed = next((node.name for node in graph.nodes if node.layer.asks_place), None)
+    if placed is not None:
+        raise ConfigError(
+            f"'{placed}' resizes with align_corners=True, by weights that depend on the place in the whole image, "
+            "which a program that runs the file on tiles does not know; map with predict, or train with "
+            "align_corners=False"
+        )
+    measured = next((node.name for node in measuring(graph, trains=False)), None)
+    if measured is not None:
+        raise ConfigError(
+            f"'{measured}' takes its statistics over the whole image, and would take those of a tile in a program that "
+            "runs the file on tiles; map with predict, or train with a norm that is constant in maps (batch, pixel)"
+        )
 
 
 def export_program(trained: Trained, advice: TileAdvice, scale: float, fixed: bool) -> torch.export.ExportedProgram:

@@ -26,7 +26,8 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
 
     Deepness takes a tile's size by `tile_size`, which its pages call `tiles_size`; the overlap in percent of it; and,
     where its version does, what is taken off the pixels over 255, and what they are divided by: nothing here, since
-    the normalisation is in the network.
+    the normalisation is in the network. Of what it does to a map afterwards, a threshold of probabilities (below it a
+    pixel becomes class 0) and the removal of small areas, 0 is neither; without these keys it does both.
     """
     names = {k: one.name for k, one in enumerate(trained.checkpoint.saved.label_map.classes)}
     keys: dict[str, Any] = {
@@ -37,6 +38,8 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
         "tiles_overlap": advice.percent,
         "standardization_mean": [0.0] * trained.bands,
         "standardization_std": [1.0] * trained.bands,
+        "seg_thresh": 0.0,
+        "seg_small_segment": 0,
         "tiledseg_halo": advice.halo,
         "tiledseg_alignment": advice.alignment,
     }

@@ -183,7 +183,7 @@ def _values_of(record: Mapping[str, Any], name: str) -> tuple[tuple[int, bool] |
         return None
     values = record["values"]
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ConfigError(f"class {name} has values {shown(values)!r}; give a list of raw values or colours")
+        raise ConfigError(f"class {name} has values {shown(values)!r}; give a list such as [0, 7], or one as value: 0")
     return tuple(_value_of(value, name) for value in values)
 
 

