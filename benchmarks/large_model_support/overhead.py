@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from benchmarks.large_model_support.network import make_step
 from benchmarks.large_model_support.ways import Way, other_ways, ours
@@ -16,13 +17,22 @@ SHARES = (0.75, 0.5, 0.33, 0.25)
 """Of what autograd keeps, the part that stays in memory."""
 
 
+class Seconds(NamedTuple):
+    """Of a step, by the clock, and of all processors together."""
+
+    passed: float
+    worked: float
+
+
 @dataclass
 class Row:
-    """`ratio`: seconds over those of the step as it is, median over rounds of pairs; `computing`: the share of its time
-    in which it does not wait for a copy (None: not known); `moved`: bytes out and in, a step."""
+    """`ratio`: seconds over those of the step as it is, median over rounds of pairs; `work`: the same of processor
+    time, which other programs disturb less; `computing`: the share of its time in which it does not wait for a copy
+    (None: not known); `moved`: bytes out and in, a step."""
 
     name: str
     ratio: float
+    work: float
     seconds: float
     computing: float | None = None
     moved: float | None = None
@@ -32,11 +42,13 @@ class Row:
         moved = "" if self.moved is None else f"{self.moved / 1e6:.0f}"
         rate = "" if self.moved is None else f"{self.moved / self.seconds / 1e6:.0f}"
         return (
-            f"| {self.name} | {self.seconds:.2f} | {100 * (self.ratio - 1):+.1f} % | {computing} | {moved} | {rate} |"
+            f"| {self.name} | {self.seconds:.2f} | {100 * (self.ratio - 1):+.1f} % | "
+            f"{100 * (self.work - 1):+.1f} % | {computing} | {moved} | {rate} |"
         )
 
 
-HEADING = "| way | s a step | more time | computing | MB moved a step | MB/s |\n| --- | --- | --- | --- | --- | --- |"
+COLUMNS = ("way", "s a step", "more time", "more processor time", "computing", "MB moved a step", "MB/s")
+HEADING = f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|"
 
 
 def kept_bytes(step: Callable[[], float], store: Path) -> int:
@@ -56,7 +68,7 @@ def overhead(levels: int, channels: int, size: int, store: Path, rounds: int) ->
     ways: dict[str, tuple[Callable[[], float], Way]] = {name: (step, way) for name, way in other_ways(store).items()}
     ways["every block computed twice"] = again, ways["nothing"][1]
     ways |= {name: (step, _same(support)) for name, support in supports.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[Seconds]] = {name: [] for name in ways}
     for support in supports.values():  # recorded, then followed
         with support:
             assert step() == step()
@@ -71,20 +83,21 @@ def _same(support: Offload) -> Way:
     return lambda: support
 
 
-def _timed(step: Callable[[], float], way: Way, times: list[float]) -> float:
+def _timed(step: Callable[[], float], way: Way, times: list[Seconds]) -> float:
     """The second of two steps: what is made once for a loop is made in the first."""
     with way():
         step()
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.process_time()
         loss = step()
-        times.append(time.perf_counter() - begun)
+        times.append(Seconds(time.perf_counter() - begun, time.process_time() - worked))
     return loss
 
 
-def _row(name: str, times: dict[str, list[float]], support: Offload | None) -> Row:
+def _row(name: str, times: dict[str, list[Seconds]], support: Offload | None) -> Row:
     plain = times["nothing"]
-    ratio = median(a / b for a, b in zip(times[name], plain, strict=True))
-    row = Row(name, ratio, median(times[name]))
+    pairs = list(zip(times[name], plain, strict=True))
+    ratio, work = median(a.passed / b.passed for a, b in pairs), median(a.worked / b.worked for a, b in pairs)
+    row = Row(name, ratio, work, median(each.passed for each in times[name]))
     if support is not None:
         figures, steps = support.figures, 2 * len(plain)
         row.computing = 1 - figures.waited_seconds / steps / row.seconds

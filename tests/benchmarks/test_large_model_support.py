@@ -26,6 +26,6 @@ def test_the_small_form_fills_its_tables(
         "every block computed twice",
     ]
     assert names[6:] == [f"ours, {share} % kept".replace(" %", "%") for share in (75, 50, 33, 25)]
-    moved = [float(line.split(" | ")[4]) for line in lines if line.startswith("| ours")]
+    moved = [float(line.split(" | ")[5]) for line in lines if line.startswith("| ours")]
     assert moved[-1] >= moved[0] > 0
     assert list(tmp_path.iterdir()) == []

@@ -48,14 +48,10 @@ def large_model_support(
     if torch.accelerator.is_available():
         raise ConfigError(f"store is {store}, but tensors of this machine's GPU go to no file; give host")
 
-    def mover() -> FileMover:
-        opened = FileStore(store, most)
-        if opened.note:
-            say(f"warning: {opened.note}")
-        return FileMover(opened)
-
-    mover().close()  # a folder that cannot be is refused here
-    return Offload(mover, room)
+    with FileStore(store, most) as tried:  # a folder that cannot be is refused here
+        if tried.note:
+            say(f"warning: {tried.note}")
+    return Offload(lambda: FileMover(FileStore(store, most)), room)
 
 
 def _size(name: str, given: str | int) -> int:
