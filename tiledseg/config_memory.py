@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiledseg.byte_sizes import MOST_BYTES, parse_bytes
-from tiledseg.config_checks import AUTO, check_values, number, shown
+from tiledseg.config_checks import AUTO, check_values, number, one_of, shown
 from tiledseg.errors import ConfigError
 
 NONE = "none"
+RECOMPUTE = (AUTO, NONE, "compact", "all")
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
 BUDGET = "auto, or bytes as 16GiB"
@@ -22,6 +23,9 @@ class MemoryConfig:
     Args:
         budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs
             more, tensors are computed once more in the backward pass in place of being kept
+        recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
+            demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
+            activations), or all (convolutions too, but for skips and the ends of levels)
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (the fewest that fit memory)
         store: where blocks lie meanwhile: host (memory), or a folder on a local disk, in which a file without a name is
@@ -29,12 +33,19 @@ class MemoryConfig:
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
+    recompute: str = AUTO
     blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
 
     def check(self) -> None:
         check_values("memory", self)
         self.bytes()
+        one_of("memory.recompute", self.recompute, RECOMPUTE)
+        if self.recompute not in (AUTO, NONE) and self.in_blocks:
+            raise ConfigError(
+                f"memory.recompute is {self.recompute}, but memory.blocks is {shown(self.blocks)}, which computes "
+                "blocks once more as it is; leave recompute out"
+            )
         self.blocks_shape()
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")

@@ -41,6 +41,11 @@ BLOCKS = (
     train("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
     train("blocks-of-three", "--memory.blocks [2,2,2]", "memory.blocks", "[2, 2, 2]", "[rows, cols]"),
     train("no-blocks", "--memory.blocks 0", "memory.blocks", "0", "none, auto"),
+    train("recompute-word", "--memory.recompute some", "memory.recompute", "some", "compact, all"),
+    train(
+        "recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "memory.budget", "recompute all"
+    ),
+    train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
     train("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
     train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     train("blocks-in-layer", f"{_LAYER} {_BLOCKS}", "memory.blocks", "parallel.halo layer", "halo read"),

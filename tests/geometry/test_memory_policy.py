@@ -12,9 +12,6 @@ from tiledseg.geometry.graph import Graph, Node, chain
 from tiledseg.geometry.joins import Concatenate, ImageMean
 from tiledseg.geometry.layer import Activation, Mark, Norm
 from tiledseg.geometry.memory_policy import (
-    KEEP,
-    REBUILD,
-    MemoryPolicy,
     asked,
     check_policy,
     compaction,
@@ -26,6 +23,7 @@ from tiledseg.geometry.memory_policy import (
     recomputation,
     spread,
 )
+from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 
 
 def convolution(channels: int = 8) -> Convolution:

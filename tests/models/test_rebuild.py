@@ -22,10 +22,6 @@ from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layer import Layer, Sigmoid
 from tiledseg.geometry.memory_policy import (
-    KEEP,
-    OFFLOAD,
-    REBUILD,
-    MemoryPolicy,
     can_rebuild,
     compaction,
     held,
@@ -34,6 +30,7 @@ from tiledseg.geometry.memory_policy import (
     recomputation,
     spread,
 )
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.homes import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules, build_network

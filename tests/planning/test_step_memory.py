@@ -19,6 +19,7 @@ from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import is_legal_size
 from tiledseg.geometry.tiling import make_tiling
@@ -62,6 +63,20 @@ def test_peak_is_that_of_a_real_step(padding: str, norm: str, upsampling: str, d
     memory = training_memory(unet.graph(), unet.bands, context)
     ratio = (memory.activations + memory.backward) / measured_peak(build_modules(unet, seed=0), context)
     assert 0.999 <= ratio <= 1.001
+
+
+@pytest.mark.parametrize("word", ["compact", "all"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_peak_where_some_is_computed_once_more(norm: str, word: str) -> None:
+    """Within 2 %; and it is less."""
+    unet, context = UNet(4, base_channels=8, norm=norm, dropout=0.1), (64, 96)
+    graph = unet.graph()
+    policy = named_policy(graph, unet.bands, word)
+    memory, kept = (training_memory(each, unet.bands, context) for each in (graph.with_memory(policy), graph))
+    found = measured_peak(build_modules(unet, seed=0).follow(policy), context)
+    assert memory.activations + memory.backward == pytest.approx(found, rel=0.02)
+    assert memory.activations < kept.activations
+    assert memory.total < kept.total
 
 
 @pytest.mark.parametrize("factors", [{"encoder*": 0, "bottom*": 0}, {"encoder0*": 0}, {"encoder*": 0, "decoder*": 0}])

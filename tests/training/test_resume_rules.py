@@ -52,6 +52,7 @@ OTHERS: dict[str, Any] = {
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
     "memory.budget": "16GiB",
+    "memory.recompute": "compact",
     "memory.blocks": 2,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.5,

@@ -21,6 +21,7 @@ from typing import TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.measured import Measured
+from tiledseg.geometry.memory_words import MemoryPolicy
 
 INPUT = "input"
 Value = TypeVar("Value")
@@ -45,12 +46,15 @@ class Node:
 class Graph:
     """Nodes in the order in which they run, and the tensors that they are run for: the last one's unless given.
 
+    `memory`: what is kept of it for a backward pass; all, unless given.
+
     Raises ConfigError that lists every fault: two nodes of one name, an input that no earlier node makes or of which
     there are too many, a tensor that nobody takes.
     """
 
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...] = ()
+    memory: MemoryPolicy | None = None
 
     def __post_init__(self) -> None:
         names = (INPUT, *(node.name for node in self.nodes))
@@ -178,15 +182,19 @@ class Graph:
     def with_layers(self, layers: Sequence[Layer]) -> Graph:
         """The same nodes with other layers: those along the other dim."""
         nodes = (replace(node, layer=layer, cols=None) for node, layer in zip(self.nodes, layers, strict=True))
-        return Graph(tuple(nodes), self.outputs)
+        return replace(self, nodes=tuple(nodes))
 
     def with_frozen(self, names: Collection[str]) -> Graph:
         """The same, with these nodes frozen and no others."""
-        return Graph(tuple(replace(node, frozen=node.name in names) for node in self.nodes), self.outputs)
+        return replace(self, nodes=tuple(replace(node, frozen=node.name in names) for node in self.nodes))
 
     def with_still_statistics(self) -> Graph:
         """The same, with running statistics that are constants in training too."""
-        return Graph(tuple(replace(node, layer=node.layer.stilled) for node in self.nodes), self.outputs)
+        return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
+
+    def with_memory(self, policy: MemoryPolicy | None) -> Graph:
+        """The same, of which a backward pass finds kept what the policy says (`memory_policy`)."""
+        return replace(self, memory=policy)
 
 
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:

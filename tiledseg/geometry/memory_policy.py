@@ -17,33 +17,11 @@ from functools import lru_cache
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 from tiledseg.geometry.receptive_field import scales
 from tiledseg.geometry.shapes import tensor_channels
 
-KEEP, REBUILD, OFFLOAD = "keep", "rebuild", "offload"
-WORDS = KEEP, REBUILD, OFFLOAD
 FEW_NODES = 6  # that are run for a tensor which is rebuilt for next to nothing
-
-
-@dataclass(frozen=True)
-class MemoryPolicy:
-    """Words by the tensors' numbers (0 is the network's input), and, `inside`, by the nodes'.
-
-    Raises ConfigError for another word.
-    """
-
-    tensors: tuple[str, ...]
-    inside: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        other = sorted({*self.tensors, *self.inside} - {*WORDS})
-        if other:
-            raise ConfigError(f"a memory policy says '{other[0]}'; give one of {', '.join(WORDS)}")
-
-    @property
-    def keeps_all(self) -> bool:
-        """Whether nothing is done: autograd keeps what it keeps."""
-        return {*self.tensors, *self.inside} <= {KEEP}
 
 
 def keep_all(graph: Graph) -> MemoryPolicy:
@@ -245,3 +223,11 @@ def _values(graph: Graph, bands: int) -> list[float]:
     """Of each tensor, for an input pixel."""
     rows, cols = scales(graph), scales(graph.along_columns)
     return [float(c / (r * q)) for c, r, q in zip(tensor_channels(graph, bands), rows, cols, strict=True)]
+
+
+def named_policy(graph: Graph, bands: int, word: str) -> MemoryPolicy:
+    """The policy that a configuration names: `compact` or `all`; everything is kept by `none`, and by `auto`, which
+    leaves it to the plan."""
+    if word in ("auto", "none"):
+        return keep_all(graph)
+    return {"compact": compaction, "all": recomputation}[word](graph, bands)

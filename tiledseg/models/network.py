@@ -12,7 +12,8 @@ from torch import nn
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import OFFLOAD, MemoryPolicy, check_policy, keep_all
+from tiledseg.geometry.memory_policy import check_policy, keep_all
+from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
 from tiledseg.models.homes import Hooks
@@ -61,7 +62,6 @@ class GraphNetwork(nn.Module):
         self.bands = bands
         self.untrained = untrained
         self.form = form
-        self.memory = keep_all(graph)
         self._offload: Hooks | None = None
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
@@ -108,8 +108,13 @@ class GraphNetwork(nn.Module):
         check_policy(self.graph, policy)
         if OFFLOAD in policy.tensors and offload is None:
             raise ConfigError("the memory policy moves tensors out of the way, but nothing is there to hold them")
-        self.memory, self._offload = policy, offload
+        self.graph, self._offload = self.graph.with_memory(policy), offload
         return self
+
+    @property
+    def memory(self) -> MemoryPolicy:
+        """What is kept for the backward pass."""
+        return self.graph.memory or keep_all(self.graph)
 
     def by_policy(self, graph: Graph, compute: Compute, policy: MemoryPolicy | None = None) -> Compute:
         """`compute`, which then keeps for the backward pass what the network's policy says (or `policy`)."""

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import OFFLOAD, REBUILD, MemoryPolicy, passing
+from tiledseg.geometry.memory_policy import passing
+from tiledseg.geometry.memory_words import OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.models.homes import Compute, Home, Hooks, Kept, Look, NodeRun, Seen, Step, check_version, value
 from tiledseg.models.notes import Notes
 

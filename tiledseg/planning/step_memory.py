@@ -7,13 +7,18 @@ it within 0.1 %. Not counted: the device's context, workspaces of its libraries,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_policy import held, spread
+from tiledseg.geometry.memory_words import KEEP, REBUILD
 from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, copied, layer_costs, loss_bytes
+from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.network_walk import Speed, network_walk
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
@@ -49,7 +54,25 @@ def training_memory(
 
     Raises GeometryError where the context is no legal size for the network.
     """
-    return walked_memory(graph, layer_costs(graph, bands, context, bytes_per_value), bytes_per_value, optimizer_values)
+    costs = layer_costs(graph, bands, context, bytes_per_value)
+    memory = walked_memory(graph, costs, bytes_per_value, optimizer_values)
+    if graph.memory is None or graph.memory.keeps_all:
+        return memory
+    activations, peak = policy_peak(graph, costs, math.prod((bands, *context)) * bytes_per_value, bytes_per_value)
+    return replace(memory, activations=activations, backward=peak - activations)
+
+
+def policy_peak(graph: Graph, costs: Sequence[LayerCost], input_bytes: int, bytes_per_value: int) -> tuple[int, int]:
+    """Of a network that goes by a memory policy: bytes that lie there when the forward pass has ended, and at the worst
+    moment of the backward pass, in which others are computed once more."""
+    assert graph.memory is not None, "it goes by no policy"
+    there = held(graph, graph.memory)
+    lying = spread(graph, lambda home: KEEP if there[home] else REBUILD, graph.memory.inside)
+    walk = network_walk(graph, costs, input_bytes, bytes_per_value, Speed())
+    sizes = [input_bytes, *(cost.output_bytes for cost in costs)]
+    kept = sum(size for size, is_there in zip(sizes, there, strict=True) if is_there)
+    results = [costs[tensor - 1] for tensor in graph.results]
+    return kept + loss_bytes(results, bytes_per_value), price(walk.walk, walk.choices(lying)).peak
 
 
 def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:

@@ -18,7 +18,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import layer_windows, settle
-from tiledseg.geometry.memory_policy import KEEP
+from tiledseg.geometry.memory_words import KEEP
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
 from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers

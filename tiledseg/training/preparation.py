@@ -115,6 +115,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         turned=() if windows else _turned(augmentation(train.augment), found.images),
         frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
+        recompute=config.memory.recompute,
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
         blocks=blocks_asked(config.memory),
@@ -255,6 +256,7 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
         store=config.memory.store,
+        recompute=config.memory.recompute,
     )
 
 

@@ -88,3 +88,4 @@ class Recipe:
     rate: Rate
     record: dict[str, Any]
     store: str = "host"
+    recompute: str = "auto"

@@ -211,6 +211,10 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
     progress.say(f"{len(preparation.training.images)} images, {cut}{halo}")
     if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
+    if preparation.question.recomputes:
+        progress.say(
+            f"memory.recompute {preparation.question.recompute}: a step needs about {plan.memory / 2**20:.1f} MiB"
+        )
     if plan.blocks is not None:
         progress.say(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:

@@ -31,6 +31,7 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import DrawnStep, Position
@@ -93,8 +94,9 @@ class Trainer:
         self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
         if self.note:
             self.about = replace(self.about, warnings=(*self.about.warnings, self.note))
-        if plan.rebuilt:
-            self.network.follow(plan.rebuilt.policy)
+        policy = plan.rebuilt.policy if plan.rebuilt else None
+        graph, bands = self.network.graph, self.network.bands
+        self.network.follow(policy or named_policy(graph, bands, recipe.recompute))
         blocks = plan.blocks.shape if plan.blocks else None
         opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store
         self.parallel = ParallelRun.open(*opened)

@@ -11,7 +11,7 @@ from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.memory_policy import KEEP, REBUILD, MemoryPolicy
+from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 from tiledseg.models.network import build_network
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.items import price

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tiledseg.geometry.memory_policy import KEEP, OFFLOAD, REBUILD
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 
 
 @dataclass(frozen=True)

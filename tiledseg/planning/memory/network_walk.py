@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import KEEP, MemoryPolicy, can_rebuild, homes, is_cheap, makers, origins_of, spread
+from tiledseg.geometry.memory_policy import can_rebuild, homes, is_cheap, makers, origins_of, spread
+from tiledseg.geometry.memory_words import KEEP, MemoryPolicy
 from tiledseg.planning.backward_walk import Gradients, gradients_by_node
 from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes
 from tiledseg.planning.machine import FLOPS_PER_MULTIPLY_ADD

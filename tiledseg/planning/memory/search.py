@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from tiledseg.geometry.memory_policy import KEEP, OFFLOAD, REBUILD
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.planning.memory.bound import Rests, options_of
 from tiledseg.planning.memory.items import Walk, price, run_of
 

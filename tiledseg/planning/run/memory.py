@@ -45,6 +45,15 @@ def choose_memory(
     return found
 
 
+def check_budget(recompute: str, needed: int, budget: int) -> None:
+    """Raise BudgetError where a step does not fit with what the user has said is computed once more."""
+    if needed > budget:
+        raise BudgetError(
+            f"memory.budget is {budget} bytes, but with memory.recompute {recompute} a step needs {needed}; leave "
+            "recompute out, or use a finer tiling.grid"
+        )
+
+
 def _too_small(step: StepChoices, budget: int, besides: int) -> BudgetError:
     return BudgetError(
         f"memory.budget is {budget} bytes, but a training step on the largest tile needs {step.kept + besides}, and "

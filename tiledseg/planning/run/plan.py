@@ -15,6 +15,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.memory.choice import MemoryChoice
@@ -23,7 +24,7 @@ from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.run.memory import choose_memory
+from tiledseg.planning.run.memory import check_budget, choose_memory
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.parallelism import Parallelism
@@ -49,6 +50,8 @@ class RunQuestion:
     `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
     `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
     `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
+    `recompute`: what is computed once more in place of keeping it: auto (what `memory` demands), none, compact (what is
+    nearly free), or all.
     `tiles_per_batch`: tiles of one shape that run at once, None for one, in fp64 as many as fit and pay: batches
     of at most `batch_pixels` pixels do, which only a device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
@@ -71,6 +74,7 @@ class RunQuestion:
     machine: Machine | None = None
     frozen: frozenset[str] = frozenset()
     still_norms: bool = False
+    recompute: str = "auto"
     tiles_per_batch: int | None = None
     batch_pixels: int = 0
     windows: Windows | None = None
@@ -86,7 +90,13 @@ class RunQuestion:
     @property
     def graph(self) -> Graph:
         graph = self.network.graph().with_frozen(self.frozen)
-        return graph.with_still_statistics() if self.still_norms else graph
+        graph = graph.with_still_statistics() if self.still_norms else graph
+        return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if self.recomputes else graph
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the user has said what is computed once more."""
+        return self.trains and self.recompute in ("compact", "all")
 
     @property
     def keyed(self) -> bool:
@@ -166,8 +176,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     blocks, rebuilt = _blocks(question, spread, graph, tilings), None
     tiles_per_batch, memory = 1, blocks.memory if blocks else 0
     if question.trains and blocks is None:
-        sizes = network.bands, value, cut, costs[0].memory, question.memory, question.budgeted
-        rebuilt = choose_memory(spread, graph, *sizes)
+        rebuilt = _rebuilt(question, spread, graph, cut, costs[0].memory)
     if blocks is None:
         step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
         tiles_per_batch, memory = _batch(question, spread, largest, in_step, step)
@@ -266,6 +275,18 @@ def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequen
         )
     bands, value = question.network.bands, question.value_bytes
     return choose_blocks(asked, spread, graph, bands, tilings, value, question.memory)
+
+
+def _rebuilt(
+    question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequence[Tiling], needed: int
+) -> MemoryChoice | None:
+    """What is computed once more so that a step, which needs so many bytes, fits; None where the user has said it."""
+    if question.recompute == "auto":
+        sizes = question.network.bands, question.value_bytes, tilings, needed, question.memory, question.budgeted
+        return choose_memory(spread, graph, *sizes)
+    if question.budgeted:
+        check_budget(question.recompute, needed, question.memory)
+    return None
 
 
 def _memory_note(question: RunQuestion, spread: Spread, needed: int, blocks: BlockPlan | None) -> str | None:

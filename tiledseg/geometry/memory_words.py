@@ -1,0 +1,31 @@
+"""The words of a memory policy: what becomes of each tensor of a network; see `memory_policy`, which makes policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tiledseg.errors import ConfigError
+
+KEEP, REBUILD, OFFLOAD = "keep", "rebuild", "offload"
+WORDS = KEEP, REBUILD, OFFLOAD
+
+
+@dataclass(frozen=True)
+class MemoryPolicy:
+    """Words by the tensors' numbers (0 is the network's input), and, `inside`, by the nodes'.
+
+    Raises ConfigError for another word.
+    """
+
+    tensors: tuple[str, ...]
+    inside: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        other = sorted({*self.tensors, *self.inside} - {*WORDS})
+        if other:
+            raise ConfigError(f"a memory policy says '{other[0]}'; give one of {', '.join(WORDS)}")
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is done: autograd keeps what it keeps."""
+        return {*self.tensors, *self.inside} <= {KEEP}
