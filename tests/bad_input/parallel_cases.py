@@ -41,7 +41,7 @@ BLOCKS = (
     train("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
     train("blocks-of-three", "--memory.blocks [2,2,2]", "memory.blocks", "[2, 2, 2]", "[rows, cols]"),
     train("no-blocks", "--memory.blocks 0", "memory.blocks", "0", "none, auto"),
-    train("recompute-word", "--memory.recompute some", "memory.recompute", "some", "compact, all"),
+    train("recompute-by-no-name", "--memory.recompute some", "memory.recompute", "some", "compact, all"),
     train(
         "recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "memory.budget", "recompute all"
     ),
