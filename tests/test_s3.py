@@ -238,8 +238,16 @@ def test_a_map_that_does_not_go_up_is_kept(
 
 
 WRONG = {
-    "key": ({"AWS_ACCESS_KEY_ID": "no-such-key"}, "403 Forbidden, InvalidAccessKeyId", "access key ID you provided"),
-    "secret": ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "403 Forbidden, SignatureDoesNotMatch", "signature"),
+    "key": (
+        {"AWS_ACCESS_KEY_ID": "no-such-key"},
+        "403 Forbidden, InvalidAccessKeyId",
+        "403 Forbidden, InvalidAccessKeyId",
+    ),
+    "secret": (
+        {"AWS_SECRET_ACCESS_KEY": "wrong"},
+        "403 Forbidden, SignatureDoesNotMatch",
+        "403 Forbidden, SignatureDoesNotMatch",
+    ),
     "nobody": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "the server does not answer", "CURL error"),
 }
 
@@ -282,7 +290,10 @@ def test_what_is_not_there_is_one_line(
     for arguments, words in {
         ("s3://no-such-bucket/*.tif", *output): "cannot list s3://no-such-bucket/: the server said 404 Not Found",
         ("s3://no-such-bucket/a.tif", *output): "cannot open s3://no-such-bucket/a.tif: ",
-        (f"{HOME}/none.tif", *output): f"cannot open {HOME}/none.tif: The specified key does not exist",
+        (
+            f"{HOME}/none.tif",
+            *output,
+        ): f"cannot open {HOME}/none.tif: the server said 404 Not Found (The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
         (image, "--output", "https://example.org/m.tif"): "where nothing can be written",

@@ -21,6 +21,7 @@ from rasterio.session import DummySession
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
 from tiledseg.raster.s3_server import SILENT_SECONDS, advice, gdal_options
+from tiledseg.raster.s3_store import parse_s3, refusal
 from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.unforeseen import reading, reason
 
@@ -80,8 +81,20 @@ def open_dataset(path: str, references: bool) -> DatasetReader:
     with _waiting(path):
         if not references:
             _check_masks(path)
-        with reading(f"open {path}", _remedy(path, references)):
-            return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+        try:
+            with reading(f"open {path}", _remedy(path, references)):
+                return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+        except RasterError as error:
+            raise _with_status(path, error) from error.__cause__
+
+
+def _with_status(path: str, error: RasterError) -> RasterError:
+    """The error with the status of a server that refuses an object of S3's: GDAL tells its words alone."""
+    name, cause = parse_s3(path), error.__cause__
+    if name is None or not isinstance(cause, Exception) or "_AWS" not in type(cause.__context__).__name__:
+        return error
+    said = refusal(name)
+    return error if said is None else RasterError(f"cannot open {path}: {said} ({reason(cause)}); {advice(os.environ)}")
 
 
 def _waiting(path: str) -> Any:

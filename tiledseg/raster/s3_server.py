@@ -30,10 +30,15 @@ RETRIES = 3
 def advice(environ: Mapping[str, str]) -> str:
     """What to do where a server refuses: the names of the variables that were read, never their values."""
     found = [name for name in (*_KEYS, *_URLS, *_PLACE) if name in environ]
-    if any(name in found for name in _KEYS):
+    if has_key(environ):
         return f"look at the variables that it was asked with: {', '.join(found)}"
     also = f" ({', '.join(found)} are set)" if found else ""
     return f"set {_KEYS[0]} and {_KEYS[1]}, or {_KEYS[-1]}, on every rank{also}"
+
+
+def has_key(environ: Mapping[str, str]) -> bool:
+    """Whether anything says who asks."""
+    return any(name in environ for name in _KEYS)
 
 
 def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECONDS) -> dict[str, str]:

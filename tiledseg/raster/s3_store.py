@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError, TiledsegError
-from tiledseg.raster.s3_server import advice, store_options
+from tiledseg.raster.s3_server import advice, has_key, store_options
 
 _ASKING_SECONDS, _ASKING_RETRIES = 8, 1
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
@@ -73,6 +73,24 @@ def is_there(name: S3Name) -> bool:
         except FileNotFoundError:
             return False
         return True
+
+
+def refusal(name: S3Name) -> str | None:
+    """What the server says where it does not give an object: its status, and S3's code; None where it gives it, where
+    no key is set, so that nobody need be asked, or obstore is not installed."""
+    if not has_key(os.environ):
+        return None
+    try:
+        import obstore
+    except ImportError:
+        return None
+    try:
+        obstore.get_range(_store(name.bucket, _ASKING_SECONDS, 0), name.key, start=0, length=1)
+    except FileNotFoundError:
+        return "the server said 404 Not Found"
+    except Exception as error:  # whatever it is, it is told
+        return _said(error)
+    return None
 
 
 def check_writable(name: S3Name) -> None:
