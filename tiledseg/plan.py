@@ -98,6 +98,9 @@ def _parser() -> Parser:
     cluster = parser.add_argument_group("memory and cluster")
     cluster.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="(default fp32)")
     cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say")
+    cluster.add_argument(
+        "--memory-budget", metavar="SIZE", help="what a step may take: what is rebuilt then, and the largest tile"
+    )
     cluster.add_argument("--gpus-per-node", type=int, default=6, help="GPUs a node (default 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
     cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
@@ -140,6 +143,7 @@ def _question(flags: Namespace) -> Question:
         stride=flags.stride,
         precision=flags.precision,
         gpu_memory=None if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
+        memory_budget=None if flags.memory_budget is None else parse_bytes(flags.memory_budget),
         gpus_per_node=flags.gpus_per_node,
         images=flags.images,
         gpus=flags.gpus,

@@ -22,7 +22,7 @@ class Question:
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
     `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles. `mesh` (rows,
     cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach. `window`: side
-    of random windows, None without.
+    of random windows, None without. `memory_budget`: bytes that a step may take, tensors being rebuilt if need be.
     """
 
     size: tuple[int, int]
@@ -37,6 +37,7 @@ class Question:
     mesh: tuple[int, int] | None = None
     machine: Machine = field(default_factory=Machine)
     window: int | None = None
+    memory_budget: int | None = None
 
     def __post_init__(self) -> None:
         for flag, values in (
@@ -53,6 +54,12 @@ class Question:
                 Range(1, MOST).check(flag, value)
         if self.gpu_memory is not None:
             Range(1, MOST_BYTES).check("--gpu-memory", self.gpu_memory)
+        if self.memory_budget is not None:
+            Range(1, MOST_BYTES).check("--memory-budget", self.memory_budget)
+        if self.memory_budget is not None and self.stride != 1:
+            raise ConfigError(
+                f"--memory-budget is given, but networks of --stride {self.stride} have no exact plan; leave it out"
+            )
         if self.grid is None and self.gpu_memory is None:
             raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
         if self.grid is None and self.stride != 1:

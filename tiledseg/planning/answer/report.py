@@ -19,6 +19,7 @@ from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
 from tiledseg.planning.answer.question import Question, run_question
+from tiledseg.planning.answer.rebuilding import rebuilding_part
 from tiledseg.planning.answer.windows import windows_part
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.grid import check_tiles
@@ -64,6 +65,7 @@ def plan(question: Question, stages: Parallelism | None = None) -> Planned:
         "modes": modes_part(question, tiling),
         **pipeline,
         **({"windows": windows_part(question)} if question.window is not None else {}),
+        **({"rebuilding": rebuilding_part(question, tiling)} if question.memory_budget is not None else {}),
         "cluster": cluster_part(question, tiling.grid),
     }
     return Planned(answer, tiling, staged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tiledseg.planning.answer.modes_table import modes_table, modes_title
 from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.rebuilding import rebuilding_table
 from tiledseg.planning.answer.report import Answer, by_stage
 from tiledseg.planning.answer.text import Row, aligned, columns, count_parts, size, size_parts, words
 from tiledseg.planning.answer.windows import windows_table
@@ -13,7 +14,7 @@ _WEIGHTS = {"fp32": "float32", "fp64": "float64", "bf16": "float32, with the bf1
 
 
 def table(question: Question, answer: Answer) -> str:
-    """Sections paper, exact, network, memory, modes, stages, windows, cluster; those that are there."""
+    """Sections paper, exact, network, memory, modes, stages, windows, rebuilding, cluster; those that are there."""
     blocks = [heading(question)]
     if answer["paper"] is not None:
         blocks.append(f"paper: the formula, unpadded convolutions\n{_paper(question, answer['paper'])}")
@@ -29,6 +30,9 @@ def table(question: Question, answer: Answer) -> str:
         blocks.append(f"{stages_title(answer['stages'])}\n{stages_table(answer['stages'], size)}")
     if "windows" in answer:
         blocks.append(f"windows: drawn anywhere, one at a time\n{windows_table(answer['windows'])}")
+    if "rebuilding" in answer:
+        title = f"rebuilding: a training step on {words(answer['rebuilding']['context'])} px"
+        blocks.append(f"{title} in {size(answer['rebuilding']['budget'])}\n{rebuilding_table(answer['rebuilding'])}")
     blocks.append(f"cluster: one tile a GPU\n{_cluster(answer['cluster'])}")
     if "omitted" in answer:
         blocks.append(f"left out: {answer['omitted']}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
@@ -19,16 +19,29 @@ _TRIES = 12  # budgets tried for the least that is reached
 
 
 @dataclass(frozen=True)
+class LevelChoice:
+    """Of a part of the network, what stands before the dot of its nodes' names: bytes that are kept for the backward
+    pass, bytes that are rebuilt, and the seconds of running that once, as a share of the step's."""
+
+    name: str
+    kept: int
+    rebuilt: int
+    extra: float
+
+
+@dataclass(frozen=True)
 class MemoryChoice:
     """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
 
-    `items`: what is rebuilt, by name, with its bytes. `extra`: the seconds that it takes, as a share of the step's;
-    `gap`: the share of these that a better choice could save, at most (0: it is proven best).
+    `levels`: what becomes of each part of the network. `items`: what is rebuilt, by name, with its bytes. `extra`: the
+    seconds that it takes, as a share of the step's; `gap`: the share of these that a better choice could save, at most
+    (0: it is proven best).
     """
 
     policy: MemoryPolicy
     kept: int
     peak: int
+    levels: tuple[LevelChoice, ...]
     items: tuple[tuple[str, int], ...]
     extra: float
     gap: float
@@ -60,21 +73,33 @@ class StepChoices:
         kept = [KEEP if item.asked else REBUILD for item in self.walk.items]
         return self.fixed + price(self.walk, kept).peak
 
-    def choose(self, budget: int) -> MemoryChoice | None:
-        """The cheapest of at most `budget` bytes; None where none was found."""
-        chosen = choose(self.walk, budget - self.fixed)
+    def choose(self, budget: int, quick: bool = False) -> MemoryChoice | None:
+        """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do."""
+        chosen = choose(self.walk, budget - self.fixed, quick)
         return None if chosen is None else self._choice(chosen)
 
     def least(self) -> int:
         """About the least budget for which there is a choice, to a part in 4096 of what is reached."""
-        return _least(lambda budget: self.choose(budget) is not None, self.fixed + max(self.walk.base), self.kept)
+        return _least(
+            lambda budget: self.choose(budget, quick=True) is not None, self.fixed + max(self.walk.base), self.kept
+        )
 
     def _choice(self, chosen: Chosen) -> MemoryChoice:
         pairs = zip(self.walk.items, chosen.choices, strict=True)
         rebuilt = tuple((item.name, item.bytes) for item, choice in pairs if choice == REBUILD and item.asked)
-        extra = chosen.seconds / ((1 + BACKWARD) * self.found.forward)
-        policy = self.found.policy(chosen.choices)
-        return MemoryChoice(policy, self.kept, self.fixed + chosen.peak, rebuilt, extra, chosen.gap)
+        policy, step = self.found.policy(chosen.choices), (1 + BACKWARD) * self.found.forward
+        sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.choices, step), rebuilt
+        return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap)
+
+    def _levels(self, choices: Sequence[str], step: float) -> tuple[LevelChoice, ...]:
+        found: dict[str, LevelChoice] = {}
+        for item, choice in zip(self.walk.items, choices, strict=True):
+            name = item.name.split(".")[0]
+            level, rebuilt = found.get(name, LevelChoice(name, 0, 0, 0.0)), choice == REBUILD
+            kept, again = item.bytes * (not rebuilt), item.bytes * (rebuilt and item.asked)
+            extra = item.rebuild / step if again else 0.0
+            found[name] = LevelChoice(name, level.kept + kept, level.rebuilt + again, level.extra + extra)
+        return tuple(found.values())
 
 
 def _least(fits: Callable[[int], bool], low: int, high: int) -> int:

@@ -43,11 +43,12 @@ class Chosen:
         return 0.0 if self.seconds == 0 else max(0.0, 1 - self.least / self.seconds)
 
 
-def choose(walk: Walk, budget: int) -> Chosen | None:
-    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits."""
+def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
+    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits. `quick`: some good
+    one will do."""
     best: Chosen | None = None
     search = _Search(walk, budget)
-    for width in (*WIDTHS, *MORE_WIDTHS):
+    for width in WIDTHS[:1] if quick else (*WIDTHS, *MORE_WIDTHS):
         if best is not None and width > WIDTHS[-1]:
             break
         found, least = search.run(width, math.inf if best is None else best.seconds)

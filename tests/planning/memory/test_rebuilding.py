@@ -1,0 +1,62 @@
+"""`plan --memory-budget`: what is rebuilt, the largest tile, and whether a finer grid is better."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.plan import main
+from tiledseg.planning.memory.choice import step_choices
+from tiledseg.planning.step_memory import training_memory
+
+MODEL = ("--levels", "3", "--base-channels", "8")
+
+
+def rebuilding(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["--size", "1000", *MODEL, *flags, "--format", "json"]) == 0
+    part: dict[str, Any] = json.loads(capsys.readouterr().out)["rebuilding"]
+    return part
+
+
+def test_the_choice_fits_and_the_largest_tile_is_the_largest(capsys: pytest.CaptureFixture[str]) -> None:
+    part = rebuilding(capsys, "--grid", "3", "--memory-budget", "40MiB")
+    budget, network = 40 << 20, UNet(3, base_channels=8)
+    assert part["choice"]["peak"] <= budget < part["kept_all"]
+    assert part["kept_all"] == training_memory(network.graph(), 4, tuple(part["context"])).total
+    levels = part["choice"]["levels"]
+    assert sum(level["rebuilt"] for level in levels) > 0
+    assert [level["name"] for level in levels][:2] == ["encoder0", "encoder1"]
+    kept, rebuilt = part["largest"]["kept"], part["largest"]["rebuilt"]
+    fits = [training_memory(network.graph(), 4, (side, side)).total <= budget for side in (kept, kept + 4)]
+    assert fits == [True, False]
+    assert rebuilt > 1.2 * kept
+    assert step_choices(network.graph(), 4, (rebuilt, rebuilt), 4).choose(budget) is not None
+
+
+def test_grids_are_weighed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to the first that keeps everything; a whole-image norm has one."""
+    rows = rebuilding(capsys, "--grid", "3", "--memory-budget", "40MiB")["grids"]
+    assert [row["grid"][0] for row in rows] == list(range(rows[0]["grid"][0], rows[-1]["grid"][0] + 1))
+    assert [row["extra"] > 0 for row in rows] == [True] * (len(rows) - 1) + [False]
+    assert all(row["time"] == pytest.approx(row["efficiency"] * (1 + row["extra"]), abs=2e-4) for row in rows)
+    (only,) = rebuilding(capsys, "--grid", "1", "--norm", "instance", "--memory-budget", "450MiB")["grids"]
+    assert only["grid"] == [1, 1]
+
+
+def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--size", "1000", *MODEL, "--grid", "3", "--memory-budget", "40MiB"]) == 0
+    text = capsys.readouterr().out
+    assert "rebuilding: a training step on" in text
+    assert "px in 40.00 MiB" in text
+    assert ", best" in text
+    assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB"]) == 0
+    assert "no choice fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("0GiB",), ("much",), ("1GiB", "--stride", "2")])
+def test_bad_budgets_are_one_line(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--size", "1000", "--memory-budget", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
