@@ -83,18 +83,23 @@ class BlockPasses(SerialPasses):
         cuts = self._work.network.partitions(context.shape, self._work.blocks)
         return self._work.network.program(*cuts, (self.mode.whole(micro_batch), context))
 
+    def _bring(self, window_BCHW: torch.Tensor) -> torch.Tensor:
+        return window_BCHW.to(self.mode.mesh.device).contiguous(memory_format=torch.channels_last)
+
     def _cast(self) -> AbstractContextManager[object]:
         return autocast(self.mode.precision, self.mode.mesh.device)
 
     def _tiles(self, sample: Sample, key: Key | None = None, keep: bool = True) -> Iterator[_Tile]:
         """Of a part each micro-batch, which has gone through all segments but the last."""
-        inputs = self.mode.inputs(sample)
+        x_BCHW = torch.from_numpy(sample.x_CHW)[None]  # as it is: each window is brought to the device by itself
         if key is not None:
             set_dropout_key(self.mode.network, key(sample.image))
         for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
             with doing("tile %d of image %d, in blocks", micro_batch.tile.index, sample.image):
                 program = self._program(micro_batch)
-                run = BlockPass(self._work.network, next(inputs), program, self._work.shelf, cast=self._cast)
+                run = BlockPass(
+                    self._work.network, x_BCHW, program, self._work.shelf, cast=self._cast, bring=self._bring
+                )
                 try:
                     run.forward(keep)
                     yield _Tile(self._work.network, sample, micro_batch, run)

@@ -25,7 +25,7 @@ FILE_BUFFERS = 192 << 20  # on their way to a file and back
 
 @dataclass(frozen=True)
 class SegmentMemory:
-    """Bytes: of weights, their gradients' sums and the optimizer's values; of the image and its copy on the device; of
+    """Bytes: of weights, their gradients' sums and the optimizer's values; of the image as it was read; of
     the largest block at work; of strips for other blocks; and of all blocks that lie between segments at once.
     `largest`: the largest tensor that a layer makes of a block."""
 
@@ -47,7 +47,7 @@ def segment_memory(
 ) -> SegmentMemory:
     """Of one step on one context of shape (height, width), in so many rows and columns of blocks, or fewer where it is
     too small."""
-    image = 2 * bands * context[0] * context[1] * bytes_per_value
+    image = bands * context[0] * context[1] * bytes_per_value
     walk = _Blocks(graph, bands, context, blocks, bytes_per_value)
     found = [walk.segment(segment) for segment in segments(graph)]
     return SegmentMemory(

@@ -35,7 +35,7 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.normalise import Statistics, joined
 from tiledseg.models.still import still_statistics
 from tiledseg.spatial.blocks.program import BlockProgram, BlockRun, compile_program
-from tiledseg.spatial.blocks.store import BlockGradients, BlockValues, Shelf
+from tiledseg.spatial.blocks.store import BlockGradients, BlockValues, Bring, Shelf
 from tiledseg.spatial.blocks.sums import BlockRanks, Doing, Turn
 from tiledseg.spatial.convert import convert_layers
 from tiledseg.spatial.norm import SpatialNorm
@@ -116,7 +116,8 @@ class BlockPass:
     """One image on its way through a network: `forward`, then `backward`, or `outputs` as often as one likes.
 
     `shelf`: where blocks lie in between. `input_gradient`: that of the input is wanted too, block by block in the end.
-    `cast`: in which precision layers compute, their backward passes as these do.
+    `cast`: in which precision layers compute, their backward passes as these do. `bring`: what makes a part of the
+    input one on the network's device, in its layout; none where it is already.
     `close` lets go of all that is kept.
     """
 
@@ -128,6 +129,7 @@ class BlockPass:
         shelf: Shelf | None = None,
         input_gradient: bool = False,
         cast: Callable[[], AbstractContextManager[object]] = nullcontext,
+        bring: Bring | None = None,
     ) -> None:
         self._network, self.program = network, program
         shelf = shelf or MemoryShelf()
@@ -141,10 +143,10 @@ class BlockPass:
         network.turn.blocks = self.program.blocks
         for ranks in network.ranks:
             ranks.clear()
-        self._values.put_whole(0, x_BCHW)
+        self._values.put_whole(0, x_BCHW, bring)
         if 0 in self._measuring:
             for block in range(self.program.blocks):
-                self._measure(0, block, x_BCHW[(slice(None), slice(None), *self.program.box(0, block).slices)])
+                self._measure(0, block, self._values.own_part(0, block))
 
     def _measuring_nodes(self) -> dict[int, list[int]]:
         """By the tensor, the nodes that take statistics of it, over several blocks."""
@@ -195,7 +197,7 @@ class BlockPass:
 
     def input_gradient(self, block: int) -> torch.Tensor | None:
         """That of a block of the input, after `backward`; once."""
-        x_BCHW = self._values.whole(0)[(slice(None), slice(None), *self.program.box(0, block).slices)]
+        x_BCHW = self._values.own_part(0, block)
         return self._with_statistics(0, block, x_BCHW, self._gradients.take(0, block))
 
     def close(self) -> None:

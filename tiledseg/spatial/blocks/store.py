@@ -7,6 +7,7 @@ the shelf once, and comes back once for each segment that takes it, however many
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.spatial.blocks.program import BlockProgram, Piece, Window
 
 Key = tuple[int, int]  # a tensor, and a block of it
+Bring = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Shelf(Protocol):
@@ -40,14 +42,17 @@ class BlockValues:
         self._kept: dict[Key, Any] = {}
         self._strips: dict[tuple[int, int, Box], torch.Tensor] = {}
         self._whole: dict[int, torch.Tensor] = {}
+        self._bring = in_one_piece
 
-    def put_whole(self, tensor: int, x_BCHW: torch.Tensor) -> None:
-        """A tensor that is at hand in one piece: the network's input."""
+    def put_whole(self, tensor: int, x_BCHW: torch.Tensor, bring: Bring | None = None) -> None:
+        """A tensor that is at hand in one piece: the network's input. `bring`: what makes a part of it the network's
+        input, on its device and in its layout."""
         self._whole[tensor] = x_BCHW
+        self._bring = bring or in_one_piece
 
-    def whole(self, tensor: int) -> torch.Tensor:
-        """What has been put in one piece."""
-        return self._whole[tensor]
+    def own_part(self, tensor: int, block: int) -> torch.Tensor:
+        """A block of what has been put in one piece."""
+        return self._bring(_part(self._whole[tensor], self._program.box(tensor, block)))
 
     def put(self, tensor: int, block: int, x_BCHW: torch.Tensor) -> None:
         x_BCHW = in_one_piece(x_BCHW)
@@ -59,10 +64,7 @@ class BlockValues:
     def read(self, tensor: int, block: int, window: Window) -> torch.Tensor:
         """What a block reads of a tensor; not to be written over."""
         if tensor in self._whole:
-            whole_BCHW = self._whole[tensor]
-            return (
-                whole_BCHW if window.box.shape == whole_BCHW.shape[2:] else in_one_piece(_part(whole_BCHW, window.box))
-            )
+            return self._bring(_part(self._whole[tensor], window.box))
         own = None if window.own is None else self._shelf.get(self._kept[tensor, block])
         if own is not None and window.own is not None and window.own.here.shape == window.box.shape:
             return in_one_piece(_part(own, window.own.there))
