@@ -61,9 +61,9 @@ class Trial:
                 labels.write(labels_HW[None], window=window)
 
     def command(self, folder: Path, output: str, *options: str) -> list[str]:
-        data = {"images": "image.tif", "labels": "labels.tif", "classes": 3, "workers": 1, "prefetch": 1}
+        files = {"images": str(folder / "image.tif"), "labels": str(folder / "labels.tif")}
         config: dict[str, Any] = {
-            "data": {k: str(folder / v) if str(v).endswith(".tif") else v for k, v in data.items()},
+            "data": {**files, "classes": 3, "workers": 1, "prefetch": 1},
             "model": {"levels": self.levels, "base_channels": self.channels, "norm": "instance"},
             "tiling": {"grid": 1},
             "train": {"epochs": self.steps, "images_per_step": 1, "checkpoint_every": 10**6},

@@ -42,7 +42,7 @@ class BlockValues:
         self._kept: dict[Key, Any] = {}
         self._strips: dict[tuple[int, int, Box], torch.Tensor] = {}
         self._whole: dict[int, torch.Tensor] = {}
-        self._bring = in_one_piece
+        self._bring: Bring = in_one_piece
 
     def put_whole(self, tensor: int, x_BCHW: torch.Tensor, bring: Bring | None = None) -> None:
         """A tensor that is at hand in one piece: the network's input. `bring`: what makes a part of it the network's
