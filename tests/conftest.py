@@ -42,6 +42,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         sys.stderr.write(f"rank {RANK}: {report.nodeid} failed in {report.when}\n{report.longreprtext}\n")
 
 
+@pytest.fixture(autouse=True)
+def kernels_as_they_come() -> None:
+    """A training run asks for deterministic kernels alone and leaves it at that; torch has none for unpooling."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_deterministic_debug_mode("default")
+
+
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[str, Mesh]]:
     """Gloo's and MPI's mesh over the same ranks; alone, both are serial."""

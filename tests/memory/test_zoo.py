@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from tests.memory.zoo import ZOO, Tensors
 from tiledseg.memory.file_store import FileStore
 
 STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def _any_algorithm() -> Iterator[None]:
-    """Some cases have none that torch calls deterministic, which other tests ask for."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def same(found: Tensors, expected: Tensors) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -97,16 +96,6 @@ FOREIGN = {"described": described} | {
 }
 
 
-@pytest.fixture
-def any_kernels() -> Iterator[None]:
-    """torch has no deterministic unpooling; a training run, which asks for kernels that are, leaves the flag behind."""
-    asked = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(asked)
-
-
-@pytest.mark.usefixtures("any_kernels")
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
