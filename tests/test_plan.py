@@ -157,7 +157,7 @@ def test_an_automatic_grid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--size 10000 --grid 8 --gpu-memory 4GiB --images 100 --gpus 1200"
+    flags = "--size 10000 --grid 8 --gpu-memory 3GiB --images 100 --gpus 1200"
     assert main(flags.split()) == 0
     text = capsys.readouterr().out
     titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ":" in line]

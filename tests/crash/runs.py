@@ -57,7 +57,10 @@ class Material:
             "tiling": {"grid": 2},
             "model": {"levels": 2, "convs_per_level": 1, "base_channels": 3, "dropout": 0.2},
             "optimizer": {"name": "adamw", "lr": 0.02, "policy": "cosine", "warmup_steps": 3, "weight_decay": 0.01},
-            "train": {"epochs": 4, "tiles_per_step": 3, "checkpoint_every": 2, "precision": "fp64", "seed": 3},
+            "train": {
+                **{"epochs": 4, "tiles_per_step": 3, "tiles_per_batch": 1, "checkpoint_every": 2},
+                **{"precision": "fp64", "seed": 3},
+            },
             "run": {"verbosity": 0},
         }
 
