@@ -53,12 +53,18 @@ def by_torch(
     return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
 
 
+_VECTOR = 16  # float32 values of the widest registers
+
+
 def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str) -> tuple[torch.Tensor, Pair]:
     """What a convolution of single pixels reads of its input on a CPU, and its stride over that: 1.
 
     oneDNN's gradient of the weight of such a one with a stride, on channels last, writes beyond its memory where there
-    are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride.
+    are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride, unless
+    channels fill vectors.
     """
+    if x_BCHW.shape[1] % _VECTOR == 0:
+        return x_BCHW, stride
     if x_BCHW.device.type != "cpu" or not max(weight.shape[2:]) == 1 < max(stride) or set(padding) != {0}:
         return x_BCHW, stride
     some_BCHW = x_BCHW[:, :, :: stride[0], :: stride[1]]
