@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from tests.tracing.networks import Outer
 from tests.tracing.styles import Parsing
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.tracing.trace import trace
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -162,3 +162,21 @@ def test_what_torch_has_compiled_cannot_be_seen() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()))
     with pytest.raises(ConfigError, match=r"'1' is compiled by torch\.jit"):
         trace(nn.Sequential(nn.Identity(), scripted), 3)
+
+
+class CoarserMean(nn.Module):
+    """A mean over a tensor of half the size, put beside one of the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine = self.fine(x)
+        mean = self.coarse(fine).mean((2, 3), keepdim=True)
+        return torch.cat([fine, mean.expand(-1, -1, fine.shape[2], fine.shape[3])], 1)
+
+
+def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
+    with pytest.raises(GeometryError, match="take it of a tensor as large as what it is joined to"):
+        trace(CoarserMean(), 3)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.models.block import BlockModule
 from tiledseg.models.network import GraphNetwork
@@ -113,10 +114,23 @@ def _traced(
     graph = graph if untrained else with_measured_memory(graph, bands, modules)
     network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
     for size in sizes:
-        output_size(graph, size[0])
-        output_size(graph.along_columns, size[1])
+        _check_size(graph, size)
     _check(network, module, bands, sizes[0], wanted)
     return network
+
+
+def _check_size(graph: Graph, size: tuple[int, int]) -> None:
+    """Raises GeometryError where the geometry refuses a size at which the module has run."""
+    try:
+        output_size(graph, size[0])
+        output_size(graph.along_columns, size[1])
+    except GeometryError as error:
+        if not any(layer.statistics == "image" for layer in graph.layers):
+            raise
+        raise GeometryError(
+            f"{str(error).rsplit('; ', 1)[0]}; a mean over the image counts as large as the tensor that it is taken "
+            "of: take it of a tensor as large as what it is joined to"
+        ) from None
 
 
 def _refused(faults: list[str]) -> ConfigError:
