@@ -19,7 +19,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
@@ -34,6 +33,7 @@ from tiledseg.planning.cost import layer_costs, step_work
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.step import Stepper, StepRules
 
 FACTORS = {"all trained": {}, "encoder frozen": {"conv1*": 0.0, "bn1*": 0.0, "layer*": 0.0}}

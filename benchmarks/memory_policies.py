@@ -15,10 +15,10 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.tracing.allocations import AllocationMeter
 
 WORDS = ("none", "compact", "all")
 

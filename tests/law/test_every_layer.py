@@ -12,7 +12,6 @@ from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.law.test_halo_modes import Setting, check_steps_and_outputs, difference
 from tests.law.test_pipelines import alone as alone_in_one_piece
 from tests.law.test_pipelines import steps as steps_in_stages
-from tests.planning.allocations import AllocationMeter
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.geometry.graph import Graph
@@ -24,6 +23,7 @@ from tiledseg.geometry.shapes import count_parameters, tensor_shapes
 from tiledseg.models.blocks import BUILDERS
 from tiledseg.models.network import build_modules
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.tracing.allocations import AllocationMeter
 
 
 def test_the_network_has_every_layer() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.models.pooling import MaxPool
+from tiledseg.tracing.allocations import AllocationMeter
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.law.every_layer import EveryLayer, ForeignLayers
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
@@ -35,6 +34,7 @@ from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.homes import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.planning.cost import layer_costs
+from tiledseg.tracing.allocations import AllocationMeter
 
 
 def drawn(graph: Graph, seed: int) -> MemoryPolicy:

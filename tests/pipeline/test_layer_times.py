@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
@@ -15,6 +14,7 @@ from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
 from tiledseg.planning.cost import layer_costs
+from tiledseg.tracing.allocations import AllocationMeter
 
 CPU = torch.device("cpu")
 SIZES = {"same": (24, 32), "valid": (44, 52)}

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.unet import UNet
 from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
@@ -16,6 +15,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
 from tiledseg.planning.segment_memory import segment_memory
 from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass
+from tiledseg.tracing.allocations import AllocationMeter
 
 NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
 SIDE = 256

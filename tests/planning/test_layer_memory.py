@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.planning.allocations import AllocationMeter
 from tests.planning.spread import UNETS, Run, open_run_axes, spread
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
@@ -19,6 +18,7 @@ from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.planning.layer_memory import block_memory, strip_bytes
 from tiledseg.planning.rank_steps import rank_steps
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.tracing.allocations import AllocationMeter
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.models.network import build_modules
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.edge_objective import EdgeObjective
 
 SIDE, BANDS = 256, 4

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
@@ -15,6 +14,7 @@ from tiledseg.geometry.layer import Layer, Sigmoid
 from tiledseg.geometry.resampling import AlignedUpsample, PixelUnshuffle, Upsample
 from tiledseg.models.network import build_network
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.tracing.allocations import AllocationMeter
 
 
 def after_a_convolution(layer: Layer, out: int = 2, channels: int = 8) -> Graph:

@@ -9,7 +9,6 @@ import torch
 
 from tests.law.every_layer import ForeignLayers
 from tests.pipeline.undivided import Drawn
-from tests.planning.allocations import AllocationMeter
 from tests.tracing.networks import Mixed, Outer, Pointed
 from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
@@ -21,6 +20,7 @@ from tiledseg.pipeline.partition import Cut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.trace import trace
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
@@ -30,6 +29,7 @@ from tiledseg.planning.run.cost import step_cost
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.widths import ACTIVATION_BYTES
 

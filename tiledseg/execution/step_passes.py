@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from tiledseg.comm.doing import doing
 from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part, Piece
 from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
-from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.dropout import dropouts, set_dropout_key
 from tiledseg.models.lending import Lending
 from tiledseg.models.network import Tensors
 from tiledseg.raster.dataset import Sample
@@ -45,6 +46,7 @@ class StepPasses(SerialPasses):
         super().__init__(mode)
         self._norms = step_norms(mode.network.graph)
         self._lending = Lending(mode.network.layers.values())
+        self._dropouts = nn.ModuleList(dropouts(mode.network))  # each image tells them before each run of nodes
 
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
@@ -56,7 +58,7 @@ class StepPasses(SerialPasses):
             first = 0
             for stop in (*self._norms, nodes):
                 for image in images:
-                    set_dropout_key(self.mode.network, key(image.sample.image))
+                    set_dropout_key(self._dropouts, key(image.sample.image))
                     with self._lending.lend(first, stop, reducer.use):
                         self.mode.run_nodes(image.micro_batch, image.tensors, first, stop)
                 if stop < nodes:

@@ -2,7 +2,7 @@
 
 A word for each tensor: `keep`; `rebuild`: it is dropped, and computed once more from its node's inputs when the
 backward pass asks for it; `offload`: it is moved out of the way, and comes back. A word for each node of what it keeps
-besides, if that is as large as a tensor: windows with halos, padded copies, casts, a pooling's indices. Small things
+besides, if that is as large as a tensor: windows with halos, padded copies, casts. Small things
 (statistics, a value a channel) are always kept.
 
 Several tensors may be one in memory, where a node hands its input on or writes over it: the first of them is their

@@ -47,6 +47,16 @@ class Entry:
     _saved: list[weakref.ref[Saved]] = field(default_factory=list)
     _watched: list[torch.Tensor] = field(default_factory=list)
 
+    @property
+    def outward(self) -> Sent:
+        assert self.sent is not None, "its bytes have been sent"
+        return self.sent
+
+    @property
+    def inward(self) -> Brought:
+        assert self.brought is not None, "its bytes are on their way back, or there"
+        return self.brought
+
     def add(self, saved: Saved) -> None:
         self.live += 1
         self._saved.append(weakref.ref(saved))

@@ -159,7 +159,7 @@ class Ledger:
             self._send(self._staying[0])
         while self._leaving and self._alone_bytes > limit:
             with self.figures.waiting():
-                self._leaving[0].sent.copying.wait()  # type: ignore[union-attr]
+                self._leaving[0].outward.copying.wait()
             self._finish_leaving(self._leaving[0])
         self.figures.peak_bytes = max(self.figures.peak_bytes, self._alone_bytes + self._window)
 
@@ -186,7 +186,7 @@ class Ledger:
 
     def _finish_leaving(self, entry: Entry) -> None:
         """Its copy has ended. Raises what that failed with; the bytes are then still here."""
-        entry.sent.copying.wait()  # type: ignore[union-attr]
+        entry.outward.copying.wait()
         self._no_longer_leaving(entry)
         self._out_of_memory(entry)
         entry.state = State.AWAY
@@ -212,7 +212,7 @@ class Ledger:
         entry.used += 1
         if entry.state is State.RESIDENT:
             _discard(self._staying, entry)
-            assert saved.alias is not None
+            assert saved.alias is not None, "what is in memory is seen"
             return saved.alias
         return self._returned(entry, saved)
 
@@ -224,8 +224,7 @@ class Ledger:
 
     def _recall(self, entry: Entry) -> None:
         """It is wanted before it has left: it stays."""
-        assert entry.sent is not None
-        self._mover.drop(entry.sent)
+        self._mover.drop(entry.outward)
         self._no_longer_leaving(entry)
         entry.sent, entry.state = None, State.RESIDENT
 
@@ -235,20 +234,18 @@ class Ledger:
             self._bring(entry, None)
         else:
             self.figures.expected += 1
-        assert entry.brought is not None
         with self.figures.waiting():
-            entry.brought.copying.wait()
+            entry.inward.copying.wait()
         version = entry.version()
         if version:
             raise overwritten(str(saved.view.dtype), saved.view.shape, saved.version + version, saved.version)
-        tensor = saved.view.over(entry.brought.flat_P)
+        tensor = saved.view.over(entry.inward.flat_P)
         if entry.used >= entry.wanted:  # autograd holds it now; another pass over the graph brings it again
             entry.brought, entry.used, entry.state = None, 0, State.AWAY
         return tensor
 
     def _bring(self, entry: Entry, offset: int | None) -> bool:
-        assert entry.sent is not None
-        entry.brought = self._mover.bring(entry.sent, entry.size, offset)
+        entry.brought = self._mover.bring(entry.outward, entry.size, offset)
         if entry.brought is not None:
             entry.watch(entry.brought.flat_P)
             entry.wanted = entry.live
@@ -273,7 +270,7 @@ class Ledger:
     def _settle(self) -> None:
         """Take note of what has happened since: views that are gone, copies that have ended."""
         self._forget(self._drained())
-        while self._leaving and self._leaving[0].sent.copying.done():  # type: ignore[union-attr]
+        while self._leaving and self._leaving[0].outward.copying.done():
             self._finish_leaving(self._leaving[0])
         if self._left and not self._entries:
             self.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tiledseg.memory.aligned import aligned_bytes
 from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.saved import View
 from tiledseg.memory.slots import Slot
 from tiledseg.memory.transfer import Transfer
 
@@ -48,15 +48,11 @@ class MemoryShelf:
         """Nothing is kept here."""
 
 
-@dataclass(frozen=True)
-class _Filed:
-    """A tensor in a file, its place in memory included: strides are those that it had."""
+class _Filed(NamedTuple):
+    """A tensor in a file: `view`, with the strides that it had, sees the slot's bytes."""
 
     slot: Slot
-    size: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+    view: View
     device: torch.device
 
 
@@ -81,14 +77,13 @@ class FileShelf:
                 break
             self._forget(first)
             transfer.wait()
-        return _Filed(slot, len(data), tuple(x.shape), x.stride(), x.dtype, x.device)
+        return _Filed(slot, View.of(x)._replace(offset=0), x.device)
 
     def get(self, what: _Filed) -> torch.Tensor:
         """The tensor, bit for bit."""
-        data = aligned_bytes(what.size)
+        data = aligned_bytes(what.slot.size)
         self._store.read(what.slot, data).wait()
-        flat = torch.from_numpy(data).view(what.dtype)
-        return flat.as_strided(what.shape, what.stride).to(what.device)
+        return what.view.over(torch.from_numpy(data)).to(what.device)
 
     def free(self, what: _Filed) -> None:
         """Its place in the file is free."""

@@ -8,6 +8,8 @@ pixels, so it is taken for every size (decision 0002).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -18,6 +20,7 @@ from tiledseg.models.block import BlockModule, Place
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, ...]
+Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
 
 
 def convolve(
@@ -30,9 +33,9 @@ def convolve(
     groups: int,
 ) -> torch.Tensor:
     """As `functional.conv2d`, by the kernel that does not look at the tensor's size where there is one."""
-    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
-        return functional.conv2d(x_BCHW, weight, bias, stride, padding, dilation, groups)
+        return by_torch(x_BCHW, weight, bias, stride, padding, dilation, groups)
+    x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if x_BCHW.shape[1] == 1:
         # One channel lies alike in both layouts and is taken for the other one: it is seen twice, at half its weight.
         x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), _seen_twice(weight)
@@ -63,9 +66,8 @@ def thinned(x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: P
     are fewer channels than a vector has values (torch 2.13; uxlfoundation/oneDNN#6035): it sees no stride, unless
     channels fill vectors.
     """
-    if x_BCHW.shape[1] % _VECTOR == 0:
-        return x_BCHW, stride
-    if x_BCHW.device.type != "cpu" or not max(weight.shape[2:]) == 1 < max(stride) or set(padding) != {0}:
+    skips = max(weight.shape[2:]) == 1 < max(stride) and set(padding) == {0}
+    if x_BCHW.device.type != "cpu" or not skips or x_BCHW.shape[1] % _VECTOR == 0:
         return x_BCHW, stride
     some_BCHW = x_BCHW[:, :, :: stride[0], :: stride[1]]
     return some_BCHW.contiguous(memory_format=torch.channels_last), (1, 1)
@@ -87,22 +89,25 @@ def _seen_twice(weight: torch.Tensor) -> torch.Tensor:
     return (weight / 2).repeat(1, 2, 1, 1).contiguous(memory_format=torch.channels_last)
 
 
-class SteadyConvolution(nn.Conv2d):
-    """nn.Conv2d by `convolve`."""
+class ChosenConvolution(nn.Conv2d):
+    """nn.Conv2d by `compute`."""
+
+    compute: Convolve
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return self.compute(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class SteadyConvolution(ChosenConvolution):
+    """By the kernel that does not look at the tensor's size where there is one."""
 
     compute = staticmethod(convolve)
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return convolve(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
-
-class TorchConvolution(nn.Conv2d):
-    """nn.Conv2d by `by_torch`: what somebody else's is taken for."""
+class TorchConvolution(ChosenConvolution):
+    """By the kernel that torch takes: what somebody else's is taken for."""
 
     compute = staticmethod(by_torch)
-
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return by_torch(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 class FilterBank(BlockModule):

@@ -8,6 +8,7 @@ by himself, who gives no keys, draws as torch's Dropout2d: from torch's generato
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,10 +58,14 @@ class ChannelDropout(nn.Module):
         return draws >= self.probability
 
 
+def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
+    """Every dropout of a network."""
+    return (module for module in network.modules() if isinstance(module, ChannelDropout))
+
+
 def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
     """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image;
     none for torch's generator."""
     own = keys[:1] if len(set(keys)) == 1 else keys
-    for module in network.modules():
-        if isinstance(module, ChannelDropout):
-            module.keys = own
+    for module in dropouts(network):
+        module.keys = own

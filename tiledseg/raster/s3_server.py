@@ -50,10 +50,9 @@ def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECON
         "GDAL_HTTP_MAX_RETRY": str(RETRIES),
         "GDAL_HTTP_RETRY_DELAY": "0.5",
     }
-    url = _url(environ)
-    if url and "AWS_S3_ENDPOINT" not in environ:
-        scheme, _, host = url.partition("://")
-        found["AWS_S3_ENDPOINT"] = host.rstrip("/")
+    scheme, host, _ = _server(environ)
+    if host and "AWS_S3_ENDPOINT" not in environ:
+        found["AWS_S3_ENDPOINT"] = host
         found["AWS_HTTPS"] = "NO" if scheme == "http" else "YES"
         found["AWS_VIRTUAL_HOSTING"] = "FALSE"
     return {name: value for name, value in found.items() if name not in environ}

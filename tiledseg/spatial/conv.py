@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.models.block import Place
-from tiledseg.models.convolution import SteadyConvolution, TorchConvolution
+from tiledseg.models.convolution import ChosenConvolution
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import SpatialLayer
@@ -31,7 +31,7 @@ class SpatialConvolution(SpatialLayer):
             )
         self._module = module
         # The kernel of the module: on one rank its twin is itself, to the last bit.
-        self._convolve = module.compute if isinstance(module, SteadyConvolution | TorchConvolution) else conv2d
+        self._convolve = module.compute if isinstance(module, ChosenConvolution) else conv2d
         self._row, self._col = _describe(module, 0), _describe(module, 1)
         self.descriptions = self._row, self._col
 

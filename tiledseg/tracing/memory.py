@@ -6,15 +6,12 @@ forward and backward, on a few pixels, and every storage followed from birth to 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph, Node
@@ -23,6 +20,7 @@ from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.measured import Measured
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
+from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.widths import SINGLE_BYTES
 
 SIDE = 16
@@ -147,7 +145,7 @@ class _Run:
 
     def _gradients(self) -> tuple[tuple[float | None, ...], float]:
         """Bytes of each input's gradient, and what is allocated on top of them and of the output's."""
-        meter = _Meter([*self._inputs, *self._module.parameters(), *self._module.buffers()])
+        meter = AllocationMeter([*self._inputs, *self._module.parameters(), *self._module.buffers()])
         with meter:
             output = self._module(*self._inputs)
             start: list[int] = []
@@ -188,29 +186,3 @@ class _End(torch.autograd.Function):
         made = torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last).fill_(1)
         ctx.start += [made.untyped_storage()._cdata, made.untyped_storage().nbytes()]
         return None, made
-
-
-class _Meter(TorchDispatchMode):
-    """Sums the bytes of living storages made inside it, and remembers the most."""
-
-    def __init__(self, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._living = {tensor.untyped_storage()._cdata: 0 for tensor in known}
-        self.bytes = self.peak = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self._meet(tensor.untyped_storage())
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def _meet(self, storage: torch.UntypedStorage) -> None:
-        if storage._cdata not in self._living:
-            self._living[storage._cdata] = storage.nbytes()
-            self.bytes += storage.nbytes()
-            weakref.finalize(storage, self._forget, storage._cdata)
-
-    def _forget(self, key: int) -> None:
-        self.bytes -= self._living.pop(key)

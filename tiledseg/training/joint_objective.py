@@ -23,37 +23,38 @@ def joint(parts: Sequence[Objective], alike: bool) -> Objective:
 
 
 @dataclass(frozen=True)
-class AlikeObjectives:
-    """Each one sum over another, and the other the same for all."""
+class _Together:
+    """Each part is given the labels of its own margin."""
 
     parts: tuple[Objective, ...]
 
     @property
     def margin(self) -> int:
-        return _margin(self.parts)
+        return max(part.margin for part in self.parts)
 
     @property
     def in_words(self) -> str:
-        return _words(self.parts)
+        return " + ".join(part.in_words for part in self.parts)
+
+    def _each(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> list[Sums]:
+        height, width = target_BHW.shape[1:]
+        found = []
+        for part in self.parts:
+            cut = self.margin - part.margin
+            found.append(part.sums(outputs_BKHW, target_BHW[:, cut : height - cut, cut : width - cut]))
+        return found
+
+
+class AlikeObjectives(_Together):
+    """Each one sum over another, and the other the same for all."""
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
-        found = _each(self.parts, outputs_BKHW, target_BHW)
+        found = self._each(outputs_BKHW, target_BHW)
         return torch.stack([sums[0] for sums in found]).sum(), found[0][1]
 
 
-@dataclass(frozen=True)
-class JointObjectives:
+class JointObjectives(_Together):
     """Of any kinds. One whose pixels do not count in a step adds nothing."""
-
-    parts: tuple[Objective, ...]
-
-    @property
-    def margin(self) -> int:
-        return _margin(self.parts)
-
-    @property
-    def in_words(self) -> str:
-        return _words(self.parts)
 
     @property
     def size(self) -> int:
@@ -61,22 +62,12 @@ class JointObjectives:
 
     def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
         """Those of the first part, of the second, ..."""
-        return tuple(one for sums in _each(self.parts, outputs_BKHW, target_BHW) for one in sums)
+        return tuple(one for sums in self._each(outputs_BKHW, target_BHW) for one in sums)
 
     def value(self, totals: torch.Tensor) -> torch.Tensor | None:
         each = zip(self.parts, totals.split([_size(part) for part in self.parts]), strict=True)
         known = [value for value in (_value(part, own) for part, own in each) if value is not None]
         return torch.stack(known).sum() if known else None
-
-
-def _each(parts: Sequence[Objective], outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> list[Sums]:
-    """The sums of each, which is given the labels of its own margin."""
-    margin, (height, width) = _margin(parts), target_BHW.shape[1:]
-    found = []
-    for part in parts:
-        cut = margin - part.margin
-        found.append(part.sums(outputs_BKHW, target_BHW[:, cut : height - cut, cut : width - cut]))
-    return found
 
 
 def _size(part: Objective) -> int:
@@ -88,11 +79,3 @@ def _value(part: Objective, totals: torch.Tensor) -> torch.Tensor | None:
         return part.value(totals)
     loss, weight = totals
     return loss / weight if bool(weight > 0) else None
-
-
-def _margin(parts: Sequence[Objective]) -> int:
-    return max(part.margin for part in parts)
-
-
-def _words(parts: Sequence[Objective]) -> str:
-    return " + ".join(part.in_words for part in parts)

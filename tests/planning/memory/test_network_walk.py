@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.planning.allocations import AllocationMeter
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
@@ -18,6 +17,7 @@ from tiledseg.planning.memory.items import price
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.memory.search import choose
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96
 

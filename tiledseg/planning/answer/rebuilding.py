@@ -13,7 +13,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.memory.choice import StepChoices, step_choices
+from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.tensor_limit import is_countable
 
@@ -28,9 +28,6 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     assert budget is not None, "asked for"
     step = _step(question, tiling.context_max)
     found = step.choose(budget)
-    choice = None if found is None else asdict(found) | {"policy": None, "items": [name for name, _ in found.items]}
-    if choice is not None:
-        del choice["policy"]
     largest = {
         "kept": _largest(question, lambda step: step.kept <= budget),
         "rebuilt": _largest(question, lambda step: step.choose(budget, quick=True) is not None),
@@ -39,10 +36,17 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         "budget": budget,
         "context": list(tiling.context_max),
         "kept_all": step.kept,
-        "choice": choice,
+        "choice": None if found is None else _told(found),
         "largest": largest,
         "grids": _grids(question, budget, largest["rebuilt"]) if largest["rebuilt"] else [],
     }
+
+
+def _told(choice: MemoryChoice) -> dict[str, Any]:
+    """All but the policy itself, which is for programs."""
+    told = asdict(choice) | {"items": [name for name, _ in choice.items]}
+    del told["policy"]
+    return told
 
 
 def _step(question: Question, context: tuple[int, int]) -> StepChoices:

@@ -11,7 +11,7 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.items import Walk, price
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.memory.search import Chosen, choose
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.step_memory import fixed_memory
 
 ASSUMED = Speed()
 BACKWARD = 2  # of a forward pass's seconds those of a backward pass, about
@@ -114,7 +114,6 @@ def step_choices(
     graph: Graph, bands: int, context: tuple[int, int], value_bytes: int, speed: Speed = ASSUMED
 ) -> StepChoices:
     """Of a step on a context of (height, width). Raises GeometryError where this is no legal size."""
-    memory = training_memory(graph, bands, context, value_bytes)
     costs = layer_costs(graph, bands, context, value_bytes)
     found = network_walk(graph, costs, bands * context[0] * context[1] * value_bytes, value_bytes, speed)
-    return StepChoices(found, memory.total - memory.activations - memory.backward)
+    return StepChoices(found, fixed_memory(graph, bands, value_bytes))

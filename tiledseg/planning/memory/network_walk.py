@@ -1,7 +1,7 @@
 """The backward pass of a network on one context as items: what it asks for, when, and what computing it again takes.
 
 Two kinds of items: the tensors (by their `home`, see `geometry.memory_policy`), and what a node keeps `inside` of as
-many values: a pooling's indices, a cast copy. Small things stay. Seconds follow from a node's work and from the bytes
+many values: a cast copy, say. Small things stay. Seconds follow from a node's work and from the bytes
 that it takes and gives, at assumed speeds: only their ratio decides.
 """
 

@@ -13,7 +13,7 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.segment_memory import segment_memory
 from tiledseg.planning.tensor_limit import MOST_VALUES, check_countable
 
-MOST_BLOCKS = 64  # a side: more are not tried
+MOST_TRIED = 64  # blocks a side
 GIB = 2**30
 
 
@@ -83,6 +83,6 @@ def choose_blocks(
 def _shapes(context: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """From few blocks to many, about as long as wide."""
     longer = max(context) / min(context)
-    for side in range(1, MOST_BLOCKS + 1):
+    for side in range(1, MOST_TRIED + 1):
         other = max(1, math.ceil(side / longer))
         yield (side, other) if context[0] >= context[1] else (other, side)

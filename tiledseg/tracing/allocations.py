@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 class AllocationMeter(TorchDispatchMode):
     """Sums the bytes of living storages made inside it, and remembers the most."""
 
-    def __init__(self, known: list[torch.Tensor]) -> None:
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.living = {t.untyped_storage()._cdata: 0 for t in known}
         self.bytes = self.peak = 0
