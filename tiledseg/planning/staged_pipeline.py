@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import cuts
@@ -58,6 +58,7 @@ class PipelineCase:
         """Bytes of layers (first, stop) as a chunk, while micro-batches are in flight."""
         held = most_in_flight(self.schedule, self.stages, self.micro_batches)
 
+        @cache
         def memory(first: int, stop: int, chunk: int) -> int:
             kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
             return self.prices.memory(first, stop).total(*kept)

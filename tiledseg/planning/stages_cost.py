@@ -54,14 +54,14 @@ class StagePrices:
         self._trained = (0, *accumulate(c.trained for c in costs))
         self._copied = (0, *accumulate(copied(graph, [c.parameters for c in costs])))
         self._kept_from = functools.cache(self._walk)
-        self._backward = functools.cache(self._find_backward)
+        self.memory = functools.cache(self._find_memory)
 
     @property
     def skips(self) -> tuple[tuple[int, int], ...]:
         """Each edge that passes over nodes: who makes the tensor, and who takes it."""
         return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
 
-    def memory(self, first: int, stop: int) -> StageMemory:
+    def _find_memory(self, first: int, stop: int) -> StageMemory:
         """Bytes of a rank that holds the run; the loss belongs to the last layer."""
         counts = self._parameters, self._trained, self._copied
         parameters, trained, copies = (each[stop] - each[first] for each in counts)
@@ -74,7 +74,7 @@ class StagePrices:
             optimizer=ADAM_VALUES * trained * width,
             activations=up_to[-1] + self._loss(stop),
             inputs=received if first else self.tensor_bytes(0),
-            backward=self._backward(first, stop),
+            backward=self._find_backward(first, stop),
         )
 
     def _loss(self, stop: int) -> int:
