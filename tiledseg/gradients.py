@@ -8,8 +8,8 @@ ranks decides, then changes the 16th digit, and the float32 gradient rounded fro
 some hundred million. So a float32 run gives the same loss line on any number of ranks, step after step. It costs
 8 bytes a weight in memory and twice the bytes of the all-reduce (docs/decisions/0003).
 
-Where one backward pass goes through several images, autograd would add up a weight's gradients itself, in the weight's
-own dtype, before anybody sees them. There each image is given a `use` of the weight, whose gradient comes by itself.
+Where one backward pass goes through several batches, autograd would add up a weight's gradients itself, in the weight's
+own dtype, before anybody sees them. There each batch is given a `use` of the weight, whose gradient comes by itself.
 
 Deadlock cannot arise: every rank starts the sums of all buckets in the same order, bucket 0 first, each step; a rank
 without a tile starts them too, with zeros. In mode `layer` halos and sums of norms come between them: at the same

@@ -27,14 +27,25 @@ from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import serial_axes
+from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement
+from tiledseg.execution.halo_modes import LayerMode
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.frozen import factor_of, freeze
+from tiledseg.models.network import build_modules
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.sampling import TileReference
+from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.training.step import Stepper, StepRules
 
 IMAGES = 3
@@ -45,7 +56,8 @@ Found = tuple[list[float | None], dict[str, torch.Tensor]]
 
 
 def whole(case: Case, frozen: Mapping[str, float] = MappingProxyType({})) -> Found:
-    """By torch alone: a batch of all images. `frozen`: factors by pattern; weights of 0 are not trained."""
+    """By torch alone: a batch of all images, each with channels of its own dropped. `frozen`: factors by pattern;
+    weights of 0 are not trained."""
     network, data = case.network().train(), dataset(case, IMAGES)
     network.layers.update({name: native(module) for name, module in network.layers.items()})
     for name, parameter in network.parameters_by_node():
@@ -53,7 +65,8 @@ def whole(case: Case, frozen: Mapping[str, float] = MappingProxyType({})) -> Fou
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     tile = case.tiling((1, 1)).tiles[0]
     losses: list[float | None] = []
-    for images in STEPS:
+    for number, images in enumerate(STEPS):
+        set_dropout_key(network, *(replace(KEY, step=number, image=image) for image in images))
         samples = [data.load(image, tile) for image in images]
         x_BCHW = torch.stack([torch.from_numpy(sample.x_CHW) for sample in samples])
         y_BHW = torch.stack([torch.from_numpy(sample.y_HW).long() for sample in samples])
@@ -72,15 +85,22 @@ def native(module: nn.Module) -> nn.Module:
 
 
 def ours(
-    case: Case, mesh: Mesh, rows_cols: list[int], overlap: bool, frozen: Mapping[str, float] = MappingProxyType({})
+    case: Case,
+    mesh: Mesh,
+    rows_cols: list[int],
+    overlap: bool,
+    frozen: Mapping[str, float] = MappingProxyType({}),
+    batch: int = 1,
+    precision: str = "fp64",
 ) -> Found:
     asked = parallelism(ParallelConfig(halo="layer", mesh=rows_cols, overlap=overlap))
     tilings = [case.tiling()] * IMAGES
     spread = choose_spread(asked, case.unet.graph(), tilings, mesh.size, IMAGES, case.unet.bands, 8)
     assert spread.together
-    network, data = freeze(case.network(), frozen).train(), dataset(case, IMAGES)
-    run = ParallelRun.open(spread, network, mesh, "fp64")
-    passes = run.over(data.tilings)
+    network = freeze(case.network(PARAMETER_DTYPES[precision]), frozen).train()
+    data = dataset(case, IMAGES, INPUT_DTYPES[precision])
+    run = ParallelRun.open(spread, network, mesh, precision)
+    passes = run.over(data.tilings, batch)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))
     losses = []
@@ -122,6 +142,53 @@ def test_frozen_norms_sum_alike(rows_cols: list[int], frozen: dict[str, float], 
     found, own = ours(CASE, mesh, rows_cols, overlap=True, frozen=frozen)
     assert found == pytest.approx(expected, rel=1e-12)
     assert difference(own, state) < 1e-12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("rows_cols", [[1, 1], [1, 2]], ids=str)
+def test_images_at_once_are_a_step(rows_cols: list[int], batch: int, meshes: dict[str, Mesh]) -> None:
+    """Each with its own dropout. Of three images two at once, or all; the second step has one."""
+    mesh = meshes["gloo"]
+    if rows_cols[0] * rows_cols[1] > mesh.size:
+        pytest.skip("needs more ranks")
+    case = replace(CASE, unet=replace(CASE.unet, dropout=0.3))
+    expected, state = whole(case)
+    found, own = ours(case, mesh, rows_cols, overlap=True, batch=batch)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert difference(own, state) < 1e-12
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("batch", [1, 2])
+def test_ranks_do_not_change_a_float32_loss_line(batch: int, meshes: dict[str, Mesh]) -> None:
+    """A kernel sums the gradients of a batch in float32: so which images make one follows from the step alone."""
+    torch.set_num_threads(1)
+    mesh = meshes["gloo"]
+    found, own = ours(CASE, mesh, [1, 1], overlap=False, batch=batch, precision="fp32")
+    expected, state = mesh.on_root(
+        lambda: ours(CASE, mesh_alone(), [1, 1], overlap=False, batch=batch, precision="fp32")
+    )
+    assert found == pytest.approx(expected, rel=1e-13)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in own.items())
+
+
+def test_images_of_one_cut_run_at_once_whatever_a_rank_has_of_them() -> None:
+    """The first of two ranks has 16 rows of each image, the second has 16 of one, and 20 of the others."""
+    unet, heights = CASE.unet, (36, 32, 34, 36)
+    tilings = tuple(make_tiling((height, 20), (2, 1), network_footprint(unet.graph())) for height in heights)
+    dealt = []
+    for rank in range(4):
+        axes = replace(serial_axes(), shape=MeshShape(2, 2, 1), position=MeshPosition(rank // 2, rank % 2, 0))
+        network = build_modules(unet, seed=0)
+        mode = LayerMode(SpatialNetwork(network, axes), network, mesh_alone(), tilings, "fp64", batch=2)
+        parts = mode.share([TileReference(image, 0) for image in range(len(heights))])
+        dealt.append([[part.image for part in batch] for batch in mode.batches(parts)])
+    assert dealt == [[[1], [3]], [[1], [3]], [[0, 2]], [[0, 2]]]
+
+
+def mesh_alone() -> Mesh:
+    return Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
 
 
 def turned(path: Path, turns: int) -> None:

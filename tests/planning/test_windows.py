@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,28 @@ def test_small_windows_go_together_through_a_batch_norm_and_take_memory_together
     assert len(plan.held_out) == 2
     note = next(note for note in plan_run(asked("batch", exact=False, halo="layer", memory=9)).warnings)
     assert "fewer train.windows_per_step" in note
+
+
+def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> None:
+    """Up to 65,536 pixels a batch, and half a step, unless so many are asked for; ranks take whole batches."""
+    eight = replace(asked("batch", exact=False, halo="layer"), windows=Windows(32, 8, False), images_per_step=8)
+    for ranks, memory in itertools.product((1, 2, 8), (10**6, 10**12)):
+        plan = plan_run(replace(eight, ranks=ranks, memory=memory))
+        assert (plan.tiles_per_batch, plan.spread.mesh.replicas) == (4, min(ranks, 2))
+    (note,) = plan_run(replace(eight, ranks=3)).warnings
+    assert "1 of 3 ranks own nothing" in note
+    assert "steps of 8 images in batches of 4; use fewer ranks, a smaller train.tiles_per_batch" in note
+    wide = replace(eight, windows=Windows(60, 8, False), tiles_per_batch=None)
+    assert plan_run(wide).tiles_per_batch == 4
+    large = replace(wide, rasters=(Extent((300, 300)),), windows=Windows(256, 8, False))
+    assert plan_run(large).tiles_per_batch == 1
+    needed = [plan_run(replace(eight, tiles_per_batch=count, ranks=2)) for count in (1, 3, 8, 100)]
+    assert [plan.tiles_per_batch for plan in needed] == [1, 3, 8, 8]
+    assert [plan.spread.mesh.replicas for plan in needed] == [2, 2, 1, 1]
+    assert needed[0].memory < needed[1].memory < needed[2].memory == needed[3].memory, "4, 6 and 8 windows a rank"
+    alone = replace(asked(exact=False, halo="layer"), tiles_per_batch=2)
+    with pytest.raises(ConfigError, match=r"tiles_per_batch is 2, but in parallel.halo layer a rank has"):
+        plan_run(alone)
 
 
 def test_a_norm_over_the_image_is_exact_on_windows_that_show_all_of_it() -> None:

@@ -12,9 +12,9 @@ rank owns. Training, validation and prediction do with the pieces what they must
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -116,7 +116,7 @@ class ReadMode:
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
         if self.axes is None:
-            own = deal(_batches(tiles, self.batch), self.mesh.size, _area)[self.mesh.rank]
+            own = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)[self.mesh.rank]
             return tuple(part for batch in own for part in batch)
         at = self.axes.position
         return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
@@ -147,16 +147,20 @@ class ReadMode:
         return len(parts) > 0
 
 
-def _batches(parts: Sequence[Part], most: int) -> list[tuple[Part, ...]]:
+def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> list[tuple[Part, ...]]:
     """Batches of one shape; those that are not full come last of their shape. In the parts' order where each is one."""
     if most == 1:
         return [(part,) for part in parts]
-    by_shape: dict[tuple[int, int], list[Part]] = {}
+    by_shape: dict[Any, list[Part]] = {}
     for part in parts:
-        by_shape.setdefault(part.tile.context.shape, []).append(part)
+        by_shape.setdefault(shape(part), []).append(part)
     return [
         tuple(own[first : first + most]) for _, own in sorted(by_shape.items()) for first in range(0, len(own), most)
     ]
+
+
+def _shape(part: Part) -> tuple[int, int]:
+    return part.tile.context.shape
 
 
 def _area(batch: Sequence[Part]) -> int:
@@ -221,18 +225,27 @@ class LayerMode(ReadMode):
         mesh: Mesh,
         tilings: tuple[Tiling, ...],
         precision: str,
+        batch: int = 1,
     ) -> None:
-        super().__init__(network, mesh, tilings, precision)
+        super().__init__(network, mesh, tilings, precision, batch=batch)
         self.spatial = spatial
         shape = spatial.axes.shape.rows, spatial.axes.shape.cols
         self._images = tuple(layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in tilings)
 
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
-        at = self.spatial.axes.position
+        at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas
         if at is None:
             return ()
-        own = _own_images(step, self.spatial.axes)
-        return tuple(Part(i, self._images[i].tile(at.row, at.col), draw) for i, draw in own)
+        parts = [Part(i, self._images[i].tile(at.row, at.col), draw) for i, draw in _images_of(step)]
+        return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
+
+    def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
+        """Which of a step's images, or of this rank's `share` of them, run at once: the same on all ranks of an image,
+        whose blocks of two images may be of one shape where others are not."""
+        return _batches(parts, self.batch, lambda part: self._cut(part.image))
+
+    def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._images[image].rows.edges, self._images[image].cols.edges
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]
@@ -262,7 +275,11 @@ class LayerMode(ReadMode):
 
 
 def _own_images(step: Sequence[TileReference | DrawnTile], axes: Axes) -> list[tuple[int, Draw | None]]:
-    """The images of a step that this rank's replica takes, each with the draw of all its tiles: every replica-th."""
+    """The images of a step that this rank's replica takes: every replica-th."""
     assert axes.position is not None, "ranks outside the mesh take no image"
-    draws = {reference.image: reference.draw for reference in step}
-    return [(image, draws[image]) for image in sorted(draws)[axes.position.replica :: axes.shape.replicas]]
+    return _images_of(step)[axes.position.replica :: axes.shape.replicas]
+
+
+def _images_of(step: Sequence[TileReference | DrawnTile]) -> list[tuple[int, Draw | None]]:
+    """The images of a step in their order, each with the draw of all its tiles."""
+    return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

@@ -98,7 +98,7 @@ class ParallelRun:
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch)
         if self.spatial is None:
             return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch)
-        return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision)
+        return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
 
 
 def _open_stage(

@@ -155,10 +155,10 @@ class SerialPasses:
     def _run(self, loaded: list[_Loaded]) -> list[Piece]:
         """The network's outputs on micro-batches of one shape, computed as one batch. `loaded` is used up."""
         graph, micro_batches = self.mode.network.graph, [one.micro_batch for one in loaded]
-        tensors = {0: _batched([one.x_BCHW for one in loaded])}
+        tensors = {0: batched([one.x_BCHW for one in loaded])}
         loaded.clear()
         self.mode.run_nodes(micro_batches[0], tensors, 0, len(graph))
-        outputs = zip(*(_unbatched(tensors.pop(result)) for result in graph.results), strict=True)
+        outputs = zip(*(unbatched(tensors.pop(result)) for result in graph.results), strict=True)
         return [one.piece(*outputs_BKHW) for one, outputs_BKHW in zip(micro_batches, outputs, strict=True)]
 
     def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
@@ -175,13 +175,14 @@ class SerialPasses:
         return None
 
 
-def _batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
+def batched(inputs_BCHW: list[torch.Tensor]) -> torch.Tensor:
+    """Inputs of one shape as one, channels last; `unbatched` takes what the network makes of it apart again."""
     if len(inputs_BCHW) == 1:
         return inputs_BCHW[0]
     return torch.cat(inputs_BCHW).contiguous(memory_format=torch.channels_last)
 
 
-def _unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
+def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
     return (output_BKHW,) if len(output_BKHW) == 1 else output_BKHW.split(1)
 
 

@@ -1,9 +1,10 @@
 """Passes in which all images of a step go through the network together, node by node.
 
 A batch norm that learns takes its statistics over all pixels of a step. So the images of a rank run up to such a norm,
-one after the other, the norm takes all of them, with those of the other ranks, and they run on. All are held until the
-backward pass, which is one. Each image has a use of the weights of its own, and a norm has its weights in float64: so
-the gradients of images are summed in float64, on any number of ranks alike.
+a batch of one shape after the other, the norm takes all of them, with those of the other ranks, and they run on. All
+are held until the backward pass, which is one. Which images make a batch follows from the step alone, and a replica
+takes whole batches. Each batch has a use of the weights of its own, and a norm has its weights in float64: so the
+gradients of batches are summed in float64, on any number of ranks alike.
 
 Deadlock cannot arise: every rank makes the norms' sums over `axes.weights` in the order of the nodes, and backward in
 the opposite one, in which autograd runs functions too: later made, earlier run. A rank without an image in a step sums
@@ -20,7 +21,7 @@ from torch import nn
 
 from tiledseg.comm.doing import doing
 from tiledseg.execution.halo_modes import LayerMode, MicroBatch, Part, Piece
-from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
+from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed, batched, unbatched
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import dropouts, set_dropout_key
@@ -29,11 +30,11 @@ from tiledseg.models.network import Tensors
 from tiledseg.raster.dataset import Sample
 
 
-class _Image(NamedTuple):
-    """An image on its way through the network."""
+class _Batch(NamedTuple):
+    """Images of one shape on their way through the network."""
 
-    sample: Sample
-    micro_batch: MicroBatch
+    samples: list[Sample]
+    micro_batches: list[MicroBatch]
     tensors: Tensors
 
 
@@ -52,34 +53,36 @@ class StepPasses(SerialPasses):
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
         timed = Timed(samples)
-        images = [image for part in parts for image in self._loaded(part, timed)]
         nodes = len(self.mode.network.graph)
-        with doing("a step of %d images", len(images)):
+        batches = [self._loaded(batch, timed) for batch in self.mode.batches(parts)]
+        with doing("a step of %d images", len(parts)):
             first = 0
             for stop in (*self._norms, nodes):
-                for image in images:
-                    set_dropout_key(self._dropouts, key(image.sample.image))
+                for batch in batches:
+                    set_dropout_key(self._dropouts, *(key(sample.image) for sample in batch.samples))
                     with self._lending.lend(first, stop, reducer.use):
-                        self.mode.run_nodes(image.micro_batch, image.tensors, first, stop)
+                        self.mode.run_nodes(batch.micro_batches[0], batch.tensors, first, stop)
                 if stop < nodes:
                     with self._lending.lend(stop, stop + 1, lambda parameter: reducer.use(parameter, torch.float64)):
-                        self.mode.norm_together(stop, [(image.micro_batch, image.tensors) for image in images])
+                        self.mode.norm_together(stop, [(batch.micro_batches[0], batch.tensors) for batch in batches])
                 first = stop + 1
-            self._backward(loss([self._piece(image) for image in images]), len(images))
+            self._backward(loss([piece for batch in batches for piece in self._pieces(batch)]), len(batches))
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
         return 1  # all are at hand together
 
-    def _loaded(self, part: Part, samples: Iterator[Sample]) -> Iterator[_Image]:
-        sample = next(samples)
-        inputs = self.mode.inputs(sample)
-        for micro_batch, x_BCHW in zip(self.mode.micro_batches(part), inputs, strict=True):
-            yield _Image(sample, micro_batch, {0: x_BCHW})
+    def _loaded(self, batch: Sequence[Part], samples: Iterator[Sample]) -> _Batch:
+        own = [next(samples) for _ in batch]
+        micro_batches = [micro_batch for part in batch for micro_batch in self.mode.micro_batches(part)]
+        inputs_BCHW = [x_BCHW for sample in own for x_BCHW in self.mode.inputs(sample)]
+        return _Batch(own, micro_batches, {0: batched(inputs_BCHW)})
 
-    def _piece(self, image: _Image) -> tuple[Piece, Sample]:
-        outputs_BKHW = map(image.tensors.pop, self.mode.network.graph.results)
-        return image.micro_batch.piece(*outputs_BKHW), image.sample
+    def _pieces(self, batch: _Batch) -> Iterator[tuple[Piece, Sample]]:
+        results = self.mode.network.graph.results
+        outputs = zip(*(unbatched(batch.tensors.pop(result)) for result in results), strict=True)
+        for micro_batch, sample, outputs_BKHW in zip(batch.micro_batches, batch.samples, outputs, strict=True):
+            yield micro_batch.piece(*outputs_BKHW), sample
 
     def _backward(self, loss: torch.Tensor, images: int) -> None:
         if images:

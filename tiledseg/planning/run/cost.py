@@ -24,13 +24,15 @@ def step_cost(
     value_bytes: int,
     images_per_step: int,
     machine: Machine,
+    batch: int = 1,
 ) -> ModeCost:
     """Of a training step without stages on `images_per_step` images like the largest of `tilings`, over `mesh`.
 
-    `memory` is of the tiling that needs most, and of as many images as go through the network together.
+    `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
+    at once.
     """
     largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    images = -(-images_per_step // mesh.replicas)
+    images = min(images_per_step, batch * -(-images_per_step // (batch * mesh.replicas)))
     task = Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
     cost = mode_cost(task, machine, spread.mode, spread.fusion)
     if spread.together:

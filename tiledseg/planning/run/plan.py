@@ -20,7 +20,7 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.memory.choice import MemoryChoice
 from tiledseg.planning.mode_cost import ModeCost
-from tiledseg.planning.run.batch import BatchCase, choose_batch
+from tiledseg.planning.run.batch import BatchCase, choose_batch, together_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
@@ -29,7 +29,7 @@ from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
-from tiledseg.planning.run.spread import Spread, choose_spread, idle_note, read_spread
+from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
 from tiledseg.planning.run.windows import Windows
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.widths import ACTIVATION_BYTES
@@ -52,8 +52,9 @@ class RunQuestion:
     `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
     `recompute`: what is computed once more in place of keeping it: auto (what `memory` demands), none, compact (what is
     nearly free), or all.
-    `tiles_per_batch`: tiles of one shape that run at once, None for one, in fp64 as many as fit and pay: batches
-    of at most `batch_pixels` pixels do, which only a device can tell.
+    `tiles_per_batch`: tiles of one shape that run at once (or images, where a norm over a step has all of these go
+    together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
+    device can tell; of images see `together_batch`.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
     images. `blocks`: tiles are computed in blocks, one after the other. `turned`: the rasters that are also shown with
     rows for columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
@@ -160,17 +161,18 @@ def plan_run(question: RunQuestion) -> RunPlan:
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    in_blocks = question.blocks is not None
-    spread = choose_spread(parallel, graph, tilings, question.ranks, images, network.bands, value, speed, not in_blocks)
+    batch, in_blocks = _images_at_once(question, graph, cut), question.blocks is not None
+    asked = question.ranks, images, network.bands, value, speed, not in_blocks, batch
+    spread = choose_spread(parallel, graph, tilings, *asked)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
     if not spread.shares_images:  # tiles are dealt out: to each rank about as many as a block of the image has
         mesh = choose_mesh(parallel.mesh, tilings, question.ranks, images, parallel.stages)
     validation = _validation(question, graph, held_out, spread)
-    costs = [step_cost(spread, mesh, graph, cut, network.bands, value, images, speed)]
+    costs = [step_cost(spread, mesh, graph, cut, network.bands, value, images, speed, batch)]
     if held_out:
         alone = choose_mesh(None, held_out, question.ranks, 1, parallel.stages) if question.validates_alone else mesh
-        costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed))
+        costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed, batch))
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     blocks, rebuilt = _blocks(question, spread, graph, tilings), None
@@ -179,11 +181,11 @@ def plan_run(question: RunQuestion) -> RunPlan:
         rebuilt = _rebuilt(question, spread, graph, cut, costs[0].memory)
     if blocks is None:
         step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
-        tiles_per_batch, memory = _batch(question, spread, largest, in_step, step)
+        tiles_per_batch, memory = (batch, step) if spread.together else _batch(question, spread, largest, in_step, step)
     cost = replace(costs[0], memory=memory)
     notes = (
         _memory_note(question, spread, cost.memory, blocks),
-        idle_note(spread, question.ranks, images),
+        idle_note(spread, question.ranks, images, batch),
         _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))
@@ -243,6 +245,14 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
         return 1, 1
     bands = question.network.bands
     return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
+
+
+def _images_at_once(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling]) -> int:
+    """Of a step whose images go through the network together; 1 where they do not."""
+    images = question.images_per_step
+    if not question.trains or not goes_together(question.parallel, graph, images):
+        return 1
+    return together_batch(question.tiles_per_batch, images, tilings)
 
 
 def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int, step: int) -> tuple[int, int]:

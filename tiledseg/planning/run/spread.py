@@ -59,9 +59,11 @@ def choose_spread(
     value_bytes: int,
     machine: Machine | None = None,
     whole_tiles: bool = True,
+    batch: int = 1,
 ) -> Spread:
     """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`; fusion auto looks at `machine`.
-    `whole_tiles`: a tile is computed at once, and not in blocks.
+    `whole_tiles`: a tile is computed at once, and not in blocks. `batch`: images that run at once where they go through
+    the network together: a replica takes so many.
 
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
     that would own nothing of some layer's output.
@@ -77,7 +79,7 @@ def choose_spread(
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
         return Spread(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else Spread()
-    mesh = choose_mesh(parallel.mesh, tilings, ranks, images_per_step, parallel.stages)
+    mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images_per_step // batch), parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
         if parallel.halo == "exchange":
@@ -93,8 +95,13 @@ def choose_spread(
             check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    together = images_per_step > 1 and parallel.stages == 1 and bool(of_steps(graph))
-    return Spread("layer", mesh, fusion, parallel.overlap, together)
+    return Spread("layer", mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
+
+
+def goes_together(parallel: Parallelism, graph: Graph, images_per_step: int) -> bool:
+    """Whether all images of a step go through the network together."""
+    alone = parallel.halo != "layer" or parallel.stages > 1
+    return images_per_step > 1 and not alone and bool(of_steps(graph))
 
 
 def read_spread(
@@ -104,11 +111,13 @@ def read_spread(
     return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1, whole_tiles=whole_tiles)
 
 
-def idle_note(spread: Spread, ranks: int, images_per_step: int) -> str | None:
-    """What the user should know where ranks have no work."""
+def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1) -> str | None:
+    """What the user should know where ranks have no work; `batch`: images that run at once."""
     if spread.mesh.ranks >= ranks or (not spread.shares_images and spread.mesh.stages == 1):
         return None
+    batches, smaller = (f" in batches of {batch}", "a smaller train.tiles_per_batch, ") if batch > 1 else ("", "")
     return (
         f"{ranks - spread.mesh.ranks} of {ranks} ranks own nothing: the mesh is {spread.mesh} with steps of "
-        f"{images_per_step} images; use fewer ranks, a finer tiling.grid, or more train.images_per_step"
+        f"{images_per_step} images{batches}; use fewer ranks, {smaller}a finer tiling.grid, or more "
+        "train.images_per_step"
     )
