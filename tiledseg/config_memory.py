@@ -10,6 +10,8 @@ from tiledseg.errors import ConfigError
 
 NONE = "none"
 RECOMPUTE = (AUTO, NONE, "compact", "all")
+ALL = "all"
+OFFLOAD = (NONE, ALL)
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
 BUDGET = "auto, or bytes as 16GiB"
@@ -28,12 +30,15 @@ class MemoryConfig:
             activations), or all (convolutions too, but for skips and the ends of levels)
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (the fewest that fit memory)
-        store: where blocks lie meanwhile: host (memory), or a folder on a local disk, in which a file without a name is
-            made
+        offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, or all
+            but what is on its way
+        store: where blocks lie meanwhile, or what has left: host (memory), or a folder on a local disk, in which a file
+            without a name is made
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
     recompute: str = AUTO
+    offload: str = NONE
     blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
 
@@ -47,11 +52,26 @@ class MemoryConfig:
                 "blocks once more as it is; leave recompute out"
             )
         self.blocks_shape()
+        one_of("memory.offload", self.offload, OFFLOAD)
+        self._check_store()
+
+    def _check_store(self) -> None:
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
-        if self.in_file and not self.in_blocks:
+        if self.in_file and not self.in_blocks and not self.offloads:
             raise ConfigError(
-                f"memory.store is {self.store}, but memory.blocks is none: nothing would lie there; set memory.blocks"
+                f"memory.store is {self.store}, but memory.blocks and memory.offload are none: nothing would lie "
+                "there; set memory.blocks, or memory.offload all"
+            )
+        if self.offloads and self.in_blocks:
+            raise ConfigError(
+                f"memory.offload is all, but memory.blocks is {shown(self.blocks)}, which keeps nothing but blocks; "
+                "leave offload out"
+            )
+        if self.offloads and not self.in_file:
+            raise ConfigError(
+                "memory.offload is all, but memory.store is host, the memory that is to be spared; give a folder on a "
+                "local disk"
             )
 
     @property
@@ -60,8 +80,13 @@ class MemoryConfig:
         return self.blocks != NONE
 
     @property
+    def offloads(self) -> bool:
+        """Whether what autograd keeps leaves memory."""
+        return self.offload != NONE
+
+    @property
     def in_file(self) -> bool:
-        """Whether blocks lie in a file."""
+        """Whether blocks, or what has left, lie in a file."""
         return self.store != HOST
 
     def bytes(self) -> int | None:

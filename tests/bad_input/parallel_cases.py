@@ -36,6 +36,7 @@ HALO_MODES = (
 )
 
 _BLOCKS = "--memory.blocks 2"
+_OFFLOAD = "--memory.offload all --memory.store ROOT/folder"
 
 BLOCKS = (
     train("blocks-word", "--memory.blocks many", "memory.blocks", "many", "[rows, cols]"),
@@ -47,6 +48,11 @@ BLOCKS = (
     ),
     train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
     train("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
+    train("offload-by-no-name", "--memory.offload some --memory.store ROOT/folder", "memory.offload", "some", "all"),
+    train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
+    train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),
+    train("offload-to-nowhere", "--memory.offload all --memory.store ROOT/nowhere", "memory.store", "nowhere"),
+    train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
     train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     train("blocks-in-layer", f"{_LAYER} {_BLOCKS}", "memory.blocks", "parallel.halo layer", "halo read"),
     train("blocks-in-exchange", f"{_EXCHANGE} {_BLOCKS}", "memory.blocks", "parallel.halo exchange", "halo read"),

@@ -105,11 +105,12 @@ def open_shelf(store: str, device: torch.device | None = None) -> MemoryShelf | 
     where the folder takes none."""
     if store == HOST:
         return MemoryShelf(device is not None and device.type != "cpu")
-    found = FileStore(store, _free_bytes(store))
+    found = FileStore(store, free_bytes(store))
     return FileShelf(found)
 
 
-def _free_bytes(folder: str) -> int:
+def free_bytes(folder: str) -> int:
+    """Of the disk that a folder is on."""
     try:
         disk = os.statvfs(folder)
     except OSError:

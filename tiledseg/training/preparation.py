@@ -119,6 +119,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
         blocks=blocks_asked(config.memory),
+        offload=config.memory.offloads,
         budgeted=budget is not None,
     )
     _check_norms(config.model, network)
@@ -263,11 +264,9 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
 def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:
     """What the group `memory` asks for; None where tiles are computed whole. Raises ConfigError for a store that is no
     folder."""
-    if not memory.in_blocks:
-        return None
     if memory.in_file and not (Path(memory.store).is_dir() and os.access(memory.store, os.W_OK)):
         raise ConfigError(f"memory.store is {memory.store}, which is no folder to write to; give one on a local disk")
-    return BlocksAsked(memory.blocks_shape(), memory.in_file)
+    return BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None
 
 
 def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:

@@ -63,7 +63,8 @@ class Recipe:
     `imagenet`: its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are
     counted; `by_content`: tiles or windows are drawn by their labels; `ema`: decay of the average of the
     weights, 0 for none; `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the
-    configuration as JSON, which a checkpoint keeps; `store`: where blocks lie between segments. The rest as the keys of
+    configuration as JSON, which a checkpoint keeps; `store`: where blocks lie between segments, or what autograd
+    keeps. The rest as the keys of
     these names."""
 
     title: str

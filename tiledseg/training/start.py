@@ -32,6 +32,7 @@ from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
 from tiledseg.training.by_content import content_units, with_content
 from tiledseg.training.first_weights import first_weights, imagenet
+from tiledseg.training.offloading import check_device
 from tiledseg.training.preparation import (
     Preparation,
     prepare,
@@ -56,6 +57,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size, batch_pixels(mesh.device)))
+    mesh.on_root(lambda: check_device(preparation.plan.offloaded, mesh))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
     mesh.on_root(lambda: _check_weights(preparation, mesh))
@@ -215,6 +217,8 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
         progress.say(
             f"memory.recompute {preparation.question.recompute}: a step needs about {plan.memory / 2**20:.1f} MiB"
         )
+    if plan.offloaded is not None:
+        progress.say(f"offload: {plan.offloaded.in_words}, the rest goes to a file in {preparation.recipe.store}")
     if plan.blocks is not None:
         progress.say(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:

@@ -42,6 +42,7 @@ from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
 from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
+from tiledseg.training.offloading import Moved, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.panels import Panels
 from tiledseg.training.preparation import Preparation
@@ -138,10 +139,14 @@ class Trainer:
             held_out = None
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
+            offload = stack.enter_context(offload_to(self.recipe.store, self.plan.offloaded))
             stopped = self._loop(training, held_out, flag)
+            moved = moved_by_ranks(offload, self.recipe.store, self.mesh)
+            if self.journal is not None:
+                self.journal.say(moved.in_words if moved else "")
         self.parallel.close()
         if self.journal is not None:
-            self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation)
+            self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation, moved)
             self.journal.draw(now=True)
         return EXIT_CODE if stopped else 0
 
@@ -315,9 +320,10 @@ class Trainer:
             **self.about.to_json(self.mesh),
         }
 
-    def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None) -> None:
+    def _summarise(self, seconds: float, stopped: bool, validation: dict[str, Any] | None, moved: Moved | None) -> None:
         summary = {
             **self._told(),
+            "offloaded": moved and moved._asdict(),
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,

@@ -27,6 +27,7 @@ from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.memory import check_budget, choose_memory
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
+from tiledseg.planning.run.offloading import OffloadPlan, plan_offload
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
@@ -56,7 +57,7 @@ class RunQuestion:
     together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
     device can tell; of images see `together_batch`.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `blocks`: tiles are computed in blocks, one after the other. `turned`: the rasters that are also shown with
+    images. `blocks`: tiles are computed in blocks, one after the other. `offload`: what autograd keeps leaves memory. `turned`: the rasters that are also shown with
     rows for columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
     """
 
@@ -80,6 +81,7 @@ class RunQuestion:
     batch_pixels: int = 0
     windows: Windows | None = None
     blocks: BlocksAsked | None = None
+    offload: bool = False
     turned: tuple[int, ...] = ()
     budgeted: bool = False
 
@@ -130,7 +132,8 @@ class RunPlan:
     network together; with stages, see `PipelinePlan`. `pipeline`: None without stages, and until the times are known
     that it waits for. Of windows `tilings` are what a step computes (see `Windows.tilings`), and `validation` is how
     the rasters held out are spread. `blocks`: None where tiles are computed whole. `rebuilt`: what is computed
-    once more in the backward pass so that a step fits the memory, None where everything is kept.
+    once more in the backward pass so that a step fits the memory, None where everything is kept. `offloaded`: how much
+    of it stays in memory, None where all does.
     """
 
     network: Network
@@ -147,6 +150,7 @@ class RunPlan:
     tiles_per_batch: int = 1
     blocks: BlockPlan | None = None
     rebuilt: MemoryChoice | None = None
+    offloaded: OffloadPlan | None = None
 
     @property
     def memory(self) -> int:
@@ -176,11 +180,13 @@ def plan_run(question: RunQuestion) -> RunPlan:
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     blocks, rebuilt = _blocks(question, spread, graph, tilings), None
+    offloaded = _offloaded(question, spread, graph, largest, costs[0].memory)
     tiles_per_batch, memory = 1, blocks.memory if blocks else 0
-    if question.trains and blocks is None:
+    if question.trains and blocks is None and offloaded is None:
         rebuilt = _rebuilt(question, spread, graph, cut, costs[0].memory)
     if blocks is None:
         step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
+        step = offloaded.memory if offloaded else step
         tiles_per_batch, memory = (batch, step) if spread.together else _batch(question, spread, largest, in_step, step)
     cost = replace(costs[0], memory=memory)
     notes = (
@@ -191,7 +197,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and not spread.together else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    plan = RunPlan(*decided, tiles_per_batch, blocks, rebuilt)
+    plan = RunPlan(*decided, tiles_per_batch, blocks, rebuilt, offloaded and offloaded.of_batch(tiles_per_batch))
     return plan if question.waits_for_times else balanced(question, plan)
 
 
@@ -297,6 +303,16 @@ def _rebuilt(
     if question.budgeted:
         check_budget(question.recompute, needed, question.memory)
     return None
+
+
+def _offloaded(
+    question: RunQuestion, spread: Spread, graph: Graph, largest: MicroBatchSize, needed: int
+) -> OffloadPlan | None:
+    """What stays in memory of a step that needs so many bytes with everything kept; None where all does."""
+    if not question.offload:
+        return None
+    budget = question.memory if question.budgeted else None
+    return plan_offload(spread, graph, question.network.bands, largest, needed, budget)
 
 
 def _memory_note(question: RunQuestion, spread: Spread, needed: int, blocks: BlockPlan | None) -> str | None:

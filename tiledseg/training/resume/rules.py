@@ -81,6 +81,7 @@ RULES: dict[str, Rule] = {
     "parallel.deadline": Rule(MAY, "it says when a job that stands still is ended"),
     "memory.budget": Rule(MAY, _LAW),
     "memory.recompute": Rule(MAY, _LAW),
+    "memory.offload": Rule(MAY, _LAW),
     "memory.blocks": Rule(MAY, _LAW),
     "memory.store": Rule(MAY, _LAW),
     "optimizer.name": Rule(REFUSED, "what one optimizer has gathered means nothing to another"),

@@ -1,0 +1,75 @@
+"""The law over a run whose tensors leave memory for a file: the same lines, bit for bit, in every halo mode and in
+stages, with recomputation too; and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.law.test_training_steps import configuration, losses, run
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.config_memory import MemoryConfig
+from tiledseg.errors import ConfigError
+from tiledseg.memory import offload
+from tiledseg.planning.run.offloading import OffloadPlan
+from tiledseg.training.offloading import check_device
+
+pytestmark = pytest.mark.usefixtures("small_views")
+MODES = {
+    "read": ParallelConfig(),
+    "exchange": ParallelConfig(halo="exchange"),
+    "layer": ParallelConfig(halo="layer"),
+    "overlap": ParallelConfig(halo="layer", overlap=True),
+    "stages": ParallelConfig(stages=2, schedule="1f1b"),
+}
+ON_ONE = ("read", "layer")
+
+
+@pytest.fixture
+def everything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "LEAST", 1)
+
+
+def in_mode(shared: Path, mode: str, name: str, memory: MemoryConfig) -> Config:
+    config = configuration(shared, shared / f"{mode}-{name}", "fp32", "adamw", None)
+    model = replace(config.model, norm="batch" if mode in ("layer", "overlap") else "pixel")
+    train = replace(config.train, epochs=2, validate_every=2)
+    output = RunConfig(output=str(shared / f"{mode}-{name}"), verbosity=0)
+    return replace(config, model=model, train=train, parallel=MODES[mode], memory=memory, run=output)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.usefixtures("everything_moves")
+def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["mpi" if mode in ("layer", "overlap") else "gloo"]
+    if (mode == "stages" and mesh.size % 2) or (mode not in ON_ONE and mesh.size == 1):
+        pytest.skip(f"{mode} on {mesh.size} ranks")
+    store = shared / "store"
+    mesh.on_root(lambda: store.mkdir(exist_ok=True))
+    threads = threading.active_count()
+    kept = run(in_mode(shared, mode, "kept", MemoryConfig()), mesh)
+    assert len(losses(kept)) == 2
+    for recompute in ("none", "all"):
+        memory = MemoryConfig(recompute=recompute, offload="all", store=str(store))
+        moved = run(in_mode(shared, mode, recompute, memory), mesh)
+        assert losses(moved) == losses(kept)
+        assert [line["val"] for line in moved if "val" in line] == [line["val"] for line in kept if "val" in line]
+        figures = json.loads((shared / f"{mode}-{recompute}" / "summary.json").read_text())["offloaded"]
+        assert figures["bytes_out"] >= figures["bytes_in"] > 0
+        assert figures["store"] == str(store)
+    assert list(store.iterdir()) == []
+    assert threading.active_count() == threads
+
+
+def test_what_has_no_way_to_a_file_is_refused(mesh: Mesh) -> None:
+    class Device:
+        type = "cuda"
+
+    with pytest.raises(ConfigError, match=r"memory.offload is all, but .* go to no file yet; use memory.recompute"):
+        check_device(OffloadPlan(1, 1, 1), replace(mesh, device=Device()))

@@ -1,0 +1,63 @@
+"""A run in which what autograd keeps leaves memory for a file: opened for the run, and told of at its end."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError
+from tiledseg.memory import offload
+from tiledseg.memory.file_mover import FileMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.offload import Offload
+from tiledseg.memory.shelf import free_bytes
+from tiledseg.planning.run.offloading import OffloadPlan
+
+MIB = 2**20
+
+
+class Moved(NamedTuple):
+    """What has left for files in `store` and come back, bytes of all ranks together; the longest that a rank has waited
+    for it; and the most bytes that autograd alone held in a rank's memory."""
+
+    store: str
+    bytes_out: int
+    bytes_in: int
+    waited_seconds: float
+    peak_bytes: int
+
+    @property
+    def in_words(self) -> str:
+        """For the user."""
+        return (
+            f"offload: {self.bytes_out / MIB:.1f} MiB went to {self.store}, {self.bytes_in / MIB:.1f} MiB came back, "
+            f"{self.waited_seconds:.1f} s were waited"
+        )
+
+
+def offload_to(store: str, plan: OffloadPlan | None) -> AbstractContextManager[Offload | None]:
+    """A context in which what autograd keeps leaves for a file in the folder `store`, as planned. Its end gives all
+    back, however it comes about."""
+    if plan is None:
+        return nullcontext()
+    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, offload.LEAST)
+
+
+def check_device(plan: OffloadPlan | None, mesh: Mesh) -> None:
+    """Raise ConfigError where something is to leave a memory that has no way to a file."""
+    if plan is not None and mesh.device.type != "cpu":
+        raise ConfigError(
+            f"memory.offload is all, but this machine's tensors are on {mesh.device}, and go to no file yet; use "
+            "memory.recompute, or memory.blocks"
+        )
+
+
+def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | None:
+    """Collective: on all ranks the same. None where nothing was to leave."""
+    if found is None:
+        return None
+    each = mesh.communicator.gather_objects(found.figures)
+    out, back = sum(figures.bytes_out for figures in each), sum(figures.bytes_in for figures in each)
+    waited = max(figures.waited_seconds for figures in each)
+    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each))
