@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.large_model_support.disk import dd_rates, store_rates
 from benchmarks.large_model_support.fits import tried
 from benchmarks.large_model_support.overhead import HEADING, overhead
+from benchmarks.large_model_support.trl_way import trl_way
 
 MEBI = 1 << 20
 
@@ -52,7 +53,9 @@ def main() -> None:
     if a.small:
         a.levels, a.channels, a.size, a.rounds, a.limit, a.fits = 3, 8, 128, 1, 48, []
     print("\n".join(disk_lines(a.store, (64 if a.small else 512) * MEBI)))
-    kept, rows = overhead(a.levels, a.channels, a.size, a.store, a.rounds)
+    trl = trl_way()
+    print(trl.note)
+    kept, rows = overhead(a.levels, a.channels, a.size, a.store, a.rounds, trl.way)
     print(f"\nU-Net({a.levels}, {a.channels}), {a.size} px: autograd keeps {kept / 1e6:.0f} MB\n\n{HEADING}")
     print("\n".join(row.line() for row in rows))
     if a.fits:

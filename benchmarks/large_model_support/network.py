@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -48,17 +46,22 @@ class PlainUNet(nn.Module):
         return part(x_BCHW)
 
 
-def make_step(levels: int, base_channels: int, size: int, batch: int, recompute: bool = False) -> Callable[[], float]:
+class Step:
     """A step: forward, loss, backward. The same numbers at each call but for the statistics of the norms."""
-    torch.manual_seed(0)
-    network = PlainUNet(levels, base_channels, recompute=recompute).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x_BCHW = torch.randn(batch, 4, size, size).to(memory_format=torch.channels_last)
-    y_BHW = torch.randint(0, 5, (batch, size, size))
 
-    def step() -> float:
-        network.zero_grad()
-        loss = functional.cross_entropy(network(x_BCHW), y_BHW)
+    def __init__(self, network: nn.Module, size: int, batch: int) -> None:
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._x_BCHW = torch.randn(batch, 4, size, size).to(memory_format=torch.channels_last)
+        self._y_BHW = torch.randint(0, 5, (batch, size, size))
+
+    def __call__(self) -> float:
+        self.network.zero_grad()
+        loss = functional.cross_entropy(self.network(self._x_BCHW), self._y_BHW)
         loss.backward()
         return loss.item()
 
-    return step
+
+def make_step(levels: int, base_channels: int, size: int, batch: int, recompute: bool = False) -> Step:
+    """Of a network drawn from a seed."""
+    torch.manual_seed(0)
+    return Step(PlainUNet(levels, base_channels, recompute=recompute), size, batch)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import tiledseg
 from benchmarks.large_model_support.network import make_step
 from benchmarks.large_model_support.ways import Way, other_ways, ours
 from tiledseg.memory.offload import Offload
@@ -59,19 +60,27 @@ def kept_bytes(step: Callable[[], float], store: Path) -> int:
     return whole.figures.peak_bytes
 
 
-def overhead(levels: int, channels: int, size: int, store: Path, rounds: int) -> tuple[int, list[Row]]:
-    """Bytes that are kept, and a row for each way. Raises AssertionError where a way changes a loss."""
+def overhead(
+    levels: int, channels: int, size: int, store: Path, rounds: int, trl: Way | None = None
+) -> tuple[int, list[Row]]:
+    """Bytes that are kept, and a row for each way, of which `trl` may be one.
+
+    Raises AssertionError where a way changes a loss.
+    """
     step = make_step(levels, channels, size, 1)
     again = make_step(levels, channels, size, 1, recompute=True)
     kept = kept_bytes(step, store)
     supports = {f"ours, {share:.0%} kept": ours(store, int(share * kept)) for share in SHARES}
+    supports["ours with model, 50% kept"] = tiledseg.large_model_support(step.network, budget=kept // 2)
     ways: dict[str, tuple[Callable[[], float], Way]] = {name: (step, way) for name, way in other_ways(store).items()}
+    if trl is not None:
+        ways["TRL's OffloadActivations"] = step, trl
     ways["every block computed twice"] = again, ways["nothing"][1]
     ways |= {name: (step, _same(support)) for name, support in supports.items()}
     times: dict[str, list[Seconds]] = {name: [] for name in ways}
     for support in supports.values():  # recorded, then followed
         with support:
-            assert step() == step()
+            assert step() == step() == step()
         support.figures.clear()
     for _ in range(rounds):
         losses = {_timed(*way, times[name]) for name, way in ways.items()}

@@ -18,7 +18,7 @@ ROOM = 1 << 28
 class SlowStore(FileStore):
     """Each piece takes up to `most` seconds longer."""
 
-    most = 0.001
+    most = 0.0005
 
     def _write_piece(self, offset: int, piece: Bytes) -> None:
         time.sleep(random.Random(offset + len(piece)).uniform(0, self.most))

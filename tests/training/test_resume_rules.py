@@ -102,7 +102,7 @@ ELSEWHERE |= {
     f"train.{key}"
     for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
 }
-ELSEWHERE |= {"memory.store"}  # of no use without memory.blocks: tests/test_train.py
+ELSEWHERE |= {"memory.store", "memory.offload"}  # of no use without each other: tests/test_train.py, test_offloading
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
 """Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
 

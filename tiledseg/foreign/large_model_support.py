@@ -7,7 +7,8 @@
             optimizer.step()
             optimizer.zero_grad()
 
-The law: outputs, losses and gradients are the same, bit for bit. Nothing of the loop changes.
+The law: outputs, losses and gradients are the same, bit for bit. Nothing of the loop changes. With `model=network`
+parts of it are computed once more in the backward pass before anything leaves.
 """
 
 from __future__ import annotations
@@ -15,35 +16,49 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tiledseg.byte_sizes import parse_bytes
 from tiledseg.console import say
 from tiledseg.errors import ConfigError
 from tiledseg.memory.file_mover import FileMover
 from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import StayMover
 from tiledseg.memory.offload import Offload
+from tiledseg.memory.recomputing import Recomputing
 
 HOST = "host"
+_NO_LIMIT = 1 << 62
 
 
 def large_model_support(
-    *, budget: str | int = "16GiB", store: str | Path = HOST, store_limit: str | int = "64GiB"
+    model: nn.Module | None = None,
+    *,
+    budget: str | int = "16GiB",
+    store: str | Path = HOST,
+    store_limit: str | int = "64GiB",
 ) -> Offload:
     """A context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
 
     `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
     batch, or what the running layer needs for itself. `store`: a folder on a local disk. `store_limit`: the most bytes
-    that may lie there. The first step records what is saved and used, in order; from the second one on, tensors leave
+    that may lie there. `model`: the network, of which parts (blocks of a few layers) are computed once more in the
+    backward pass as far as the budget demands, those that take least time for a byte first; what still does not fit
+    leaves for `store`, which may be left out then. Random numbers are drawn, and running statistics move, once.
+
+    The first step records what is saved and used, in order; from the second one on, tensors leave
     as soon as nobody else holds them, those first that are unused for longest, and come back before they are wanted.
 
     Put it around the loop: file and memory are then made once. Raises ConfigError for a size or a folder that cannot
     be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
+    if model is not None and str(store) == HOST:
+        return Recomputing(model, StayMover, room, _NO_LIMIT)
     if str(store) == HOST:
         raise ConfigError(
             "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
-            "folder on a local disk"
+            "folder on a local disk, or model, the network, to compute parts of it once more"
         )
     if torch.accelerator.is_available():
         raise ConfigError(f"store is {store}, but tensors of this machine's GPU go to no file; give host")
@@ -51,7 +66,11 @@ def large_model_support(
     with FileStore(store, most) as tried:  # a folder that cannot be is refused here
         if tried.note:
             say(f"warning: {tried.note}")
-    return Offload(lambda: FileMover(FileStore(store, most)), room)
+
+    def mover() -> FileMover:
+        return FileMover(FileStore(store, most))
+
+    return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
 
 
 def _size(name: str, given: str | int) -> int:

@@ -13,6 +13,26 @@ from tiledseg.memory.aligned import Bytes, aligned_bytes
 from tiledseg.memory.slots import whole_pages
 
 
+class Beside:
+    """Memory of their own for storages that come back ahead of time: `bytes` of it are held, by whomever."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._ended: deque[int] = deque()
+
+    @property
+    def bytes(self) -> int:
+        while self._ended:
+            self._held -= self._ended.popleft()
+        return self._held
+
+    def region(self, size: int) -> Bytes:
+        region_P = aligned_bytes(size)
+        self._held += size
+        weakref.finalize(region_P, self._ended.append, size).atexit = False
+        return region_P
+
+
 class Arena:
     """Regions of one mapping. Not safe for several threads: its owner has the lock; regions may end in any thread."""
 

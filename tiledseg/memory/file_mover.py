@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tiledseg.memory.aligned import Bytes, aligned_bytes
-from tiledseg.memory.arena import Arena
+from tiledseg.memory.arena import Arena, Beside
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Brought, Sent
 
@@ -15,7 +15,7 @@ class FileMover:
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
-        self._arena = Arena(0)
+        self._arena, self._beside = Arena(0), Beside()
 
     def takes(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu"
@@ -28,9 +28,19 @@ class FileMover:
         slot = self._store.take(flat_P.numel())
         return Sent(slot, self._store.write(slot, flat_P.numpy()))
 
+    @property
+    def beside(self) -> int:
+        return self._beside.bytes
+
     def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
         region_P = aligned_bytes(size) if offset is None else self._arena.region(offset, size)
-        return None if region_P is None else Brought(_tensor_over(region_P), self._store.read(sent.place, region_P))
+        return None if region_P is None else self._read(sent, region_P)
+
+    def bring_beside(self, sent: Sent, size: int) -> Brought:
+        return self._read(sent, self._beside.region(size))
+
+    def _read(self, sent: Sent, region_P: Bytes) -> Brought:
+        return Brought(_tensor_over(region_P), self._store.read(sent.place, region_P))
 
     def drop(self, sent: Sent) -> None:
         self._store.give_back(sent.place)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tiledseg.memory.plan import StepPlan, plan_step
+from tiledseg.memory.plan import StepPlan, peak, plan_step
 from tiledseg.memory.timeline import Record, Sign
 
-_MOST = 8  # kinds of steps that are remembered: of a loop with several losses or networks, say
+_MOST = 16  # kinds of steps that are remembered: of a loop with several losses, or of tiles of other shapes
 
 
 class KnownStep(NamedTuple):
@@ -30,6 +30,11 @@ class KnownSteps:
             self._known.remove(same)
         self._known.append(same or KnownStep(record, plan_step(record.lives, self._budget)))
         del self._known[:-_MOST]
+
+    @property
+    def last_peak(self) -> int:
+        """The most bytes that autograd alone would hold at once in the latest step, had nothing left; 0 before any."""
+        return peak(self._known[-1].record.lives, frozenset()) if self._known else 0
 
     def begin(self) -> None:
         self._fitting = list(self._known)

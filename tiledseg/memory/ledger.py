@@ -11,15 +11,14 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable
 
 import torch
 
 from tiledseg.memory.entry import Entry, State
 from tiledseg.memory.figures import Figures
 from tiledseg.memory.known_steps import KnownSteps
-from tiledseg.memory.mover import Mover
-from tiledseg.memory.owners import StorageKey, storage_key
+from tiledseg.memory.mover import Brought, Mover
+from tiledseg.memory.owners import StorageKey, may_move, storage_key
 from tiledseg.memory.plan import Return
 from tiledseg.memory.saved import Kept, Saved, overwritten
 from tiledseg.memory.timeline import Record, Sign
@@ -38,9 +37,9 @@ class Ledger:
         self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._entries: dict[int, Entry] = {}
         self._by_key: dict[StorageKey, Entry] = {}
-        self._held_by_others: list[Entry] = []
-        self._staying: deque[Entry] = deque()  # autograd alone holds them; oldest first
-        self._leaving: deque[Entry] = deque()
+        self._held_by_others: dict[Entry, None] = {}
+        self._staying: dict[Entry, None] = {}  # autograd alone holds them; oldest first
+        self._leaving: dict[Entry, None] = {}
         self._alone_bytes = self._leaving_bytes = self._window = self._count = 0
         self._closed = self._left = False
         self._over = threading.Event()
@@ -54,7 +53,7 @@ class Ledger:
         """Raises WriteError or MemoryLimitError where the store does not take what must leave."""
         with self._lock:
             self._settle()
-            saved = self._save(tensor) if self._may_move(tensor) else Kept(tensor)
+            saved = self._save(tensor) if self._moves(tensor) else Kept(tensor)
             self._move_out()
             return saved
 
@@ -76,12 +75,21 @@ class Ledger:
     def leave(self) -> None:
         """The context has ended: everything is given back, now, or once the last graph that was made in it is gone."""
         with self._lock:
-            self._forget(self._drained())
+            self._forget_dropped()
             self._end_step()
             self._left = True
             if not self._entries:
                 self.close()
         self._over.set()
+
+    def end_step(self) -> bool:
+        """Whether a step was over, which from now on is known; the next one begins."""
+        with self._lock:
+            over = self._step_is_over()
+            if over:
+                self._end_step()
+                self._begin_step()
+            return over
 
     def close(self) -> None:
         with self._lock:
@@ -119,13 +127,8 @@ class Ledger:
 
     # Saves.
 
-    def _may_move(self, tensor: torch.Tensor) -> bool:
-        if type(tensor) is not torch.Tensor or (tensor.is_leaf and tensor.requires_grad):
-            return False
-        if tensor.layout is not torch.strided or tensor.is_quantized or not self._mover.takes(tensor):
-            return False
-        storage = tensor.untyped_storage()
-        return storage.resizable() and max(1, self._least) <= storage.nbytes()  # not resizable: somebody else's memory
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        return may_move(tensor, self._least) and self._mover.takes(tensor)
 
     def _save(self, tensor: torch.Tensor) -> Saved:
         if self._step_is_over():
@@ -146,7 +149,7 @@ class Ledger:
         self._count += 1
         entry = Entry(self._count, key, size, self._record, self._record.add_storage(size))
         self._entries[entry.number] = self._by_key[key] = self._of_step[entry.ordinal] = entry
-        self._held_by_others.append(entry)
+        self._held_by_others[entry] = None
         return entry
 
     # The way out.
@@ -154,24 +157,28 @@ class Ledger:
     def _move_out(self) -> None:
         """Let go what is to leave; stand still where more is held than may be, until enough has left."""
         self._find_alone()
-        limit = self._budget - self._window
+        limit = self._budget - self._window - self._mover.beside
         while self._staying and self._alone_bytes - self._leaving_bytes > limit:
-            self._send(self._staying[0])
+            self._send(next(iter(self._staying)))
         while self._leaving and self._alone_bytes > limit:
+            first = next(iter(self._leaving))
             with self.figures.waiting():
-                self._leaving[0].outward.copying.wait()
-            self._finish_leaving(self._leaving[0])
-        self.figures.peak_bytes = max(self.figures.peak_bytes, self._alone_bytes + self._window)
+                first.outward.copying.wait()
+            self._finish_leaving(first)
+        self.figures.peak_bytes = max(self.figures.peak_bytes, self._held())
+
+    def _held(self) -> int:
+        return self._alone_bytes + self._window + self._mover.beside
 
     def _find_alone(self) -> None:
         plan = self._known.plan
         for entry in [entry for entry in self._held_by_others if entry.find_alone()]:
-            self._held_by_others.remove(entry)
+            del self._held_by_others[entry]
             if entry.record is self._record:
                 self._record.alone(entry.ordinal)
             self._alone_bytes += entry.size
             if not entry.used:
-                self._staying.append(entry)
+                self._staying[entry] = None
                 if plan and entry.record is self._record and entry.ordinal in plan.leaving:
                     self._send(entry)
 
@@ -179,8 +186,8 @@ class Ledger:
         flat_P = entry.whole()
         entry.sent = self._mover.send(flat_P)
         entry.flat_P, entry.state = flat_P, State.LEAVING
-        self._staying.remove(entry)
-        self._leaving.append(entry)
+        del self._staying[entry]
+        self._leaving[entry] = None
         self._leaving_bytes += entry.size
         self.figures.bytes_out += entry.size
 
@@ -194,7 +201,7 @@ class Ledger:
             saved.leave()
 
     def _no_longer_leaving(self, entry: Entry) -> None:
-        self._leaving.remove(entry)
+        del self._leaving[entry]
         self._leaving_bytes -= entry.size
         entry.flat_P = None
 
@@ -211,7 +218,7 @@ class Ledger:
             self._recall(entry)
         entry.used += 1
         if entry.state is State.RESIDENT:
-            _discard(self._staying, entry)
+            self._staying.pop(entry, None)
             assert saved.alias is not None, "what is in memory is seen"
             return saved.alias
         return self._returned(entry, saved)
@@ -231,7 +238,7 @@ class Ledger:
     def _returned(self, entry: Entry, saved: Saved) -> torch.Tensor:
         if entry.brought is None:
             self.figures.demanded += 1
-            self._bring(entry, None)
+            self._comes(entry, self._mover.bring(entry.outward, entry.size, None))
         else:
             self.figures.expected += 1
         with self.figures.waiting():
@@ -244,48 +251,55 @@ class Ledger:
             entry.brought, entry.used, entry.state = None, 0, State.AWAY
         return tensor
 
-    def _bring(self, entry: Entry, offset: int | None) -> bool:
-        entry.brought = self._mover.bring(entry.outward, entry.size, offset)
-        if entry.brought is not None:
-            entry.watch(entry.brought.flat_P)
+    def _comes(self, entry: Entry, brought: Brought | None) -> bool:
+        entry.brought = brought
+        if brought is not None:
+            entry.watch(brought.flat_P)
             entry.wanted = entry.live
             entry.state = State.RETURNING
             self.figures.bytes_in += entry.size
-        return entry.brought is not None
+        return brought is not None
 
     def _bring_ahead(self) -> None:
-        """Begin to read what the plan wants next, as far as the window has room."""
+        """Begin to read what the plan wants next, as far as there is room."""
         while self._returns:
             storage, offset = self._returns[0]
             entry = self._of_step.get(storage)
             if entry is not None and entry.state is State.LEAVING:
                 self._recall(entry)
-            awaited = entry is not None and entry.state is State.AWAY and offset is not None
-            if entry is not None and awaited and not self._bring(entry, offset):
-                return  # something lies there yet
+            if entry is not None and entry.state is State.AWAY and not self._bring_to(entry, offset):
+                return
             self._returns.popleft()
+
+    def _bring_to(self, entry: Entry, offset: int | None) -> bool:
+        """Into the window, to its place; or, where something lies there yet, beside it, where what has stayed so far
+        has left room."""
+        if offset is not None and self._comes(entry, self._mover.bring(entry.outward, entry.size, offset)):
+            return True
+        if self._held() + entry.size <= self._budget:
+            return self._comes(entry, self._mover.bring_beside(entry.outward, entry.size))
+        return offset is None and entry.size > self._budget - self._window  # it will never have room ahead
 
     # The end.
 
     def _settle(self) -> None:
         """Take note of what has happened since: views that are gone, copies that have ended."""
-        self._forget(self._drained())
-        while self._leaving and self._leaving[0].outward.copying.done():
-            self._finish_leaving(self._leaving[0])
+        self._forget_dropped()
+        while self._leaving and (first := next(iter(self._leaving))).outward.copying.done():
+            self._finish_leaving(first)
         if self._left and not self._entries:
             self.close()
 
-    def _drained(self) -> Iterable[int]:
+    def _forget_dropped(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._dropped.get_nowait()
+                self._forget(self._dropped.get_nowait())
 
-    def _forget(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            entry = self._entries[number]
-            entry.live -= 1
-            if entry.live == 0:
-                self._free(entry)
+    def _forget(self, number: int) -> None:
+        entry = self._entries[number]
+        entry.live -= 1
+        if entry.live == 0:
+            self._free(entry)
 
     def _free(self, entry: Entry) -> None:
         entry.record.freed(entry.ordinal)
@@ -294,8 +308,8 @@ class Ledger:
             self._recall(entry)
         if entry.state is State.RESIDENT:
             self._out_of_memory(entry)
-            _discard(self._held_by_others, entry)
-            _discard(self._staying, entry)
+            self._held_by_others.pop(entry, None)
+            self._staying.pop(entry, None)
         if entry.brought is not None:
             entry.brought.copying.stop()
             entry.brought = None
@@ -311,12 +325,7 @@ class Ledger:
             with contextlib.suppress(queue.Empty):
                 number = self._dropped.get(timeout=_LOOK_SECONDS)
                 with self._lock:
-                    self._forget([number])
+                    self._forget(number)
             with self._lock:
                 if not self._entries:
                     self.close()
-
-
-def _discard(entries: list[Entry] | deque[Entry], entry: Entry) -> None:
-    with contextlib.suppress(ValueError):
-        entries.remove(entry)

@@ -51,8 +51,44 @@ class Mover(Protocol):
         """Begin to copy `size` bytes back, to `offset` of the window (None if something lies there), or to memory of
         their own."""
 
+    @property
+    def beside(self) -> int:
+        """Bytes that are held by what `bring_beside` has brought."""
+
+    def bring_beside(self, sent: Sent, size: int) -> Brought:
+        """Begin to copy `size` bytes back to memory of their own, which counts as long as anybody holds it."""
+
     def drop(self, sent: Sent) -> None:
         """Its place outside is free for others; a copy to it is stopped."""
 
     def close(self) -> None:
         """All is given back. Nothing that was sent can be brought any more."""
+
+
+class StayMover:
+    """Nothing leaves: for who only wants to know what is held."""
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def prepare(self, window: int) -> None:
+        """There is none."""
+
+    def send(self, flat_P: torch.Tensor) -> Sent:
+        raise AssertionError("nothing is to leave")
+
+    def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
+        raise AssertionError("nothing has left")
+
+    @property
+    def beside(self) -> int:
+        return 0
+
+    def bring_beside(self, sent: Sent, size: int) -> Brought:
+        raise AssertionError("nothing has left")
+
+    def drop(self, sent: Sent) -> None:
+        raise AssertionError("nothing has left")
+
+    def close(self) -> None:
+        """Nothing was taken."""

@@ -17,6 +17,16 @@ def storage_key(tensor: torch.Tensor) -> StorageKey:
     return int(tensor.untyped_storage()._cdata)
 
 
+def may_move(tensor: torch.Tensor, least: int) -> bool:
+    """Whether it is of a kind whose storage of `least` bytes or more may leave: no weight, and nobody else's memory."""
+    if type(tensor) is not torch.Tensor or (tensor.is_leaf and tensor.requires_grad):
+        return False
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return False
+    storage = tensor.untyped_storage()
+    return storage.resizable() and max(1, least) <= storage.nbytes()  # not resizable: somebody else's memory
+
+
 def held_by(tensor: torch.Tensor, tensors: int) -> bool:
     """Whether nobody but `tensors` tensors holds the storage of `tensor`, itself among them: nobody else can read or
     write its bytes any more."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tiledseg.memory.slots import whole_pages
 from tiledseg.memory.timeline import Life
 
-_WINDOW_SHARE = 4  # of the budget, the part of the window at most
+_WINDOW_SHARE = 4  # of the budget, the part of the window; more where the largest tensor and half of it want more
 _AHEAD = 3  # tensors as large as the largest that may be on their way at once
 
 
@@ -41,7 +41,7 @@ def plan_step(lives: Sequence[Life], budget: int) -> StepPlan:
     if peak(lives, frozenset()) <= budget:
         return StepPlan(frozenset(), (), 0)
     largest = max((whole_pages(life.size) for life in lives if life.alone is not None), default=0)
-    window = min(budget // _WINDOW_SHARE, _AHEAD * largest)
+    window = min(max(budget // _WINDOW_SHARE, 3 * largest // 2), budget // 2, _AHEAD * largest)
     leaving = choose_leaving(lives, budget - window)
     returns = place_returns(lives, leaving, window)
     return StepPlan(leaving, returns, _end(lives, returns))

@@ -15,8 +15,8 @@ from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 
-AHEAD = 3
-"""Tensors as large as the largest that may be on their way out at once; and as many on their way in."""
+STAYING = 3
+"""Tensors as large as the largest: half of them on their way out, half on their way in."""
 
 MIB = 2**20
 
@@ -58,7 +58,7 @@ def plan_offload(
     walk = network_walk(graph, costs, first, value, Speed()).walk
     asked = [item.bytes for item in walk.items if item.asked]
     kept = sum(asked)
-    staying = min(kept, 2 * AHEAD * max(asked, default=0))
+    staying = min(kept, STAYING * max(asked, default=0))
     memory = needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
         step = training_memory(graph, bands, context, value)

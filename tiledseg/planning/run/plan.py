@@ -57,8 +57,9 @@ class RunQuestion:
     together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
     device can tell; of images see `together_batch`.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `blocks`: tiles are computed in blocks, one after the other. `offload`: what autograd keeps leaves memory. `turned`: the rasters that are also shown with
-    rows for columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
+    images. `blocks`: tiles are computed in blocks, one after the other. `offload`: what autograd keeps leaves memory.
+    `turned`: the rasters that are also shown with rows for columns. `budgeted`: the user has said what `memory` may be:
+    a step that does not fit is refused.
     """
 
     network: Network

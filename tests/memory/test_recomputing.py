@@ -1,0 +1,225 @@
+"""Parts of somebody's module computed once more: everything the same bit for bit, whatever its layers depend on."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import tiledseg
+from tests.foreign.modules import Somebody
+from tests.memory import zoo
+from tests.memory.test_zoo import same
+from tests.memory.zoo import ZOO, Tensors
+from tiledseg.errors import ConfigError
+from tiledseg.memory.file_mover import FileMover
+from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.mover import StayMover
+from tiledseg.memory.recomputing import Recomputing
+from tiledseg.tracing.allocations import AllocationMeter
+
+ALL, NONE = 0, 1 << 62  # budgets under which everything is computed once more, and nothing
+
+
+def recomputing(model: nn.Module, budget: int, store: Path | None = None) -> Recomputing:
+    if store is None:
+        return Recomputing(model, StayMover, budget, NONE, 1)
+    return Recomputing(model, lambda: FileMover(FileStore(store, 1 << 26)), budget, budget, 1)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_the_zoo_is_the_same_bit_for_bit(to_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its cases that build networks; the rest has no parts."""
+    tried: set[str] = set()
+    build = zoo.module
+    for name, run in ZOO.items():
+        expected = [run(step) for step in range(2)]
+        with ExitStack() as stack:
+
+            def module(
+                made: Callable[[], nn.Module], dtype: torch.dtype = torch.float32, name: str = name
+            ) -> nn.Module:
+                network = build(made, dtype)
+                try:
+                    support = recomputing(network, ALL, tmp_path if to_file else None)
+                except ConfigError:
+                    return network
+                tried.add(name)
+                return stack.enter_context(support).model
+
+            monkeypatch.setattr(zoo, "module", module)
+            found = [run(step) for step in range(2)]
+        monkeypatch.setattr(zoo, "module", build)
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True)), name
+    assert len(tried) >= 15, tried
+
+
+class Odd(nn.Module):
+    """What may trip who runs it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = parametrizations.spectral_norm(nn.Conv2d(4, 8, 3, padding=1))
+        self.norm = nn.BatchNorm2d(8, momentum=None)  # moves by a counter
+        self.last = nn.Conv2d(8, 4, 1)
+        self.drop = nn.Dropout(0.3)
+        self.calls = 0
+        self.seen: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0, *, flip: bool = False) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        y = self.drop(self.norm(self.first(x)).relu()) * self.calls * scale
+        y = y * (1 + random.random() + float(np.random.random()))
+        self.seen = y.detach().mean()
+        return {"out": self.last(y.flip(2) if flip else y), "seen": self.seen}
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Odd()
+        self.writes = nn.Sequential(nn.LeakyReLU(0.2, inplace=True), nn.Conv2d(4, 4, 3, padding=1), nn.Sigmoid())
+        self.many = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.Tanh())))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.odd(x, 0.5, flip=True)["out"] + self.odd(x)["out"]
+        return self.many(self.writes(y * 1.5))
+
+
+def steps(network: nn.Module, count: int = 3, between: Callable[[nn.Module], object] = lambda network: None) -> Tensors:
+    """Losses, gradients and all that has moved."""
+    torch.manual_seed(3)
+    random.seed(4)
+    np.random.seed(5)
+    found: Tensors = []
+    for step in range(count):
+        x = torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(step), requires_grad=True)
+        network.train()
+        loss = network(x).square().sum()
+        between(network)
+        loss.backward()
+        found += [loss.detach(), x.grad]  # type: ignore[list-item]
+    found += [p.grad for p in network.parameters() if p.grad is not None]
+    drawn = torch.tensor([random.random(), np.random.random(), torch.rand(())])
+    return [*found, *network.state_dict().values(), drawn]
+
+
+@pytest.mark.parametrize("between", [lambda network: None, nn.Module.eval], ids=["in training", "evaluated in between"])
+def test_random_numbers_statistics_and_attributes_move_once(between: Callable[[nn.Module], object]) -> None:
+    torch.manual_seed(1)
+    plain = Whole()
+    again = copy.deepcopy(plain)
+    expected = steps(plain, between=between)
+    with recomputing(again, ALL) as support:
+        found = steps(again, between=between)
+    assert same(found, expected)
+    assert again.odd.calls == plain.odd.calls == 6
+    assert torch.equal(again.odd.seen, plain.odd.seen)  # type: ignore[arg-type]
+    assert support.again_bytes > 0
+    assert not any("forward" in module.__dict__ for module in again.modules())
+    assert again._forward_pre_hooks == {}
+
+
+def test_what_fits_the_budget_is_kept() -> None:
+    torch.manual_seed(1)
+    network = Somebody(bands=4, width=8, norm=True)
+    x = torch.randn(1, 4, 96, 96)
+    found = {}
+    for budget in (ALL, 3_200_000, NONE):
+        peaks = []
+        with recomputing(network, budget) as support:
+            for _ in range(3):
+                known = [t for p in network.parameters() for t in (p, p.grad) if t is not None]
+                with AllocationMeter(known) as meter:
+                    network(x).square().mean().backward()
+                peaks.append(meter.peak)
+        found[budget] = support.again_bytes, peaks[-1]
+        assert support.figures.bytes_out == 0
+    (most, least_peak), (some, _), (nothing, most_peak) = found.values()
+    assert most > some > nothing == 0
+    assert least_peak < 0.85 * most_peak
+
+
+def test_a_budget_that_is_not_to_be_held_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    network = Whole()
+    with tiledseg.large_model_support(network, budget=1000):
+        steps(network)
+    assert "with all parts of model computed once more autograd holds" not in capsys.readouterr().out  # below LEAST
+    with recomputing(network, 1000):
+        steps(network)
+    said = "".join(capsys.readouterr())
+    assert said.count("with all parts of model computed once more autograd holds") == 1
+    assert "give store a folder" in said
+
+
+def test_errors_stay_what_they_are() -> None:
+    network = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), *(nn.Linear(4, 4) for _ in range(20)))
+    x = torch.randn(3, 4, requires_grad=True)
+    with recomputing(network, ALL):
+        middle = network[0](x)
+        middle.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            middle.sum().backward()
+        with pytest.raises(ZeroDivisionError), recomputing(network, ALL):
+            raise ZeroDivisionError
+        out = network(x)
+        with torch.no_grad():
+            network[0][0].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    assert not any("forward" in module.__dict__ for module in network.modules())
+
+
+class Fickle(nn.Module):
+    """Other layers at the second run."""
+
+    runs = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Fickle.runs += 1
+        return self.layers(x if Fickle.runs == 1 else x[:1]).exp()
+
+
+def test_what_is_another_at_the_second_run_is_told() -> None:
+    network = nn.ModuleDict({"one": Fickle()})
+    network.forward = lambda x: network["one"](x)  # type: ignore[method-assign]
+    with recomputing(network, ALL):
+        out = network(torch.randn(3, 4))
+        with pytest.raises(RuntimeError, match=r"a second run of ModuleDict.one has kept .* leave model out"):
+            out.sum().backward()
+
+
+def test_who_looks_at_layers_sees_them_once() -> None:
+    network = Whole()
+    seen: list[int] = []
+    network.odd.last.register_forward_hook(lambda *_: seen.append(1))
+    with recomputing(network, ALL):
+        steps(network, 1)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(2, 2), "model is Linear, which has no parts of several layers"),
+        ("unet", "model is str; give a torch.nn.Module"),
+        (torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "is a module of torch.jit"),
+    ],
+)
+def test_what_cannot_be_computed_once_more_is_refused(model: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        tiledseg.large_model_support(model)  # type: ignore[arg-type]
+    assert "leave model out" in str(caught.value)
+    assert "\n" not in str(caught.value)

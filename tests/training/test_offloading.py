@@ -1,0 +1,81 @@
+"""A run that moves tensors to a file and ends early: a full disk is one line, a signal writes a checkpoint, and neither
+leaves a file, a thread or a descriptor."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.runs import Material
+from tiledseg.memory import file_store, offload
+from tiledseg.train import main
+from tiledseg.training.run_folder.journal import Journal
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("offloading"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which nothing is left, by threads that have ended."""
+    monkeypatch.setattr(offload, "LEAST", 1)
+    folder = tmp_path / "store"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == []
+    gc.collect()
+    until = time.monotonic() + 10
+    while any(thread.name.startswith(("store-", "memory-")) for thread in threading.enumerate()):
+        assert time.monotonic() < until, threading.enumerate()
+        time.sleep(0.05)
+    assert not any(str(folder) in os.readlink(f"/proc/self/fd/{number}") for number in _descriptors())
+
+
+def _descriptors() -> list[str]:
+    return [number for number in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{number}")]
+
+
+def train(material: Material, folder: Path, store: Path) -> int:
+    asked = ["--memory.offload", "all", "--memory.store", str(store), "--run.verbosity", "1"]
+    return main([*material.train_command(folder)[1:], *asked])
+
+
+def test_a_full_disk_is_one_line(
+    material: Material, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(file_store, "_reserve", full)
+    assert train(material, tmp_path / "full", store) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(lines) == 1
+    assert f"the store in {store}: asking for room" in lines[0]
+    assert "No space left on device" in lines[0]
+
+
+def test_a_signal_ends_it_with_a_checkpoint_and_the_lines_of_the_run(
+    material: Material, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged = Journal.step
+
+    def step(self: Journal, line: dict[str, object]) -> None:
+        logged(self, line)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    monkeypatch.setattr(Journal, "step", step)
+    assert train(material, tmp_path / "stopped", store) == 75
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").glob("step-*")] == ["step-000002"]
+    told = "".join(capsys.readouterr())
+    assert f"stay in memory, the rest goes to a file in {store}" in told
+    assert f"MiB went to {store}" in told
