@@ -41,10 +41,14 @@ def plan_step(lives: Sequence[Life], budget: int) -> StepPlan:
     if peak(lives, frozenset()) <= budget:
         return StepPlan(frozenset(), (), 0)
     largest = max((whole_pages(life.size) for life in lives if life.alone is not None), default=0)
-    window = min(max(budget // _WINDOW_SHARE, 3 * largest // 2), budget // 2, _AHEAD * largest)
+    window = _window(budget, largest)
     leaving = choose_leaving(lives, budget - window)
     returns = place_returns(lives, leaving, window)
     return StepPlan(leaving, returns, _end(lives, returns))
+
+
+def _window(budget: int, largest: int) -> int:
+    return min(max(budget // _WINDOW_SHARE, 3 * largest // 2), budget // 2, _AHEAD * largest)
 
 
 def choose_leaving(lives: Sequence[Life], limit: int) -> frozenset[int]:
