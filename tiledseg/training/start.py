@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -44,6 +45,7 @@ from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
 from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, read_metrics, write_whole
 from tiledseg.training.run_folder.validations import drop_validations
+from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer
 from tiledseg.writing import writing
 
@@ -54,6 +56,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 
     Every check comes before the first write; a failed one leaves no trace.
     """
+    end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size, batch_pixels(mesh.device)))
@@ -90,7 +93,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, about)
         if mesh.is_root and trainer.note:
             _progress(preparation).say(f"warning: {trainer.note}")
-        return trainer.run()
+        return trainer.run(end)
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:

@@ -1,20 +1,50 @@
-"""Signals in training: a flag now, a checkpoint at the edge of the step."""
+"""What ends training early, at the edge of a step and with a checkpoint: a signal, or the end of the job's time."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 
+from tiledseg.errors import ConfigError
 from tiledseg.signals import STOPPED, deferring, is_met
 
 EXIT_CODE = STOPPED
 
+# When the job ends, as Unix seconds: what the batch scripts of `jobs/` say, and what newer Slurm says by itself.
+_END_TIMES = ("TILEDSEG_END_TIME", "SLURM_JOB_END_TIME")
+_SPARE = 30.0  # seconds for the last checkpoint's way to the disk and the end of all processes
+
+
+def end_of_job(environ: Mapping[str, str]) -> float | None:
+    """When the job's time ends, in Unix seconds; None where nobody says. Raises ConfigError for no number."""
+    for name in _END_TIMES:
+        if said := environ.get(name):
+            if said.isdecimal():
+                return float(said)
+            raise ConfigError(f"{name} is '{said}'; give Unix seconds, as date +%s prints them, or unset it")
+    return None
+
 
 class StopFlag:
-    """Set by SIGUSR1, SIGUSR2 and SIGTERM from the beginning of its block on; no handler does more than set it."""
+    """Set by SIGUSR1, SIGUSR2 and SIGTERM from the beginning of its block on, and no handler does more than set it; and
+    where the job's `end` (Unix seconds) is nearer than two of the longest steps so far, with checkpoint and validation.
+
+    Asked at the beginning of each step. Ranks may see it at different steps: who asks adds up what all see.
+    """
+
+    def __init__(self, end: float | None = None) -> None:
+        self.end = end
+        self._asked: float | None = None
+        self._longest = 0.0
 
     @property
     def is_set(self) -> bool:
-        return is_met()
+        now = time.time()
+        if self._asked is not None:
+            self._longest = max(self._longest, now - self._asked)
+        self._asked = now
+        return is_met() or (self.end is not None and now + 2 * self._longest + _SPARE > self.end)
 
     def __enter__(self) -> StopFlag:
         self._stack = ExitStack()

@@ -122,10 +122,11 @@ class Trainer:
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
 
-    def run(self) -> int:
-        """Train to the end, or to a wall-time signal; the exit code (0 or 75). Collective."""
+    def run(self, end: float | None = None) -> int:
+        """Train to the end, to a wall-time signal, or until the job's `end` (Unix seconds) is near; the exit code (0 or
+        75). Collective."""
         begun = time.perf_counter()
-        with StopFlag() as flag, contextlib.ExitStack() as stack:
+        with StopFlag(end) as flag, contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
             if self.mesh.is_root:
                 total, verbosity = self.course.total_steps, self.recipe.verbosity

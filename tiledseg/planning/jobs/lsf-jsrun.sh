@@ -1,26 +1,3 @@
-#!/bin/bash
-# Trains on 1200 GPUs, 200 nodes of 6 (a machine like Summit): a grid of 8 x 8 tiles, 64 GPUs an image.
-# See jobs/README.md for what to change.
-#
-#   bsub -P PROJECT jobs/lsf/train.lsf
-#
-#BSUB -J tiledseg
-#BSUB -nnodes 200
-#BSUB -W 2:00
-#BSUB -alloc_flags smt1
-#BSUB -o tiledseg-%J.log
-
-set -euo pipefail
-
-python="${TILEDSEG_PYTHON:-python}"
-config="${TILEDSEG_CONFIG:-run.yaml}"
-nodes="${TILEDSEG_NODES:-200}"
-gpus="${TILEDSEG_GPUS_PER_NODE:-6}"
-cores="${TILEDSEG_CORES_PER_GPU:-7}"
-
-# Threads: a rank's share of the node.
-export OMP_NUM_THREADS="$cores"
-
 # Rendezvous: mpi4py (built with Spectrum MPI) makes it. Without mpi4py the ranks meet at the first compute node, which
 # follows the launch node in LSF's host file.
 if [[ -n "${LSB_DJOB_HOSTFILE:-}" ]]; then
@@ -34,7 +11,7 @@ fi
 launch=(jsrun --nrs "$nodes" --rs_per_host 1 --tasks_per_rs "$gpus" --gpu_per_rs "$gpus" --cpu_per_rs "$((gpus * cores))"
     --launch_distribution packed --bind "packed:$cores" --exit_on_error 1)
 
-if [[ "${TILEDSEG_DOCTOR:-1}" == 1 ]]; then
-    "${launch[@]}" "$python" -m tiledseg.doctor
-fi
-exec "${launch[@]}" "$python" -m tiledseg.train --config "$config" --tiling.grid 8 --train.tiles_per_step 1200 "$@"
+# Runs a command once on each node.
+on_nodes() {
+    jsrun --nrs "$nodes" --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs 1 "$@"
+}

@@ -1,0 +1,111 @@
+"""What a plan starts: how many ranks on how many nodes, and the keys by which `train` does what was planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiledseg.errors import ConfigError
+from tiledseg.planning.answer.question import Question
+from tiledseg.planning.answer.report import Planned
+from tiledseg.planning.jobs.site import Site
+
+
+@dataclass(frozen=True)
+class Job:
+    """Ranks in all and a node, minutes, flags of `train`, and a line that says what it is."""
+
+    ranks: int
+    per_node: int
+    minutes: int
+    flags: tuple[str, ...]
+    title: str
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.per_node)
+
+
+def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
+    """The job of the pipelines that were asked for, or of a halo mode: `halo`, or the one that the plan chose.
+
+    Of the GPUs that were given (one for each tile unless said) as many are taken as share images, or pipelines, evenly
+    and fill nodes. Raises ConfigError where no mode was chosen, or GPUs do not suffice for one image.
+    """
+    if planned.tiling is None:
+        raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
+    per_node = site.gpus or question.gpus_per_node
+    gpus = question.gpus or math.prod(planned.tiling.grid)
+    flags = [f"--tiling.grid {_two(planned.tiling.grid)}"]
+    if question.precision != "fp32":
+        flags.append(f"--train.precision {question.precision}")
+    if question.memory_budget is not None:
+        flags.append(f"--memory.budget {question.memory_budget}")
+    if planned.pipeline is not None:
+        if halo not in (None, "read"):
+            raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")
+        ranks, more, what = _pipelines(planned, gpus, per_node)
+    else:
+        ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
+    nodes, grid = -(-ranks // per_node), planned.tiling.grid
+    title = f"Trains on {ranks} GPUs, {nodes} nodes of {per_node}: {grid[0]} x {grid[1]} tiles an image, {what}."
+    return Job(ranks, min(per_node, ranks), minutes, (*flags, *more), title)
+
+
+def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, list[str], str]:
+    """Ranks, flags and what they do, of a run in that mode, or the one that was chosen."""
+    chosen = modes["choice"]
+    mode, fusion = (halo, 1) if halo not in (None, chosen["mode"]) else (chosen["mode"], chosen["fusion"])
+    if mode is None:
+        raise ConfigError(f"--emit needs a halo mode that fits, but {chosen['reason']}")
+    row = next(row for row in modes["costs"] if row["mode"] == mode)
+    if not row["possible"]:
+        raise ConfigError(f"--halo is {mode}, but {row['reason']}")
+    if not row["exact"]:
+        raise ConfigError(
+            f"--halo is {mode}, which is not exact here; leave it out, and the plan chooses a mode that is"
+        )
+    if mode == "read":
+        ranks = _full(gpus, 1, per_node)
+        return ranks, [f"--train.tiles_per_step {ranks}"], "one a GPU"
+    image = modes["ranks"]
+    ranks = _full(gpus, image, per_node)
+    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {_two(modes['mesh'])}"]
+    if fusion not in (None, 1):
+        flags.append(f"--parallel.fusion {fusion}")
+    flags += ["--train.tiles_per_step null", f"--train.images_per_step {ranks // image}"]
+    return ranks, flags, f"{image} GPUs share one in mode {mode}"
+
+
+def _pipelines(planned: Planned, gpus: int, per_node: int) -> tuple[int, list[str], str]:
+    assert planned.pipeline is not None
+    case = planned.pipeline.case
+    ranks = _full(gpus, case.stages, per_node)
+    modes = case.modes[0] if len(set(case.modes)) == 1 else f"'[{','.join(case.modes)}]'"
+    flags = [
+        f"--parallel.stages {case.stages}",
+        f"--parallel.schedule {case.schedule}",
+        f"--parallel.balance '[{','.join(map(str, planned.pipeline.balance))}]'",
+        f"--parallel.recompute {modes}",
+        f"--parallel.micro_batches {case.micro_batches}",
+        f"--train.tiles_per_step {ranks // case.stages * case.micro_batches}",
+    ]
+    return ranks, flags, f"{ranks // case.stages} pipelines of {case.stages} stages"
+
+
+def _full(gpus: int, group: int, per_node: int) -> int:
+    """The most ranks in groups of that size that fill nodes; those of less than a node as they are."""
+    together = math.lcm(group, per_node) if gpus > per_node else group
+    ranks = gpus // together * together
+    if ranks:
+        return ranks
+    raise ConfigError(
+        f"--gpus is {gpus}, but groups of {group} ranks on full nodes of {per_node} take {together} at least; give "
+        "that many"
+    )
+
+
+def _two(pair: tuple[int, int] | list[int]) -> str:
+    return f"'[{pair[0]},{pair[1]}]'"  # quoted: brackets are the shell's

@@ -1,0 +1,12 @@
+# Ranks: Open MPI's mpirun takes the hosts from LSF's file, and each rank takes GPU number (local rank) of its node.
+hosts=()
+[[ -z "${LSB_DJOB_HOSTFILE:-}" ]] || hosts=(--hostfile "$LSB_DJOB_HOSTFILE")
+launch=(mpirun "${hosts[@]}" -n "$((nodes * gpus))" --map-by "ppr:$gpus:node" --bind-to none)
+for name in @handed_on@; do # mpirun hands these to other nodes only if told
+    [[ -z "${!name:-}" ]] || launch+=(-x "$name")
+done
+
+# Runs a command once on each node.
+on_nodes() {
+    mpirun "${hosts[@]}" -n "$nodes" --map-by ppr:1:node --bind-to none "$@"
+}

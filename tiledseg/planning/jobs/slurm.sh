@@ -1,0 +1,110 @@
+#!/bin/bash
+# @title@
+#
+#   sbatch FILE [--group.key value ...]
+#
+# Keys of the configuration may follow, the last one counts. jobs/README.md has the variables TILEDSEG_*.
+#
+#SBATCH --job-name=tiledseg
+#SBATCH --nodes=@nodes@
+#SBATCH --ntasks-per-node=@per_node@
+#SBATCH --gpus-per-node=@per_node@
+#SBATCH --cpus-per-task=@cores@
+#SBATCH --time=@time@
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+@directives@
+
+set -euo pipefail
+
+python="${TILEDSEG_PYTHON:-python}"
+config="${TILEDSEG_CONFIG:-run.yaml}"
+local="${TILEDSEG_LOCAL:-@local@}"
+tasks="${SLURM_NTASKS:-$((SLURM_JOB_NUM_NODES * SLURM_NTASKS_PER_NODE))}"
+
+# What the plan decided.
+planned=(
+@flags@
+)
+
+# Threads: a rank's share of the node. srun takes cpus-per-task from its own variable, not from the batch script.
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"
+@exports@
+
+# The job's end: training stops in time by itself too, since a signal may be lost.
+end="${SLURM_JOB_END_TIME:-$(date --date="$(squeue --noheader --job="$SLURM_JOB_ID" --format=%e)" +%s 2>/dev/null || true)}"
+[[ -z "$end" ]] || export TILEDSEG_END_TIME="$end"
+
+# GPUs: every rank sees those of its node and takes number (local rank). One GPU a task (--gpus-per-task) works too, but
+# hides the neighbours from NCCL, which then cannot use the links between them.
+# Rendezvous: rank 0's node and a port come from Slurm's variables; MASTER_ADDR and MASTER_PORT replace them where set.
+if [[ "${TILEDSEG_LAUNCHER:-@launcher@}" == mpirun ]]; then
+    launch=(mpirun -n "$tasks" --map-by "ppr:$SLURM_NTASKS_PER_NODE:node" --bind-to none)
+    for name in @handed_on@; do # mpirun hands these to other nodes only if told
+        [[ -z "${!name:-}" ]] || launch+=(-x "$name")
+    done
+else
+    launch=(srun --kill-on-bad-exit=1 --cpu-bind=cores --gpu-bind=none)
+fi
+
+# Runs a command once on each node.
+on_nodes() {
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$@"
+}
+
+# Staging: an archive with an environment (conda-pack, venv-pack) and a folder of rasters onto the nodes' own disks.
+if [[ -n "${TILEDSEG_ENVIRONMENT:-}" ]]; then
+    on_nodes mkdir -p "$local/environment"
+    sbcast --force "$TILEDSEG_ENVIRONMENT" "$local/environment.archive"
+    on_nodes tar -xf "$local/environment.archive" -C "$local/environment"
+    python="$local/environment/bin/python"
+fi
+if [[ -n "${TILEDSEG_DATA:-}" ]]; then
+    on_nodes mkdir -p "$local/data"
+    on_nodes cp -ru "$TILEDSEG_DATA/." "$local/data/"
+    staged="tiledseg-$SLURM_JOB_ID.yaml"
+    sed "s|${TILEDSEG_DATA%/}/|$local/data/|g" "$config" >"$staged"
+    config="$staged"
+fi
+
+# A sweep: with --array=1-N, line number N of this file has flags of its own, --run.output among them.
+flags=()
+if [[ -n "${TILEDSEG_SWEEP:-}" ]]; then
+    read -ra flags <<<"$(sed -n "${SLURM_ARRAY_TASK_ID}p" "$TILEDSEG_SWEEP")"
+    if ((!${#flags[@]})); then
+        echo "error: $TILEDSEG_SWEEP has no flags in line $SLURM_ARRAY_TASK_ID; give the array as many tasks as it has lines" >&2
+        exit 2
+    fi
+fi
+
+# USR1 comes to this shell before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75.
+# TERM (scancel) does the same, but then nothing is submitted again.
+signalled=0 stopped=0 cancelled=0 child=
+trap 'signalled=1 stopped=1; [[ -z "$child" ]] || kill -s USR1 "$child" || true' USR1
+trap 'signalled=1 stopped=1 cancelled=1; [[ -z "$child" ]] || kill -s TERM "$child" || true' TERM
+run() {
+    ((!stopped)) || return 75
+    "${launch[@]}" "$@" &
+    child=$!
+    code=0
+    while wait "$child" || code=$?; ((signalled)); do
+        signalled=0 code=0
+    done
+    return "$code"
+}
+
+code=0
+if [[ "${TILEDSEG_DOCTOR:-1}" == 1 && "${SLURM_RESTART_COUNT:-0}" == 0 ]]; then
+    run "$python" -m tiledseg.doctor || code=$?
+fi
+if ((code == 0)); then
+    run "$python" -m tiledseg.train --config "$config" "${planned[@]}" "${flags[@]}" "$@" || code=$?
+fi
+if ((code == 75 && !cancelled && ${SLURM_RESTART_COUNT:-0} < ${TILEDSEG_RESTARTS:-100})); then
+    echo "the job goes on: requeued after ${SLURM_RESTART_COUNT:-0} restarts"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
