@@ -17,8 +17,9 @@ from tiledseg.models.network import GraphNetwork
 def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: bool) -> None:
     """Give every rank the mean of the running statistics of the ranks that speak. Collective.
 
-    Where one rank speaks for all, which is the exact case, that is its own to the last bit. Several speak where the
-    batch statistics are of tiles and not exact (parallel.exact false): there the ranks must not drift apart.
+    What all that speak have alike, or one alone has, which is the exact case, stays to the last bit: sums are float64.
+    Several speak otherwise where the batch statistics are of tiles and not exact (parallel.exact false): there the
+    ranks must not drift apart.
     """
     moving = [m for m, layer in zip(network.layers.values(), network.graph.layers, strict=True) if layer.tracks]
     buffers = [b for module in moving for b in module.buffers() if not b.is_meta]  # those of other stages: elsewhere
@@ -29,13 +30,10 @@ def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: 
     if not voices:
         return
     for buffer in buffers:
-        if not speaks:
-            buffer.zero_()
-        communicator.all_reduce_sum(buffer).wait()
-        if buffer.is_floating_point():
-            buffer /= int(voices)
-        else:
-            buffer.div_(int(voices), rounding_mode="floor")
+        total = buffer.double() if speaks else torch.zeros_like(buffer, dtype=torch.float64)
+        communicator.all_reduce_sum(total).wait()
+        mean = total / int(voices)
+        buffer.copy_(mean if buffer.is_floating_point() else mean.floor())
 
 
 def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> None:
