@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, normed
+from tiledseg.models.normalise import How, Sharing, measure, normalise
 
 CHANNELS = 16
 SIDES = (96, 128)
@@ -107,3 +108,38 @@ def test_gradients_of_all_that_is_given(kind: str) -> None:
         return normed(norm, x, owned)
 
     assert torch.autograd.gradcheck(function, (x, norm.weight, norm.bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["last", "first"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("groups", [None, 4], ids=["batch", "group"])
+def test_a_pixel_has_the_same_bits_in_any_block(
+    groups: int | None, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """By statistics of the whole, and backward too: whatever rows a kernel takes at once, in whichever piece."""
+    x, g = (torch.randn(2, 20, 150, 47).to(dtype) for _ in range(2))
+    sharing = Sharing(2, 20, groups)
+    found = measure(x, sharing)
+
+    def one(*slices: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x[:, :, *slices].contiguous(memory_format=layout).requires_grad_()
+        y = normalise(part, None, None, 1e-5, found, How(sharing, None, dtype, Sums()))
+        (dx,) = torch.autograd.grad(y, part, g[:, :, *slices])
+        return y.detach(), dx
+
+    for all_of_it, block in zip(one(slice(None), slice(None)), one(slice(9, 60), slice(3, 20)), strict=True):
+        assert all_of_it.dtype == dtype
+        assert torch.equal(all_of_it[:, :, 9:60, 3:20], block)
+
+
+class Sums:
+    """Other ranks, whose sums make those of any block the same."""
+
+    rank, size = 0, 2
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Sums:
+        tensor.copy_(torch.linspace(-5, 5, tensor.numel(), dtype=tensor.dtype).view_as(tensor))
+        return self
+
+    def wait(self) -> None:
+        """Nothing is under way."""
