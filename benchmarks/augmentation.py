@@ -34,14 +34,16 @@ EPOCHS = 4
 PLACES: list[Any] = [{"reflect": ["row", "col"]}, "turn", {"translate": 10}]
 VALUES: list[Any] = [{"brightness": 0.1}, {"contrast": 0.1}, {"drop_bands": 0.1}]
 SCALE: list[Any] = [{"scale": [0.8, 1.25]}]
+ROTATE: list[Any] = [{"rotate": 15}]
 NOISE: list[Any] = [{"noise": 0.05}]
 KINDS: dict[str, list[Any]] = {
     "none": [],
     "reflect, turn, translate": PLACES,
     "scale": SCALE,
+    "rotate": ROTATE,
     "brightness, contrast, drop_bands": VALUES,
     "noise": NOISE,
-    "all": [*PLACES, *SCALE, *VALUES, *NOISE],
+    "all": [*PLACES, *SCALE, *ROTATE, *VALUES, *NOISE],
 }
 
 

@@ -35,6 +35,7 @@ SHOWN: list[tuple[str, list[Any], str]] = [
     ("turn", ["turn"], "1"),
     ("translate: 40", [{"translate": 40}], "2"),
     ("scale: [0.6, 1.6]", [{"scale": [0.6, 1.6]}], "5"),
+    ("rotate: 30", [{"rotate": 30}], "2"),
     ("brightness: 0.8", [{"brightness": 0.8}], "1"),
     ("contrast: 0.6", [{"contrast": 0.6}], "4"),
     ("noise: 0.4", [{"noise": 0.4}], "0"),

@@ -16,18 +16,19 @@ LIST = [
     "turn",
     {"translate": 10},
     {"scale": [0.8, 1.25]},
+    {"rotate": 30},
     {"brightness": 0.1},
     {"contrast": 0.2},
     {"noise": 0.05},
     {"drop_bands": 0.3},
 ]
-VALUE = Augmentation((True, True), 90, 10, (0.8, 1.25), 0.1, 0.2, 0.05, 0.3)
+VALUE = Augmentation((True, True), 90, 10, (0.8, 1.25), 30.0, 0.1, 0.2, 0.05, 0.3)
 
 
 def test_a_file_and_a_flag_say_the_same(tmp_path: Path) -> None:
     write_yaml(tmp_path / "run.yaml", {"train": {"augment": LIST}})
-    words = "[{reflect: [row, col]}, turn, {translate: 10}, {scale: [0.8, 1.25]}, {brightness: 0.1, contrast: 0.2}, "
-    words += "{noise: 0.05}, {drop_bands: 0.3}]"
+    words = "[{reflect: [row, col]}, turn, {translate: 10}, {scale: [0.8, 1.25]}, {rotate: 30}, "
+    words += "{brightness: 0.1, contrast: 0.2}, {noise: 0.05}, {drop_bands: 0.3}]"
     file = parse_config(["--config", str(tmp_path / "run.yaml")], "train", "")
     flag = parse_config(["--train.augment", words], "train", "")
     assert augmentation(file.train.augment) == augmentation(flag.train.augment) == VALUE
@@ -58,6 +59,8 @@ def test_names_alone_and_none() -> None:
         ({"scale": 1.2}, r"scale with 1.2; give \[least, largest\] factor, from 0.5 to 2"),
         ({"scale": [1.25, 0.8]}, r"scale with \[1.25, 0.8\]"),
         ({"scale": [0.1, 1]}, "scale with"),
+        ({"rotate": 181}, "rotate with 181; give a number above 0, at most 180"),
+        ("rotate", "rotate with no value"),
         ({"noise": float("nan")}, "noise with nan; give a number above 0"),
         ({"brightness": 0}, "brightness with 0"),
         ({"contrast": 1.0}, "contrast with 1.0; give a number above 0, below 1"),

@@ -15,6 +15,7 @@ from tiledseg.errors import ConfigError
 
 KEY = "train.augment"
 LARGEST_SHIFT = 2**20  # pixels
+LARGEST_ANGLE = 180  # degrees
 EACH = ("image", "tile")
 
 
@@ -23,16 +24,17 @@ class Augmentation:
     """What is drawn for each raster; by default nothing.
 
     `reflect`: (rows, columns) in reverse order, each in every other draw. `turn`: 90 for quarter turns, 180 for half
-    ones, 0 for none. `translate`: pixels at most, along both dims. `scale`: the least and the largest factor.
-    `brightness`, `contrast`: largest offset, and largest change of the factor, of each band; `noise`: its standard
-    deviation at each pixel; `drop_bands`: the probability that a band is 0. Offsets and noise are in units of the
-    network's input: standard deviations of a band, where it is normalised.
+    ones, 0 for none. `translate`: pixels at most, along both dims. `scale`: the least and the largest factor. `rotate`:
+    degrees at most, either way. `brightness`, `contrast`: largest offset, and largest change of the factor, of each
+    band; `noise`: its standard deviation at each pixel; `drop_bands`: the probability that a band is 0. Offsets and
+    noise are in units of the network's input: standard deviations of a band, where it is normalised.
     """
 
     reflect: tuple[bool, bool] = (False, False)
     turn: int = 0
     translate: int = 0
     scale: tuple[float, float] = (1.0, 1.0)
+    rotate: float = 0.0
     brightness: float = 0.0
     contrast: float = 0.0
     noise: float = 0.0
@@ -41,7 +43,14 @@ class Augmentation:
     @property
     def moves(self) -> bool:
         """Whether pixels change their places."""
-        return any(self.reflect) or self.turn > 0 or self.translate > 0 or self.scale != (1.0, 1.0)
+        turned = self.turn > 0 or self.rotate > 0
+        return any(self.reflect) or turned or self.translate > 0 or self.scale != (1.0, 1.0)
+
+    @property
+    def reach(self) -> float:
+        """How many pixels of the raster, along rows or columns, a distance of one pixel may be, at most."""
+        angle = math.radians(min(self.rotate, 45.0))
+        return (math.cos(angle) + math.sin(angle)) / self.scale[0]
 
     @property
     def recolours(self) -> bool:
@@ -119,6 +128,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "turn": _turn,
     "translate": _translate,
     "scale": _scale,
+    "rotate": _amount(LARGEST_ANGLE),
     "brightness": _amount(1e6),
     "contrast": _amount(1, below=True),
     "noise": _amount(1e6),

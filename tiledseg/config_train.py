@@ -57,7 +57,7 @@ class TrainConfig:
         skip_empty: leave out tiles, or places of windows, without a label that counts
         balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
         augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
-            brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
+            rotate, brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
     """
 

@@ -26,7 +26,7 @@ from tiledseg.tile import main as cut
 SIZE, BANDS, IGNORED = 52, 3, 255
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
 VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
-ALL_OF_AN_OBLONG: list[Any] = ["reflect", "turn", {"translate": 7}, {"scale": [0.8, 1.25]}, *VALUES]
+ALL_OF_AN_OBLONG: list[Any] = ["reflect", "turn", {"translate": 7}, {"scale": [0.8, 1.25]}, {"rotate": 40}, *VALUES]
 
 
 def scene() -> tuple[NDArray, NDArray]:
@@ -40,21 +40,19 @@ def scene() -> tuple[NDArray, NDArray]:
 def changed(image_CHW: NDArray, labels_HW: NDArray, draw: Draw) -> tuple[NDArray, NDArray]:
     """The whole raster by numpy: every pixel of it looked up, beyond the raster no data."""
     if draw.view is not None:
-        rows, cols = (line.start + line.step * np.arange(SIZE) for line in (draw.view.row, draw.view.col))
-        beyond_HW = ~(((rows > -0.5) & (rows < SIZE - 0.5))[:, None] & ((cols > -0.5) & (cols < SIZE - 0.5)))
+        rows, cols = places(draw.view)
+        beyond_HW = ~((rows > -0.5) & (rows < SIZE - 0.5) & (cols > -0.5) & (cols < SIZE - 0.5))
         rows, cols = np.clip(rows, 0, SIZE - 1), np.clip(cols, 0, SIZE - 1)
-        labels_HW = labels_HW[np.ix_(np.floor(rows + 0.5).astype(int), np.floor(cols + 0.5).astype(int))]
+        labels_HW = labels_HW[np.floor(rows + 0.5).astype(int), np.floor(cols + 0.5).astype(int)]
         nodata_HW = np.zeros((SIZE, SIZE), bool)
         total_CHW = np.zeros_like(image_CHW)
         for row_at, row_share in ((np.floor(rows), 1 - rows % 1), (np.ceil(rows), rows % 1)):
             for col_at, col_share in ((np.floor(cols), 1 - cols % 1), (np.ceil(cols), cols % 1)):
-                corner_CHW = image_CHW[:, *np.ix_(row_at.astype(int), col_at.astype(int))]
-                share_HW = np.outer(row_share, col_share)
+                corner_CHW = image_CHW[:, row_at.astype(int), col_at.astype(int)]
+                share_HW = row_share * col_share
                 total_CHW += corner_CHW * share_HW
                 nodata_HW |= (corner_CHW[0] == -99) & (share_HW > 0)
         image_CHW = np.where(nodata_HW | beyond_HW, -99, total_CHW)
-        if draw.view.transposed:
-            image_CHW, labels_HW = image_CHW.swapaxes(1, 2), labels_HW.T
     if draw.photometry is not None:
         pixels_CHW = image_CHW * np.array(draw.photometry.factors)[:, None, None]
         pixels_CHW += np.array(draw.photometry.offsets)[:, None, None]
@@ -63,6 +61,17 @@ def changed(image_CHW: NDArray, labels_HW: NDArray, draw: Draw) -> tuple[NDArray
         pixels_CHW[~np.array(draw.photometry.kept)] = 0
         image_CHW = np.where(image_CHW[0] == -99, -99, pixels_CHW)
     return image_CHW, labels_HW
+
+
+def places(view: View) -> NDArray:
+    """Row and column in the raster of each pixel of the changed one."""
+    at = np.indices((SIZE, SIZE)).astype(float)
+    if view.rotation is not None:
+        cos, sin, *point = view.rotation
+        point_211 = np.array(point)[:, None, None]
+        at = np.einsum("ab,bhw->ahw", [[cos, -sin], [sin, cos]], at - point_211) + point_211
+    at = at[::-1] if view.transposed else at
+    return np.stack([line.start + line.step * along for line, along in zip((view.row, view.col), at, strict=True)])
 
 
 def square(folder: Path, name: str, augment: list[Any], **train: Any) -> Config:
@@ -88,6 +97,7 @@ def write(folder: Path, image_CHW: NDArray, labels_HW: NDArray) -> None:
         (PLACES, 0, 0),
         ([*PLACES, *VALUES], 1, 0),
         (["turn", {"scale": [0.6, 0.9]}, *VALUES], 5, 1e-12),
+        (["turn", {"scale": [0.8, 1.1]}, {"rotate": 30}, *VALUES], 5, 1e-12),
     ],
 )
 def test_it_is_training_on_the_changed_raster(augment: list[Any], seed: int, bound: float, tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ def test_windows_are_the_same_on_any_number_of_ranks(case: str, shared: Path, me
     keys, mode = CASES[case]
     if mode == "stages" and meshes["gloo"].size not in ((2, 4) if case == "stages" else (2,)):
         pytest.skip("two stages, or two pipelines of two")
-    changes = [*CHANGES, {"translate": 5}, {"scale": [0.8, 1.25]}, {"noise": 0.1}, {"drop_bands": 0.2}]
+    changes = [*CHANGES, {"translate": 5}, {"scale": [0.8, 1.25]}, {"rotate": 45}, {"noise": 0.1}]
+    changes.append({"drop_bands": 0.2})
     config = configuration(shared, shared / f"windows {case}", "fp64", "sgd", None)
     norm = "batch" if mode == "layer" else "none"
     config = replace(config, model=replace(config.model, norm=norm, dropout=0.0 if norm == "batch" else 0.2))

@@ -11,6 +11,7 @@ from tiledseg.augmentation import Augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
 from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.draws import Drawer
@@ -103,6 +104,27 @@ def test_windows_of_a_turned_raster_lie_in_what_it_shows() -> None:
                     assert max(rows) < SHAPES[source][0]
                     assert max(cols) < SHAPES[source][1]
         assert footprint is None or beyond > 0, "turned, a raster has columns where it had none"
+
+
+@pytest.mark.parametrize("footprint", [FOOTPRINTS["clipped"], None], ids=["exact", "small"])
+def test_a_window_is_rotated_about_its_middle(footprint: Footprint | None) -> None:
+    """So it shows what it shows without a rotation, and none is turned out of its image."""
+    plain = windows(footprint, Augmentation(turn=90, scale=(0.7, 1.3)))
+    rotated = windows(footprint, Augmentation(turn=90, scale=(0.7, 1.3), rotate=180))
+    angles = set()
+    for step in range(20):
+        for before, after in zip(plain.step(Position(0, step)), rotated.step(Position(0, step)), strict=True):
+            assert (before.image, before.tile) == (after.image, after.tile)
+            middles = []
+            for tile, draw in ((before.tile, before.draw), (after.tile, after.draw)):
+                assert draw is not None
+                assert draw.view is not None
+                row, col = (tile.core.row.start, tile.core.col.start) if isinstance(tile, Tile) else (0, 0)
+                rows, cols = draw.view.places(Box(Interval(row, row + 20), Interval(col, col + 20)))
+                middles.append((rows.mean(), cols.mean()))
+                angles.add(draw.view.rotation and draw.view.rotation.cos)
+            assert middles[1] == pytest.approx(middles[0], abs=1e-9)
+    assert len(angles) == 1 + 20 * 7
 
 
 def test_no_window_of_a_raster_has_a_larger_context_than_is_planned_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.raster.draws import draw_view
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.rotation import Rotation
 from tiledseg.raster.views import Line, View, ViewReader, whole
 
 H, W = 23, 17
@@ -123,3 +125,66 @@ def test_a_resized_pixel_is_valid_where_all_that_it_is_made_of_is_and_takes_noth
 def test_the_view_that_changes_nothing_is_known() -> None:
     assert whole((3, 4)).is_whole
     assert not View((3, 4), Line(0, 1), Line(3, -1)).is_whole
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64"])
+@pytest.mark.parametrize(("degrees", "transposed"), [(30.0, False), (-77.0, True), (180.0, False)])
+def test_a_rotation_interpolates_as_scipy_does_and_takes_the_nearest_class(
+    degrees: float, transposed: bool, dtype: str
+) -> None:
+    """Counter-clockwise as seen, rows running down; before it the raster is laid and resized as without it."""
+    pixels_CHW, valid_HW = raster(dtype)
+    angle = np.radians(degrees)
+    lines = Line(2.3, 1 / 1.2), Line(W - 1.1, -1 / 1.2)
+    shape = (W, H) if transposed else (H, W)
+    view = View(shape, *lines, transposed, Rotation(np.cos(angle), np.sin(angle), 9.2, 6.4))
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    positions = np.indices(shape).reshape(2, -1) - np.array([[9.2], [6.4]])
+    rows_HW, cols_HW = (turn @ positions + np.array([[9.2], [6.4]])).reshape(2, *shape)
+    rows_HW, cols_HW = (cols_HW, rows_HW) if transposed else (rows_HW, cols_HW)
+    at = np.stack([lines[0].start + lines[0].step * rows_HW, lines[1].start + lines[1].step * cols_HW])
+    inside_HW = (at[0] >= -0.5) & (at[0] < H - 0.5) & (at[1] >= -0.5) & (at[1] < W - 0.5)
+    clipped = np.clip(at, 0, np.array([H - 1, W - 1])[:, None, None])
+    whole_HW = map_coordinates((~valid_HW).astype(float), clipped, order=1) < 1e-12
+    zeroed_CHW = np.where(valid_HW, pixels_CHW, 0).astype(float)
+    expected_CHW = np.array([map_coordinates(band_HW, clipped, order=1) for band_HW in zeroed_CHW])
+    reader = ViewReader(MaskedReader(pixels_CHW, valid_HW), view)
+    found_CHW, found_HW = every_box(reader, shape)
+    assert 0.2 < found_HW.mean() < 0.9
+    np.testing.assert_array_equal(found_HW, inside_HW & whole_HW)
+    assert reader.info.dtype == str(found_CHW.dtype) == {"uint8": "float32"}.get(dtype, dtype)
+    np.testing.assert_allclose(found_CHW[:, found_HW], expected_CHW[:, found_HW], rtol=2e-5)
+    nearest = np.clip(np.floor(at + 0.5).astype(int), 0, np.array([H - 1, W - 1])[:, None, None])
+    classes_CHW, there_HW = every_box(ViewReader(MaskedReader(pixels_CHW, valid_HW), view, classes=True), shape)
+    np.testing.assert_array_equal(there_HW, inside_HW & valid_HW[tuple(nearest)])
+    np.testing.assert_array_equal(classes_CHW[:, there_HW], pixels_CHW[:, *nearest][:, there_HW])
+
+
+def test_a_rotated_view_finds_the_places_that_it_shows_and_its_windows_show_the_same() -> None:
+    asked = Augmentation(reflect=(True, True), turn=90, translate=4, scale=(0.7, 1.4), rotate=180)
+    for seed in range(20):
+        view = draw_view(asked, str(seed), (H, W))
+        rows_HW, cols_HW = view.places(Box.of_shape(view.shape))
+        for row, col in ((0, 0), (3, 11), (view.shape[0] - 1, view.shape[1] - 1)):
+            assert view.find(rows_HW[row, col], cols_HW[row, col]) == pytest.approx((row, col), abs=1e-9)
+        part = view.window(3, 2, (5, 7))
+        np.testing.assert_allclose(part.places(Box.of_shape((5, 7)))[0], rows_HW[3:8, 2:9], atol=1e-9)
+        np.testing.assert_allclose(part.places(Box.of_shape((5, 7)))[1], cols_HW[3:8, 2:9], atol=1e-9)
+
+
+def test_angles_are_drawn_evenly_either_way_and_change_no_other_draw() -> None:
+    plain, rotated = Augmentation(reflect=(True, True)), Augmentation(reflect=(True, True), rotate=30)
+    views = [draw_view(rotated, str(seed), (H, W)) for seed in range(400)]
+    rotations = [view.rotation for view in views if view.rotation is not None]
+    degrees = np.degrees([np.arctan2(each.sin, each.cos) for each in rotations])
+    counts, _ = np.histogram(degrees, np.linspace(-30, 30, 7))
+    assert sum(counts) == 400
+    assert min(counts) > 40
+    assert [replace(view, rotation=None) for view in views] == [draw_view(plain, str(s), (H, W)) for s in range(400)]
+    assert min(each.row for each in rotations) < 2
+    assert max(each.row for each in rotations) > H - 3
+
+
+@pytest.mark.parametrize(("rotate", "scale", "expected"), [(0, 1.0, 1.0), (45, 1.0, 2**0.5), (180, 0.5, 2 * 2**0.5)])
+def test_how_far_a_pixel_reaches_along_rows_or_columns(rotate: float, scale: float, expected: float) -> None:
+    assert Augmentation(rotate=rotate, scale=(scale, 1.0)).reach == pytest.approx(expected)

@@ -86,6 +86,8 @@ class DrawnWindows:
     With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class;
     where empty squares are skipped, the others are drawn around a square that has a label.
 
+    A rotation is about the middle of the window, so that it shows what stands there.
+
     Raises ConfigError where a window is larger than an image.
     """
 
@@ -123,10 +125,15 @@ class DrawnWindows:
         image = place[0] if place else self._image(generator)
         draw = self.drawer.draw(words, image)
         view = whole(self.drawer.shapes[image]) if draw is None or draw.view is None else draw.view
+        upright = replace(view, rotation=None)
         if place:
-            row, col = (self._around(at, size) for at, size in zip(view.find(*place[1:]), view.shape, strict=True))
+            row, col = (self._around(at, size) for at, size in zip(upright.find(*place[1:]), view.shape, strict=True))
         else:
             row, col = (int(generator.random() * self._starts(size)) * self._unit for size in view.shape)
+        if draw is not None and view.rotation is not None:
+            middle = (self.side - 1) / 2
+            view = replace(view, rotation=view.rotation.about(row + middle, col + middle))
+            draw = replace(draw, view=view)
         if self.footprint:
             return DrawnTile(image, window_tile(view.shape, (row, col), self.side, self.footprint, k), draw)
         seen = view.window(row, col, (self.side, self.side))

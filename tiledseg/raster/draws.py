@@ -7,12 +7,13 @@ of change has a generator of its own, so that one more kind changes no draw of t
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import dataclass
 
 from tiledseg.augmentation import Augmentation
 from tiledseg.raster.photometry import Photometry
-from tiledseg.raster.views import Line, View
+from tiledseg.raster.views import Line, Rotation, View
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class Drawer:
 
 
 def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
-    """Where each pixel comes from: the raster is reflected, turned, scaled about a point that is drawn too, and moved.
+    """Where each pixel comes from: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
+    then rotated about another point.
 
     A quarter turn shows a raster of `shape` as one of as many columns as that has rows.
     """
@@ -66,7 +68,18 @@ def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
         for size, back, shift in zip(shape, backward, shifts, strict=True)
     )
     transposed = quarters % 2 == 1
-    return View((shape[1], shape[0]) if transposed else shape, row, col, transposed)
+    shown = (shape[1], shape[0]) if transposed else shape
+    return View(shown, row, col, transposed, _rotation(asked.rotate, words, shown))
+
+
+def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | None:
+    """By at most `most` degrees, about a point of a view of `shape`."""
+    if not most:
+        return None
+    generator = _generator(words, "rotate")
+    angle = math.radians(most * (2 * generator.random() - 1))
+    row, col = (generator.random() * size - 0.5 for size in shape)
+    return Rotation(math.cos(angle), math.sin(angle), row, col)
 
 
 def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> Line:

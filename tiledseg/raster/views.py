@@ -1,8 +1,9 @@
-"""A raster seen through a map of places: reflected, turned, moved, resized, without a file of its own.
+"""A raster seen through a map of places: reflected, turned, moved, resized, rotated, without a file of its own.
 
 A view says, for each row and column that it shows, where in the raster that lies: along either dim a line,
-`start + step * position`. Every box of a view is read from the raster by these positions alone, so tiles, blocks and
-halos of a view fit together as those of a raster on a disk do. What lies beyond the raster is not valid.
+`start + step * position`, before which positions may be rotated about a point. Every box of a view is read from the
+raster by these positions alone, so tiles, blocks and halos of a view fit together as those of a raster on a disk do.
+What lies beyond the raster is not valid.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.rotation import Rotation, read_places
 
 
 class Line(NamedTuple):
@@ -43,31 +45,44 @@ class Line(NamedTuple):
 @dataclass(frozen=True)
 class View:
     """`shape`: (height, width) that it shows. `row`, `col`: lines to the raster's rows and columns. `transposed`: the
-    raster's rows run along the view's columns, and `row` takes the view's columns."""
+    raster's rows run along the view's columns, and `row` takes the view's columns. `rotation`: what positions of the
+    view are moved by before the lines take them."""
 
     shape: tuple[int, int]
     row: Line
     col: Line
     transposed: bool = False
+    rotation: Rotation | None = None
 
     @property
     def on_pixels(self) -> bool:
-        return self.row.on_pixels and self.col.on_pixels
+        return self.rotation is None and self.row.on_pixels and self.col.on_pixels
 
     @property
     def is_whole(self) -> bool:
         """Whether it shows places as they are."""
-        return not self.transposed and self.row == self.col == (0, 1)
+        return not self.transposed and self.row == self.col == (0, 1) and self.rotation is None
 
     def find(self, row: float, col: float) -> tuple[float, float]:
         """Where a place of the raster stands in the view, (row, col), beyond it too."""
         along = (row - self.row.start) / self.row.step, (col - self.col.start) / self.col.step
-        return along[::-1] if self.transposed else along
+        found = along[::-1] if self.transposed else along
+        return self.rotation.back.moved(*found) if self.rotation else found
 
     def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
         """What it shows of a box of `shape` that begins at (row, col)."""
         along_rows, along_cols = (col, row) if self.transposed else (row, col)
-        return replace(self, shape=shape, row=self.row.shift(along_rows), col=self.col.shift(along_cols))
+        rotation = self.rotation and self.rotation.counted_from(row, col)
+        lines = self.row.shift(along_rows), self.col.shift(along_cols)
+        return View(shape, *lines, self.transposed, rotation)
+
+    def places(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where in the raster each position of `box` lies, row and column, (height, width) or to be broadcast to it."""
+        rows = np.arange(box.row.start, box.row.stop, dtype=np.float64)[:, None]
+        cols = np.arange(box.col.start, box.col.stop, dtype=np.float64)
+        rows, cols = self.rotation.moved(rows, cols) if self.rotation else (rows, cols)
+        along_rows, along_cols = (cols, rows) if self.transposed else (rows, cols)
+        return self.row.start + self.row.step * along_rows, self.col.start + self.col.step * along_cols
 
 
 def whole(shape: tuple[int, int]) -> View:
@@ -91,11 +106,17 @@ class ViewReader(RasterReader):
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         view = self._view
+        if view.rotation is not None:
+            pixels_CHW, valid_HW = read_places(self._source, *view.places(box), self.info.dtype, self._nearest)
+        else:
+            pixels_CHW, valid_HW = self._read_lines(box)
+        return np.ascontiguousarray(pixels_CHW), np.ascontiguousarray(valid_HW)
+
+    def _read_lines(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        view = self._view
         wanted = Box(box.col, box.row) if view.transposed else box
         pixels_CHW, valid_HW = self._on_pixels(wanted) if view.on_pixels else self._resized(wanted)
-        if view.transposed:
-            pixels_CHW, valid_HW = pixels_CHW.swapaxes(1, 2), valid_HW.T
-        return np.ascontiguousarray(pixels_CHW), np.ascontiguousarray(valid_HW)
+        return (pixels_CHW.swapaxes(1, 2), valid_HW.T) if view.transposed else (pixels_CHW, valid_HW)
 
     def _on_pixels(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
         """`box`: positions along the raster's rows and columns."""

@@ -159,9 +159,9 @@ def split_of(config: Config, plan: RunPlan, graph: Graph) -> tuple[SpatialSplit 
             "that are validated on; use model.norm none or pixel, data.val_images, or accept it: parallel.exact false"
         )
     notes: tuple[str, ...] = (f"data.split: {seeing[0].layer.in_words} sees all blocks of an image",) if seeing else ()
-    least = augmentation(config.train.augment).scale[0]
+    reach = augmentation(config.train.augment).reach
     halo = max(plan.footprint.before, plan.footprint.after)
-    auto = math.ceil(halo / least) + (least != 1)  # in pixels of the raster, where it is shown smaller
+    auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
     gap = auto if isinstance(data.split_gap, str) else data.split_gap
     if gap < auto:
         notes += (f"data.split_gap is {gap}, below {auto} px: outputs validated on see pixels trained on",)
