@@ -41,6 +41,7 @@ from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.masked_reader import area_reader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sampling import TileReference
@@ -243,7 +244,8 @@ def _written(shares_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[n
 
 def _dataset(share: _Share, mapper: Mapper) -> Dataset:
     request = share.request
-    reader = open_raster(request.image, mapper.bands, mapper.nodata, request.references)
+    how = mapper.bands, mapper.nodata, request.references
+    reader = KnownReader(share.info, lambda: open_raster(request.image, *how))
     normalization = mapper.normalization or Normalization.identity(reader.info.bands)
     readers = [reader, *(ViewReader(reader, view) for view in share.views[1:])]
     return Dataset(readers, None, share.tilings, None, normalization, INPUT_DTYPES[request.precision])

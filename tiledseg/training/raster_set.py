@@ -9,6 +9,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.plan import Extent
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import Inside, MaskedReader, area_reader
@@ -34,27 +35,30 @@ class Reading:
 
 @dataclass(frozen=True)
 class RasterSet:
-    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`: what the
-    images say of themselves. Pixels count within the polygons of the file `area` and within `parts`, one for each
-    image (none: all)."""
+    """Images, their labels, how each is cut (no tilings: windows are drawn), and how they are read. `infos`,
+    `label_infos`: what they say of themselves: a file is opened when a pixel of it is read. Pixels count within the
+    polygons of the file `area` and within `parts`, one for each image (none: all)."""
 
     images: tuple[str, ...]
     labels: tuple[str, ...]
     tilings: tuple[Tiling, ...]
     reading: Reading
     infos: tuple[RasterInfo, ...]
+    label_infos: tuple[RasterInfo, ...]
     area: str | None = None
     parts: tuple[Part, ...] = ()
 
     def open_image(self, number: int) -> RasterReader:
-        return self.reading.open_image(self.images[number])
+        return KnownReader(self.infos[number], lambda: self.reading.open_image(self.images[number]))
 
     def open_counted(self, number: int) -> RasterReader:
         """An image whose pixels are valid where its labels may count: for statistics, not for a network."""
         return self._masked(self.open_image(number), number)
 
     def open_labels(self, number: int) -> RasterReader:
-        return self._masked(self.reading.labels.open(self.labels[number], self.infos[number]), number)
+        path, image = self.labels[number], self.infos[number]
+        reader = KnownReader(self.label_infos[number], lambda: self.reading.labels.open(path, image))
+        return self._masked(reader, number)
 
     def _masked(self, reader: RasterReader, number: int) -> RasterReader:
         areas = [area_reader(self.area, self.infos[number])] if self.area else []
@@ -106,7 +110,8 @@ class Found:
         for image, label, tiling in zip(self.images, self.labels, tilings, strict=bool(tilings)):
             check_cut(image, tiling)
             check_cut(label, tiling)
-        return RasterSet(self.image_paths, self.label_paths, tilings, self.reading, self.images, area, parts)
+        paths, infos = (self.image_paths, self.label_paths), (self.images, self.labels)
+        return RasterSet(*paths, tilings, self.reading, *infos, area, parts)
 
 
 def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: Reading) -> Found:

@@ -302,9 +302,8 @@ class Trainer:
         held_out, label_map = self.preparation.validation, self.preparation.label_map
         if held_out is None:
             return None
-        with held_out.open_image(0) as reader:
-            dtype = reader.info.dtype
-        return Scene(label_map.classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
+        classes, dtype = label_map.classes, held_out.infos[0].dtype
+        return Scene(classes, label_map.ignore_index, held_out.images, dtype, self.normalization)
 
     def _told(self) -> dict[str, Any]:
         """What the summary says that is known from the start."""
