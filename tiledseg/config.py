@@ -220,10 +220,10 @@ class Config:
         """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm
         takes all of a step."""
         parallel, exact = self.parallel, self.train.window_halo == "exact"
-        if self.train.sampling != "windows" or parallel.halo == "read":
+        if self.train.sampling != "windows" or not parallel.shares_images:
             return
-        if exact or parallel.halo == "exchange" or parallel.stages > 1:
-            remedy = "read" if exact or parallel.halo == "exchange" else "read, or no stages"
+        if exact or not parallel.shares_layers or parallel.stages > 1:
+            remedy = "read, or no stages" if parallel.shares_layers and not exact else "read"
             stages = f" and parallel.stages {parallel.stages}" if parallel.stages > 1 else ""
             raise ConfigError(
                 f"parallel.halo is {parallel.halo}{stages} and train.sampling windows with train.window_halo "

@@ -22,7 +22,7 @@ class ParallelConfig:
         exact: refuse what tiling would change; false accepts it with a warning
         halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
             neighbours, at each layer that needs one; nothing is computed twice)
-        mesh: ranks along rows and columns that share an image in the modes exchange and layer: [R, C], or auto
+        mesh: ranks along rows and columns that share an image, in all modes but read: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
             on the machine (python -m benchmarks.spatial measures it)
@@ -56,6 +56,11 @@ class ParallelConfig:
         """Whether several ranks own parts of one image."""
         return self.halo != "read"
 
+    @property
+    def shares_layers(self) -> bool:
+        """Whether they compute each layer together."""
+        return self.halo == "layer"
+
     def check(self) -> None:
         check_values("parallel", self)
         self._check_halo()
@@ -67,15 +72,14 @@ class ParallelConfig:
         if self.mesh_rows_cols() is not None and not self.shares_images:
             raise ConfigError(
                 f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
-                "set parallel.halo to exchange or layer"
+                f"set parallel.halo to {', '.join(HALO_MODES[1:-1])} or {HALO_MODES[-1]}"
             )
-        if self.fusion_depth() != 1 and self.halo != "layer":
+        if self.fusion_depth() != 1 and not self.shares_layers:
             raise ConfigError(
                 f"parallel.fusion is {self.fusion}, but parallel.halo is {self.halo}; leave fusion out, or set "
                 "parallel.halo to layer"
             )
-
-        if self.overlap and self.halo != "layer":
+        if self.overlap and not self.shares_layers:
             raise ConfigError(
                 f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
                 "overlap out, or set parallel.halo to layer"

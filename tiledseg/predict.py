@@ -21,6 +21,7 @@ from tiledseg.command import Parser, json_list, json_map, run
 from tiledseg.config import ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
+from tiledseg.config_parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
@@ -101,7 +102,7 @@ def build_parser() -> Parser:
         "--parallel.exact", dest="exact", choices=("true", "false"), default="true", help="refuse what tiles change"
     )
     parser.add_argument(
-        "--parallel.halo", dest="halo", default="read", help="read (default), exchange or layer: see train --help"
+        "--parallel.halo", dest="halo", default="read", help=f"{', '.join(HALO_MODES)} (default read): see train --help"
     )
     parser.add_argument("--parallel.mesh", dest="mesh", default="auto", help="[R,C] ranks, or auto (default)")
     parser.add_argument(

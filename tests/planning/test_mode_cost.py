@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.planning.flops import flop_counter
 from tiledseg.architecture.unet import UNet
 from tiledseg.config_parallel import HALO_MODES
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
@@ -43,6 +44,13 @@ def task_of(unet: UNet, size: tuple[int, int], grid: tuple[int, int], mesh: tupl
     layers = unet.graph()
     tiling = make_tiling(size, grid, network_footprint(layers))
     return Task(layers, unet.bands, decompose(tiling, mesh or grid))
+
+
+def pixels_of_raster(task: Task, box: Box) -> int:
+    """How many pixels of a box the raster has, one by one."""
+    height, width = task.decomposition.tiling.raster
+    rows = sum(0 <= row < height for row in range(box.row.start, box.row.stop))
+    return rows * sum(0 <= col < width for col in range(box.col.start, box.col.stop))
 
 
 @functools.cache
@@ -120,11 +128,17 @@ def test_costs_are_sums_and_maxima_over_all_ranks(
     assert read.work_max == exchange.work_max == max(of_tiles.values())
     assert read.memory == max(training_memory(task.graph, 4, s).total for shapes in tiles.values() for s in shapes)
     assert read.memory <= exchange.memory
+    inside = [sum(pixels_of_raster(task, t.context) for t in task.decomposition.tiles(*at)) for at in places]
+    assert (read.read, read.read_max) == (sum(inside), max(inside))
 
     cost = layer_cost(task, MACHINE, fusion)
     cut_rows, cut_cols = settled(task.graph, task.decomposition)
     rows, cols = (rank_steps(task.graph, cut, fusion) for cut in (cut_rows, cut_cols))
     tensors = tensors_of(task.graph, 4)
+    owned = {at: pixels_of_raster(task, task.decomposition.owned(*at)) for at in places}
+    assert (exchange.read, exchange.read_max) == (size[0] * size[1], max(owned.values()))
+    assert cost.read == size[0] * size[1]
+    assert cost.read_max >= cost.read / len(places)
     traffics = [layer_traffic(task.graph, rows[i], cols[j], tensors) for i, j in places]
     blocks_work = [block_work(task.graph, 4, rows[i], cols[j]) for i, j in places]
     works = [forward for forward, _ in blocks_work]

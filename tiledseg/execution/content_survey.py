@@ -16,15 +16,21 @@ from tiledseg.raster.mirrored_reader import RasterReader
 
 
 def survey_content(
-    mesh: Mesh, units: Sequence[Unit], labels: Sequence[RasterReader], label_map: LabelMap
+    mesh: Mesh,
+    units: Sequence[Unit],
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+    reading: tuple[int, int] | None = None,
 ) -> NDArray[np.int64]:
-    """`count_units` of all units, on every rank. Collective; any rank's InputError is raised on every rank.
+    """`count_units` of all units, on every rank. `reading`: as `survey` has it. Collective; any rank's InputError is
+    raised on every rank.
 
     All ranks agree, then gather, in this order, whatever they found: none waits for another.
     """
     counts: NDArray[np.int64] | None = None
     error: InputError | None = None
-    mine = units[mesh.rank * len(units) // mesh.size : (mesh.rank + 1) * len(units) // mesh.size]
+    rank, size = reading or (mesh.rank, mesh.size)
+    mine = units[rank * len(units) // size : (rank + 1) * len(units) // size]
     try:
         with doing("counting labels by their places"):
             counts = count_units(mine, labels, label_map)

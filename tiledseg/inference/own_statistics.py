@@ -11,6 +11,8 @@ from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.inference.mapper import Mapper
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.statistics import Normalization, finish, measure, merge, statistics_blocks
 
@@ -27,17 +29,20 @@ def check_own_statistics(normalize: str, mapper: Mapper) -> None:
         )
 
 
-def own_statistics(path: str, mapper: Mapper, references: bool, mesh: Mesh) -> Normalization:
-    """That of the raster's bands that the mapper takes. Collective: one gather and one broadcast, in that order, on all
-    ranks; any rank's InputError is raised on every rank."""
+def own_statistics(
+    path: str, mapper: Mapper, references: bool, mesh: Mesh, info: RasterInfo, reading: tuple[int, int]
+) -> Normalization:
+    """That of the raster's bands that the mapper takes. `info`: what is known of it; `reading`: which of how many
+    readers this rank is. Collective: one gather and one broadcast, in that order, on all ranks; any rank's InputError
+    is raised on every rank."""
     error: InputError | None = None
     sums = None
     try:
         with (
-            open_raster(path, mapper.bands, mapper.nodata, references) as reader,
+            KnownReader(info, lambda: open_raster(path, mapper.bands, mapper.nodata, references)) as reader,
             doing("taking the statistics of the bands"),
         ):
-            blocks = statistics_blocks([reader.info], mesh.rank, mesh.size)
+            blocks = statistics_blocks([info], *reading)
             sums = measure([reader], ticking(blocks))
     except InputError as found:
         error = found

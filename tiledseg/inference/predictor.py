@@ -97,16 +97,18 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
-            _make_map(share, _suited(mapper, share.request, mesh), planned.classes, mesh, bar)
+            _make_map(share, _suited(mapper, share, parallel, mesh), planned.classes, mesh, bar)
             _say(mesh.on_root(lambda: upload(stage)), share.request, mesh)
     parallel.close()
 
 
-def _suited(mapper: Mapper, request: Request, mesh: Mesh) -> Mapper:
+def _suited(mapper: Mapper, share: _Share, parallel: ParallelRun, mesh: Mesh) -> Mapper:
     """The mapper with the normalisation that the request asks for."""
+    request = share.request
     if request.normalize == TRAINING:
         return mapper
-    found = own_statistics(request.image, mapper, request.references, mesh)
+    reading = parallel.spread.reading(mesh.rank, mesh.size)
+    found = own_statistics(request.image, mapper, request.references, mesh, share.info, reading)
     _say(found.warnings(), request, mesh)
     return replace(mapper, normalization=found)
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import settle
@@ -79,7 +80,8 @@ class ModeCost:
     `work`, `work_max`: multiply-adds of a forward pass, of all ranks and of the busiest. `traffic`: of all ranks;
     `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
     bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
-    for one step, of all its images, the all-reduce of gradients included.
+    for one step, of all its images, the all-reduce of gradients included. `read`, `read_max`: pixels of the raster that
+    all ranks, and the rank that reads most, read.
     """
 
     mode: str
@@ -91,13 +93,15 @@ class ModeCost:
     norms: Traffic
     memory: int
     seconds: float
+    read: int = 0
+    read_max: int = 0
 
 
 def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
     """A step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
     if mode == "layer":
         return layer_cost(task, machine, fusion)
-    return exchange_cost(task, machine) if mode == "exchange" else read_cost(task, machine)
+    return {"read": read_cost, "exchange": exchange_cost}[mode](task, machine)
 
 
 def read_cost(task: Task, machine: Machine) -> ModeCost:
@@ -105,7 +109,10 @@ def read_cost(task: Task, machine: Machine) -> ModeCost:
     work, step = _tile_work(task), _tile_steps(task)
     busiest, memory = max(work.values()), max(_tile_memory(task).values())
     seconds = _step_seconds(task, machine, machine.compute_seconds(max(step.values())))
-    return ModeCost("read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds)
+    read = _contexts_read(task)
+    return ModeCost(
+        "read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds, sum(read), max(read)
+    )
 
 
 def exchange_cost(task: Task, machine: Machine) -> ModeCost:
@@ -124,6 +131,7 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
         norms=Traffic(),
         memory=max(memory[at] + held[at] for at in memory),
         seconds=_step_seconds(task, machine, seconds),
+        **_blocks_read(task, task.decomposition.rows, task.decomposition.cols),
     )
 
 
@@ -144,6 +152,7 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
         norms=norms,
         memory=max(_layer_memory(task, rank) for rank in ranks),
         seconds=_step_seconds(task, machine, max(rank.seconds(machine) for rank in ranks) + sums),
+        **_blocks_read(task, rows, cols),
     )
 
 
@@ -254,6 +263,22 @@ def _input_memory(task: Task) -> dict[tuple[int, int], int]:
         pixels = window * (len(decomposition.tiles(*at)) > 1) + block * (block != window)
         found[at] = pixels * task.input_pixel_bytes
     return found
+
+
+def _contexts_read(task: Task) -> list[int]:
+    """Pixels of the raster in the contexts of each rank's tiles: what lies beyond its border is mirrored, not read."""
+    decomposition, (rows, cols) = task.decomposition, task.decomposition.shape
+    raster = Box.of_shape(decomposition.tiling.raster)
+    places = itertools.product(range(rows), range(cols))
+    return [sum(tile.context.clip(raster).area for tile in decomposition.tiles(*at)) for at in places]
+
+
+def _blocks_read(task: Task, rows: Partition, cols: Partition) -> dict[str, int]:
+    """The same of ranks that each read a block of the network's input."""
+    origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
+    cells = (Box(*each) for each in itertools.product(rows.blocks, cols.blocks))
+    read = [cell.shift(origin.row.start, origin.col.start).clip(raster).area for cell in cells]
+    return {"read": sum(read), "read_max": max(read)}
 
 
 def _by_context(task: Task, price: Callable[[tuple[int, int]], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:

@@ -174,7 +174,8 @@ def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, c
         shown: Shown = unseen
         if mesh.is_root:
             shown = stack.enter_context(closing(StepProgress(0, 0, preparation.recipe.verbosity))).part
-        return survey(mesh, images, labels, preparation.label_map, normalize, count, shown)
+        reading = preparation.plan.spread.reading(mesh.rank, mesh.size)
+        return survey(mesh, images, labels, preparation.label_map, normalize, count, shown, reading)
 
 
 def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
@@ -182,7 +183,8 @@ def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
     rasters, units = preparation.training, content_units(preparation)
     with ExitStack() as stack:
         labels = [stack.enter_context(rasters.open_labels(number)) for number in range(len(rasters.labels))]
-        counts = survey_content(mesh, units, labels, preparation.label_map)
+        reading = preparation.plan.spread.reading(mesh.rank, mesh.size)
+        counts = survey_content(mesh, units, labels, preparation.label_map, reading)
     return with_content(preparation, units, counts)
 
 

@@ -84,6 +84,8 @@ def _row(cost: ModeCost, undivided: int, exact: bool, memory: int | None) -> dic
         "backward": {"messages_rank": cost.busiest.backward.messages, "bytes_rank": cost.busiest.backward.bytes},
         "messages": cost.traffic.step.messages,
         "bytes": cost.traffic.step.bytes,
+        "pixels_read": cost.read,
+        "pixels_read_rank": cost.read_max,
         "norm_all_reduces": {"calls": cost.norms.step.messages, "bytes": cost.norms.step.bytes},
         "memory_rank": cost.memory,
         "milliseconds": _milliseconds(cost.seconds),

@@ -7,7 +7,7 @@ from typing import Any
 from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.mode_choice import mode_words
 
-_HEAD = ("mode", "E", "redundant work", "messages", "bytes sent", "memory", "predicted", "")
+_HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")
 
 
 def modes_title(part: dict[str, Any]) -> str:
@@ -53,6 +53,7 @@ def _cells(row: dict[str, Any], choice: dict[str, Any]) -> tuple[str, ...]:
         mode_words(row["mode"], fusion),
         f"{row['efficiency']:.4f}",
         f"{row['redundant_percent']:.2f} %",
+        f"{row['pixels_read_rank'] / 1e6:.4g} Mpx",
         f"{row['messages_rank']:,}",
         size(row["bytes_rank"]),
         size(row["memory_rank"]),

@@ -28,6 +28,11 @@ class Parallelism:
     micro_batches: int | None = None
     recompute: tuple[str, ...] = ("never",)
 
+    @property
+    def shares_layers(self) -> bool:
+        """Whether the ranks of an image are to compute each layer together."""
+        return self.halo == "layer"
+
 
 def parallelism(config: ParallelConfig) -> Parallelism:
     """What the group `parallel` asks for. Raises ConfigError for a list that is none."""

@@ -42,6 +42,11 @@ class Spread:
         """Whether they compute each layer together, on their blocks of its tensors."""
         return self.mode == "layer"
 
+    def reading(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Which of how many readers a rank of the job is, where rasters are looked at before the first step: the ranks
+        that read while it runs."""
+        return rank, ranks
+
     @property
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""
@@ -74,7 +79,7 @@ def choose_spread(
             f"parallel.stages is {parallel.stages}, but the job has {ranks} ranks; start {parallel.stages} ranks or a "
             "multiple of them, or use fewer stages"
         )
-    if parallel.halo != "layer" and whole_tiles:
+    if not parallel.shares_layers and whole_tiles:
         for tiling in tilings:
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
@@ -82,10 +87,10 @@ def choose_spread(
     mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images_per_step // batch), parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
-        if parallel.halo == "exchange":
+        if not parallel.shares_layers:
             for tiling in tilings:
                 decompose(tiling, shape)
-            return Spread("exchange", mesh)
+            return Spread(parallel.halo, mesh)
         first = layer_blocks(tilings[0], graph, shape)
         fusion = parallel.fusion
         if fusion is None:
@@ -95,12 +100,12 @@ def choose_spread(
             check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
-    return Spread("layer", mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
+    return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
 
 
 def goes_together(parallel: Parallelism, graph: Graph, images_per_step: int) -> bool:
     """Whether all images of a step go through the network together."""
-    alone = parallel.halo != "layer" or parallel.stages > 1
+    alone = not parallel.shares_layers or parallel.stages > 1
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 
 
