@@ -81,15 +81,19 @@ def test_every_flag_changes_its_figure(capsys: pytest.CaptureFixture[str]) -> No
         assert plain[part].get(key) != value, flags
 
 
-def test_the_papers_image_in_three_modes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_papers_image_in_all_modes(capsys: pytest.CaptureFixture[str]) -> None:
     part = answer(capsys, "--size 10000 --grid 8")["modes"]
     rows = {row["mode"]: row for row in part["costs"]}
-    assert (part["mesh"], part["ranks"], list(rows)) == ([8, 8], 64, ["read", "exchange", "layer"])
+    assert (part["mesh"], part["ranks"], list(rows)) == ([8, 8], 64, ["read", "exchange", "scatter", "layer"])
     assert part["gradient_all_reduce"]["bytes"] == 8 * 31_032_386
-    assert [row["efficiency"] for row in rows.values()] == [1.2869, 1.2869, 1.0]
-    assert [row["messages_rank"] for row in rows.values()] == [0, 4, 36 * 4 - 4]
+    assert [row["efficiency"] for row in rows.values()] == [1.2869, 1.2869, 1.2869, 1.0]
+    assert [row["messages_rank"] for row in rows.values()] == [0, 4, 2 + 3 * 63, 36 * 4 - 4]
     assert rows["exchange"]["bytes_rank"] == 8257536
     assert rows["exchange"]["backward"] == {"messages_rank": 0, "bytes_rank": 0}
+    of_others = 10000**2 - 1248**2  # pixels: four bands of float32, validity and label
+    assert rows["scatter"]["bytes_rank"] == (4 * 4 + 2) * of_others + 4 * 4 * 96 * (1248 + 1344)
+    assert [row["pixels_read"] for row in rows.values()][1:] == [10000**2] * 3
+    assert rows["scatter"]["pixels_read_rank"] == 10000**2
     assert rows["layer"]["multiply_adds"] == part["multiply_adds_undivided"] < rows["read"]["multiply_adds"]
     assert part["choice"]["mode"] == "layer"
     assert part["choice"]["fusion"] == 1
@@ -111,7 +115,7 @@ def test_the_machine_decides(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_norms_and_small_grids(capsys: pytest.CaptureFixture[str]) -> None:
     tight = answer(capsys, "--size 2000 --grid 4 --mesh 1 --gpu-memory 4GiB")["modes"]
-    assert [row["fits"] for row in tight["costs"]] == [True, True, False]
+    assert [row["fits"] for row in tight["costs"]] == [True, True, True, False]
     assert tight["choice"]["mode"] == "read"
     assert "layer 2" not in tight["choice"]["reason"]
     norm = answer(capsys, "--size 1000 --grid 2 --norm batch --latency 1s")["modes"]
@@ -138,7 +142,7 @@ def test_presets(capsys: pytest.CaptureFixture[str], model: str, layers: int) ->
 
 def test_a_step_that_train_would_refuse_has_no_cost(capsys: pytest.CaptureFixture[str]) -> None:
     part = answer(capsys, "--size 16 --grid 1 --norm batch")["modes"]
-    assert [row["possible"] for row in part["costs"]] == [False] * 3
+    assert [row["possible"] for row in part["costs"]] == [False] * 4
     assert all("leaves 1 pixel at bottom.norm0" in row["reason"] for row in part["costs"])
     assert part["choice"]["mode"] is None
 

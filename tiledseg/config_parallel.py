@@ -8,7 +8,7 @@ from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, nu
 from tiledseg.errors import ConfigError
 from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
-HALO_MODES = ("read", "exchange", "layer")
+HALO_MODES = ("read", "exchange", "scatter", "layer")
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
@@ -20,8 +20,9 @@ class ParallelConfig:
 
     Args:
         exact: refuse what tiling would change; false accepts it with a warning
-        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
-            neighbours, at each layer that needs one; nothing is computed twice)
+        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once), scatter (as
+            exchange, and one rank of an image reads it for all) or layer (from its neighbours, at each layer that
+            needs one; nothing is computed twice)
         mesh: ranks along rows and columns that share an image, in all modes but read: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends

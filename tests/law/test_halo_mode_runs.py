@@ -24,6 +24,7 @@ from tiledseg.training.start import start
 pytestmark = pytest.mark.usefixtures("small_views")
 MODES = {
     "exchange": ParallelConfig(halo="exchange"),
+    "scatter": ParallelConfig(halo="scatter"),
     "layer": ParallelConfig(halo="layer"),
     "fused": ParallelConfig(halo="layer", fusion=3),
 }
@@ -31,6 +32,10 @@ MODES = {
 
 def in_mode(config: Config, mode: str, output: Path) -> Config:
     return replace(config, parallel=MODES[mode], run=RunConfig(output=str(output), verbosity=0))
+
+
+def out_of_reach(path: str, *given: object, **named: object) -> None:
+    raise AssertionError(f"{path} is opened by a rank that does not read")
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +48,13 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("mode", MODES)
 def test_thirty_steps_and_validations_are_those_of_mode_read(
-    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
+    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In mode scatter while no rank but the first can open a raster."""
     config = in_mode(configuration(shared, Path("unused"), "fp64", "adamw", None), mode, shared / mode)
+    if mode == "scatter" and meshes["gloo"].rank > 0:
+        monkeypatch.setattr("tiledseg.training.raster_set.open_raster", out_of_reach)
+        monkeypatch.setattr("tiledseg.raster.label_sources.open_raster", out_of_reach)
     found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
     assert len(losses(found)) == STEPS
@@ -76,7 +85,10 @@ def test_a_run_stopped_in_one_mode_goes_on_in_another(
 
 
 @pytest.mark.mpi
-def test_the_map_is_the_same_in_every_mode(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
+def test_the_map_is_the_same_in_every_mode(
+    shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In mode scatter while no rank but the first can open a raster."""
     mesh = meshes["gloo"]
     checkpoint = mesh.on_root(lambda: find_checkpoint(str(shared / "read")))
     maps = {}
@@ -84,7 +96,10 @@ def test_the_map_is_the_same_in_every_mode(shared: Path, reference: list[dict], 
         names = [str(shared / f"{mode}-{what}.tif") for what in ("classes", "probabilities")]
         asked = parallelism(parallel)
         request = Request(str(shared / "image.tif"), *names, grid=(3, 3), precision="fp64", parallel=asked, verbosity=0)
-        predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
+        with monkeypatch.context() as patch:
+            if mode == "scatter" and mesh.rank > 0:
+                patch.setattr("tiledseg.inference.predictor.open_raster", out_of_reach)
+            predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(names[0]) as classes, rasterio.open(names[1]) as probabilities:
             maps[mode] = classes.read(), probabilities.read()

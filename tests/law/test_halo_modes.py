@@ -19,6 +19,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes import read_ahead
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.memory.shelf import HOST
 from tiledseg.models.dropout import set_dropout_key
@@ -57,6 +58,7 @@ def setting(network: UNet, halo: str, fusion: int = 1, mesh: list[int] | str = "
 
 
 EXACT = [setting(unet(p, u), "exchange") for p, u in itertools.product(PADDINGS, UPSAMPLINGS)]
+SCATTER = [setting(unet("valid", "nearest"), "scatter")]
 LAYER = [
     setting(unet(p, u, norm), "layer", fusion)
     for p, u, norm, fusion in (
@@ -117,7 +119,8 @@ def steps(
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     losses = []
     for step in range(count):
-        samples = (dataset.load(part.image, part.tile) for _ in range(stepper.rounds(parts)) for part in parts)
+        again = (part for _ in range(stepper.rounds(parts)) for part in parts)
+        samples = read_ahead(passes, dataset, again, 0, 1)
         losses.append(stepper.run(KEY.step + step, samples, parts, stop=False).loss)
         agree_on_buffers(network, parallel.axes.weights, passes.mode.speaks(parts))
     stepper.close()
@@ -161,7 +164,7 @@ def outputs(setting: Setting, plan: Spread, mesh: Mesh, blocks: tuple[int, int] 
     parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
     logits_KHW = torch.zeros(case.unet.classes, *case.raster, dtype=torch.float64)
     with torch.no_grad():
-        for _, piece in passes.outputs((dataset.load(part.image, part.tile) for part in parts), parts):
+        for _, piece in passes.outputs(read_ahead(passes, dataset, parts, 0, 1), parts):
             logits_KHW[(slice(None), *piece.core.slices)] = piece.logits_BKHW[0]
     parallel.close()
     mesh.communicator.all_reduce_sum(logits_KHW).wait()
@@ -177,7 +180,7 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 NINE = (EXACT[0], LAYER[1], LAYER[5], LAYER[9], LAYER[12], OVERLAP[0])
 ONE_STEP = [
     pytest.param(setting, id=name(setting), marks=[pytest.mark.nine] if setting in NINE else [])
-    for setting in EXACT + LAYER + OVERLAP
+    for setting in EXACT + SCATTER + LAYER + OVERLAP
 ]
 
 

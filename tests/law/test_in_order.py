@@ -24,6 +24,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
+from tiledseg.execution.passes import read_ahead
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
@@ -129,7 +130,7 @@ def train(split: Split, mesh: Mesh) -> Run:
     parts = passes.mode.share([TileReference(i, t) for i in range(split.images) for t in range(len(data.tilings[i]))])
     found = Run([])
     for step in range(STEPS):
-        samples = (data.load(part.image, part.tile) for part in parts if passes.loads)
+        samples = read_ahead(passes, data, parts, 0, 1)
         found.losses.append(stepper.run(step, samples, parts, stop=False).loss)
         agree_on_buffers(network, run.axes.weights, passes.mode.speaks(parts))
     check_agreement(network, mesh, run.axes.weights)
@@ -184,6 +185,7 @@ SPLITS = [
     *(Split((2, 3, 4), staged("read", schedule)) for schedule in SCHEDULES),
     *(Split((3, 6), staged("read", schedule, stages=3), images=2) for schedule in SCHEDULES),
     Split((4,), staged("exchange", "1f1b", [2, 1]), images=2),
+    Split((4,), staged("scatter", "1f1b", [2, 1]), images=2),
     *(Split((4,), staged("layer", schedule, [2, 1]), "instance", 3) for schedule in SCHEDULES),
     *(Split((6,), staged("layer", schedule, [2, 1], 3), "instance", 4) for schedule in SCHEDULES),
     pytest.param(Split((9,), staged("layer", "1f1b", [2, 1]), "instance", 3), marks=pytest.mark.nine),

@@ -1,8 +1,10 @@
-"""How a rank comes by the halos of its pixels, as three ways to run one network, with one result.
+"""How a rank comes by the halos of its pixels, as four ways to run one network, with one result.
 
 - `read`: a rank takes any tiles and reads their contexts from the raster;
 - `exchange`: a rank owns a block of an image's tiles, reads the block alone, and gets the halo of the input from its
   neighbours once; then it computes tile by tile as in `read`;
+- `scatter`: as `exchange`, but one rank of an image reads the blocks of all of its ranks, and sends each its own
+  (`scatter_mode`);
 - `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
 
 A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that;
@@ -80,6 +82,17 @@ class HaloMode(Protocol):
         """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
         pipeline share their parts."""
 
+    @property
+    def reader(self) -> bool:
+        """Whether this rank reads rasters; else its parts are read by another one."""
+
+    def reads(self, part: Part) -> tuple[Part, ...]:
+        """The parts that a reader reads where `part` is its next, for other ranks too."""
+
+    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
+        """The loaded `part`: of the samples `read`, which are those of `reads`, in their order; or from the rank that
+        read it, into what `empty` makes. Collective over the ranks of its image and stage in mode `scatter`."""
+
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         """What the network runs on, one after the other, for a part."""
 
@@ -124,6 +137,16 @@ class ReadMode:
     def _tile(self, reference: TileReference | DrawnTile) -> Tile:
         tile = reference.tile
         return tile if isinstance(tile, Tile) else self.tilings[reference.image].tiles[tile]
+
+    @property
+    def reader(self) -> bool:
+        return True
+
+    def reads(self, part: Part) -> tuple[Part, ...]:
+        return (part,)
+
+    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
+        return next(read)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return (MicroBatch(part.image, part.tile, part.tile),)

@@ -17,6 +17,7 @@ from tiledseg.execution.halo_modes import ExchangeMode, HaloMode, LayerMode, Rea
 from tiledseg.execution.passes import Passes, SerialPasses
 from tiledseg.execution.pipeline_passes import PipelinePasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
+from tiledseg.execution.scatter_mode import ScatterMode
 from tiledseg.execution.step_passes import StepPasses
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.memory.shelf import HOST, open_shelf
@@ -97,7 +98,8 @@ class ParallelRun:
             axes = self.axes if self.pipeline else None
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch)
         if self.spatial is None:
-            return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch)
+            mode = {"exchange": ExchangeMode, "scatter": ScatterMode}[spread.mode]
+            return mode(self.network, self.mesh, self.axes, tilings, self.precision, batch)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
 
 

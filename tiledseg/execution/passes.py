@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from typing import NamedTuple, Protocol
 
 import torch
@@ -187,10 +188,16 @@ def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
-    """The samples of a rank's `parts` in order, `depth` of them loaded ahead; none where it has to load none."""
-    pixels = passes.loads_pixels
+    """The samples of a rank's `parts` in order, `depth` of them loaded ahead; none where it has to load none.
+    Collective where the mode's `deliver` is."""
+    mode, pixels = passes.mode, passes.loads_pixels
     wanted = parts if passes.loads else ()
-    return prefetch(wanted, lambda part: dataset.load(part.image, part.tile, pixels, part.draw), threads, depth)
+    wanted, ahead = tee(wanted) if mode.reader else (wanted, ())
+    reads = chain.from_iterable(map(mode.reads, ahead))
+    loaded = prefetch(reads, lambda one: dataset.load(one.image, one.tile, pixels, one.draw), threads, depth)
+    with closing(loaded) as read:  # type: ignore[type-var]
+        for part in wanted:
+            yield mode.deliver(part, read, lambda one: dataset.empty(one.image, one.tile, pixels, one.draw))
 
 
 class Timed:

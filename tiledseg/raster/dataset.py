@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -97,13 +97,21 @@ class Dataset:
         if pixels:
             slices = place.context.relative_to(window).slices
             x_CHW = self._input(pixels_CHW[:, *slices], valid_HW[slices], place.context, reader.info, draw)
+        sample = Sample(image, place, x_CHW, None, core_HW)
         if self.labels is None:
-            return Sample(image, place, x_CHW, None, core_HW)
+            return sample
         label_map = self._maps[source]
         around_HW = read_labels(self._seen(self.labels[source], draw, classes=True), label_map, around)
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
-        y_HW = around_HW[place.core.relative_to(around).slices]
-        return Sample(image, place, x_CHW, y_HW, core_HW, around_HW, around)
+        return _labelled(sample, around_HW, around)
+
+    def empty(self, image: int, tile: Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
+        """What `load` returns, with arrays that hold nothing yet, each in one piece. No file is opened."""
+        reader = _viewed(self.images[image if draw is None or draw.source is None else draw.source], draw)
+        x_CHW = np.empty((reader.info.bands, *(tile.context.shape if pixels else (0, 0))), self.dtype)
+        sample = Sample(image, tile, x_CHW, None, np.empty(tile.core.shape, np.bool_))
+        around = self._around(reader.info.shape, tile.core)
+        return sample if self.labels is None else _labelled(sample, np.empty(around.shape, np.uint8), around)
 
     def _input(
         self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, info: RasterInfo, draw: Draw | None
@@ -121,8 +129,7 @@ class Dataset:
 
     def _seen(self, reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
         """The reader, or its view where the draw has one."""
-        used = self._used(reader)
-        return used if draw is None or draw.view is None else ViewReader(used, draw.view, classes)
+        return _viewed(self._used(reader), draw, classes)
 
     def close(self) -> None:
         for reader in (*self.images, *(self.labels or ())):
@@ -137,6 +144,15 @@ class Dataset:
         if oldest is not None:
             oldest.release()
         return reader
+
+
+def _viewed(reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
+    return reader if draw is None or draw.view is None else ViewReader(reader, draw.view, classes)
+
+
+def _labelled(sample: Sample, around_HW: NDArray[np.uint8], around: Box) -> Sample:
+    y_HW = around_HW[sample.tile.core.relative_to(around).slices]
+    return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
 
 
 def _hull(one: Box, other: Box) -> Box:

@@ -44,8 +44,12 @@ class Spread:
 
     def reading(self, rank: int, ranks: int) -> tuple[int, int]:
         """Which of how many readers a rank of the job is, where rasters are looked at before the first step: the ranks
-        that read while it runs."""
-        return rank, ranks
+        that read while it runs, in mode `scatter` the first of each image. A rank that comes after the last of them
+        reads nothing."""
+        if self.mode != "scatter":
+            return rank, ranks
+        readers = range(0, self.mesh.ranks, self.mesh.ranks_per_image * self.mesh.stages)
+        return readers.index(rank) if rank in readers else len(readers), len(readers)
 
     @property
     def in_words(self) -> str:
