@@ -21,6 +21,13 @@ NOT_FOR_A_STEP = {
     "sympy",
     "matplotlib",
     "tensorboard",
+    "mpi4py.MPI",
+    "tiledseg.execution.block_passes",
+    "tiledseg.execution.pipeline_passes",
+    "tiledseg.planning.memory.search",
+    "tiledseg.planning.staged_pipeline",
+    "tiledseg.raster.polygon_reader",
+    "tiledseg.spatial.network",
 }
 
 

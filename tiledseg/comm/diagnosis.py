@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,19 +63,21 @@ def diagnose(mesh: Mesh, sizes: Sequence[int], repeats: int = 7) -> Diagnosis:
     return Diagnosis(mesh.launch.launcher, mesh.transport, ranks, transfers, find_trouble(ranks))
 
 
-def report_rank(mesh: Mesh) -> RankReport:
+def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
+    """`ask_mpi`: for the MPI library's version also where this job has not loaded it, which takes 0.05 s."""
     device = str(mesh.device)
     if mesh.device.type == "cuda":
         device += f" {torch.cuda.get_device_name(mesh.device)}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads()
-    return RankReport(mesh.rank, mesh.host, mesh.launch.local_rank, device, threads, cores, library_versions())
+    return RankReport(mesh.rank, mesh.host, mesh.launch.local_rank, device, threads, cores, library_versions(ask_mpi))
 
 
-def library_versions() -> dict[str, str]:
+def library_versions(ask_mpi: bool) -> dict[str, str]:
     """What the ranks must share: versions of libraries, and how memory is handled."""
     versions = {"tiledseg": _installed("tiledseg"), "torch": torch.__version__, "mpi4py": _installed("mpi4py")}
-    versions |= {"python": platform.python_version(), "mpi": _mpi_library()}
+    asked = ask_mpi or "mpi4py.MPI" in sys.modules
+    versions |= {"python": platform.python_version(), "mpi": _mpi_library() if asked else "not used"}
     if torch.cuda.is_available():
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

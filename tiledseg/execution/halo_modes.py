@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,8 +33,9 @@ from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.draws import Draw
 from tiledseg.raster.sampling import DrawnTile, TileReference, deal
-from tiledseg.spatial.halo_exchange import HaloExchanger
-from tiledseg.spatial.network import SpatialNetwork
+
+if TYPE_CHECKING:
+    from tiledseg.spatial.network import SpatialNetwork
 
 
 class Part(NamedTuple):
@@ -202,6 +203,8 @@ class ExchangeMode(ReadMode):
         precision: str,
         batch: int = 1,
     ) -> None:
+        from tiledseg.spatial.halo_exchange import HaloExchanger
+
         super().__init__(network, mesh, tilings, precision, batch=batch)
         self._axes = axes
         self._exchanger = HaloExchanger(axes)

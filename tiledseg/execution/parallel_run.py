@@ -1,33 +1,33 @@
 """From the plan of a run to its passes: opens the axes, leaves each rank its stage's layers, and makes the mode.
 
-Training, validation and prediction open one and ask it for the passes over their rasters.
+Training, validation and prediction open one and ask it for the passes over their rasters. Only what the plan asks for
+is imported: a run in mode `read` knows nothing of pipelines, blocks and layers that ranks share, and starts sooner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.block_passes import BlockPasses, BlockWork
 from tiledseg.execution.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
 from tiledseg.execution.passes import Passes, SerialPasses
-from tiledseg.execution.pipeline_passes import PipelinePasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.execution.scatter_mode import ScatterMode
-from tiledseg.execution.step_passes import StepPasses
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.memory.shelf import HOST, open_shelf
 from tiledseg.models.network import GraphNetwork
-from tiledseg.pipeline.executor import PipelineExecutor
-from tiledseg.pipeline.partition import split_network
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
-from tiledseg.spatial.blocks.network import BlockNetwork
-from tiledseg.spatial.network import SpatialNetwork
+
+if TYPE_CHECKING:
+    from tiledseg.execution.block_passes import BlockWork
+    from tiledseg.pipeline.executor import PipelineExecutor
+    from tiledseg.spatial.network import SpatialNetwork
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class ParallelRun:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         else:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
-        spatial = SpatialNetwork(network, axes, spread.fusion, spread.overlap) if spread.shares_layers else None
-        work = None if blocks is None else BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device))
+        spatial = _open_layers(spread, network, axes) if spread.shares_layers else None
+        work = None if blocks is None else _open_blocks(network, blocks, store, mesh)
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
@@ -78,12 +78,20 @@ class ParallelRun:
         then their tiles are dealt out, and computed by the network as it is."""
         mode = self._mode(tuple(tilings), batch, spread or self.spread)
         if self.work is not None:
+            from tiledseg.execution.block_passes import BlockPasses
+
             assert isinstance(mode, ReadMode), "the plan refuses blocks of shared images"
             passes: SerialPasses = BlockPasses(mode, self.work)
             return passes
         if self.pipeline is None:
-            together = self.spread.together
-            return StepPasses(mode) if isinstance(mode, LayerMode) and together else SerialPasses(mode, batch)
+            if not (isinstance(mode, LayerMode) and self.spread.together):
+                return SerialPasses(mode, batch)
+            from tiledseg.execution.step_passes import StepPasses
+
+            together: SerialPasses = StepPasses(mode)
+            return together
+        from tiledseg.execution.pipeline_passes import PipelinePasses
+
         meter = self.axes.stage_messages.meter
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
 
@@ -103,10 +111,26 @@ class ParallelRun:
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
 
 
+def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNetwork:
+    from tiledseg.spatial.network import SpatialNetwork
+
+    return SpatialNetwork(network, axes, spread.fusion, spread.overlap)
+
+
+def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh) -> BlockWork:
+    from tiledseg.execution.block_passes import BlockWork
+    from tiledseg.spatial.blocks.network import BlockNetwork
+
+    return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device))
+
+
 def _open_stage(
     pipeline: PipelinePlan, network: GraphNetwork, mesh: Mesh, axes: Axes, precision: str
 ) -> PipelineExecutor | None:
     """This rank's stage; None on a rank outside the mesh, which keeps no layer."""
+    from tiledseg.pipeline.executor import PipelineExecutor
+    from tiledseg.pipeline.partition import split_network
+
     cast = autocast(precision, mesh.device) if precision == "bf16" else None
     stage = None if axes.position is None else axes.position.stage
     split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
-from tiledseg.pipeline.link_time import slowest_link
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, balanced
+
+if TYPE_CHECKING:
+    from tiledseg.pipeline.layer_times import LayerTime
 
 
 def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
     """The plan with its balance, where that waits for times: of layers on the root, of messages on all. Collective."""
     if not question.waits_for_times:
         return plan
+    from tiledseg.pipeline.link_time import slowest_link
+
     link = slowest_link(mesh.communicator, plan.spread.mesh, mesh.device)
 
     def decide() -> RunPlan:
@@ -27,6 +32,8 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
 
 
 def _layer_times(question: RunQuestion, plan: RunPlan, device: torch.device) -> tuple[LayerTime, ...]:
+    from tiledseg.pipeline.layer_times import measure_layer_times
+
     cast = torch.bfloat16 if question.precision == "bf16" else None
     pixels, dtype = plan.micro_batch.pixels, PARAMETER_DTYPES[question.precision]
     return measure_layer_times(question.graph, plan.network.bands, pixels, device, dtype, cast)

@@ -17,8 +17,6 @@ from tiledseg.geometry.memory_words import KEEP, REBUILD
 from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, copied, layer_costs, loss_bytes
-from tiledseg.planning.memory.items import price
-from tiledseg.planning.memory.network_walk import Speed, network_walk
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1
@@ -65,6 +63,9 @@ def training_memory(
 def policy_peak(graph: Graph, costs: Sequence[LayerCost], input_bytes: int, bytes_per_value: int) -> tuple[int, int]:
     """Of a network that goes by a memory policy: bytes that lie there when the forward pass has ended, and at the worst
     moment of the backward pass, in which others are computed once more."""
+    from tiledseg.planning.memory.items import price
+    from tiledseg.planning.memory.network_walk import Speed, network_walk
+
     assert graph.memory is not None, "it goes by no policy"
     there = held(graph, graph.memory)
     lying = spread(graph, lambda home: KEEP if there[home] else REBUILD, graph.memory.inside)

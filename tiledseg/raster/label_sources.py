@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.polygon_reader import PolygonReader
-from tiledseg.raster.polygons import read_polygons
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sources import is_vector
-from tiledseg.raster.warped_reader import WarpedReader
+
+if TYPE_CHECKING:
+    from tiledseg.raster.polygon_reader import PolygonReader
 
 IGNORED = "ignored"
 
@@ -55,6 +55,8 @@ class LabelReading:
             check_grids_match(image, reader.info)
         except RasterError as error:
             if self.warp:
+                from tiledseg.raster.warped_reader import WarpedReader
+
                 return WarpedReader(reader, image)
             raise RasterError(f"{error}, or have labels brought to the image's with {self._key('warp')} true") from None
         return reader
@@ -69,6 +71,9 @@ class LabelReading:
         return self.label_map
 
     def _open_polygons(self, path: str, image: RasterInfo) -> PolygonReader:
+        from tiledseg.raster.polygon_reader import PolygonReader
+        from tiledseg.raster.polygons import read_polygons
+
         background = self._class_of_background(path)
         polygons = read_polygons(path, image, self.layer, self.attribute)
         if polygons.values is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,10 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.polygon_reader import PolygonReader
-from tiledseg.raster.polygons import read_polygons
 from tiledseg.raster.sources import VECTOR_ENDINGS, is_vector
+
+if TYPE_CHECKING:
+    from tiledseg.raster.polygon_reader import PolygonReader
 
 Inside = Callable[[Box], NDArray[np.bool_]]
 """Which pixels of a box within the raster count, (height, width)."""
@@ -52,6 +54,9 @@ class MaskedReader(RasterReader):
 
 def area_reader(path: str, image: RasterInfo) -> PolygonReader:
     """1 in the polygons of a vector file, and 0 elsewhere, on the grid of an image."""
+    from tiledseg.raster.polygon_reader import PolygonReader
+    from tiledseg.raster.polygons import read_polygons
+
     if not is_vector(path):
         raise ConfigError(f"data.area is {shown(path)}; give a file of polygons ({', '.join(VECTOR_ENDINGS)})")
     polygons = read_polygons(path, image)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tiledseg.raster.gdal_reader import GdalReader
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.store_header import is_tile_store
-from tiledseg.raster.store_reader import StoreReader
 from tiledseg.raster.tile_store import parse_store_name
 
 __all__ = ["RasterReader", "open_raster"]
@@ -27,5 +26,7 @@ def open_raster(
     a complex dtype, or has not the bands asked for, and for anything else that goes wrong inside.
     """
     if parse_store_name(path) or is_tile_store(path):
+        from tiledseg.raster.store_reader import StoreReader
+
         return StoreReader(path, bands, nodata)
     return GdalReader(path, bands, nodata, references)

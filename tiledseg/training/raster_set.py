@@ -14,8 +14,8 @@ from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import Inside, MaskedReader, area_reader
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.reader import open_raster
+from tiledseg.raster.sources import is_vector
 from tiledseg.raster.spatial_split import Part
 from tiledseg.raster.statistics import check_alike
 
@@ -117,12 +117,22 @@ class Found:
 def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: Reading) -> Found:
     """Open each image with its labels. Raises RasterError, LabelError and ConfigError for the first pair that cannot
     be."""
-    images, labels, polygons = [], [], []
+    images, labels, counts = [], [], []
     for image_path, label_path in zip(image_paths, label_paths, strict=True):
         with reading.open_image(image_path) as image, reading.labels.open(label_path, image.info) as label:
             images.append(image.info)
             labels.append(label.info)
-            polygons += [label.count] if isinstance(label, PolygonReader) else []
-    check_any(label_paths, polygons)
+            counts += [_polygons_in(label)] if is_vector(label_path) else []
+    if counts:
+        from tiledseg.raster.polygon_reader import check_any
+
+        check_any(label_paths, counts)
     check_alike(images)
     return Found(tuple(images), tuple(labels), image_paths, label_paths, reading)
+
+
+def _polygons_in(labels: RasterReader) -> int:
+    from tiledseg.raster.polygon_reader import PolygonReader
+
+    assert isinstance(labels, PolygonReader), "vector files are polygons"
+    return labels.count

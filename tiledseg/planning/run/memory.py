@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.run.spread import Spread
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
 
 
 def choose_memory(
@@ -35,6 +38,8 @@ def choose_memory(
                 "nothing is rebuilt by it yet: use more ranks, or parallel.halo read or exchange without stages"
             )
         return None
+    from tiledseg.planning.memory.choice import step_choices
+
     contexts = {tiling.context_max for tiling in tilings}
     steps = [step_choices(graph, bands, context, value_bytes) for context in contexts]
     largest = max(steps, key=lambda step: step.kept)

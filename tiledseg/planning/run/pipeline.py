@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
@@ -13,14 +14,13 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.pipeline.balance import parse_balance
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.planning.balance_choice import choose
 from tiledseg.planning.cost import backward_passes, layer_costs
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline, check_skips, stage
-from tiledseg.planning.stages_cost import StagePrices
+
+if TYPE_CHECKING:  # what most runs do without
+    from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,11 @@ def balanced_pipeline(
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
+    from tiledseg.pipeline.balance import parse_balance
+    from tiledseg.planning.balance_choice import choose
+    from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, stage
+    from tiledseg.planning.stages_cost import StagePrices
+
     costs = layer_costs(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
     backward = measured.backward if measured else [backward_passes(graph, k) * work for k, work in enumerate(forward)]

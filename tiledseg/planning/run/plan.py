@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
@@ -18,7 +18,6 @@ from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.memory.choice import MemoryChoice
 from tiledseg.planning.mode_cost import ModeCost
 from tiledseg.planning.run.batch import BatchCase, choose_batch, together_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
@@ -34,6 +33,9 @@ from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, i
 from tiledseg.planning.run.windows import Windows
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.widths import ACTIVATION_BYTES
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.choice import MemoryChoice
 
 
 class Extent(NamedTuple):

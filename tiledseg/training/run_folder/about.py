@@ -27,7 +27,7 @@ class About:
 
     def to_json(self, mesh: Mesh) -> dict[str, Any]:
         """For `summary.json`, on the root, whose device and versions stand for all."""
-        own = report_rank(mesh)
+        own = report_rank(mesh, ask_mpi=False)
         hosts = list(dict.fromkeys(self.hosts or [mesh.host]))
         return {
             "command": self.command,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.memory.choice import MemoryChoice
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.training.preparation import Preparation
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.choice import MemoryChoice
 
 
 def run_title(preparation: Preparation, name: str, ranks: int) -> str:
