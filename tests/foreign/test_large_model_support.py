@@ -14,7 +14,9 @@ from tests.foreign.modules import Somebody
 from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
+from tiledseg.memory.file_mover import FileMover
 from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.recomputing import Recomputing
 
 
 @pytest.mark.parametrize(
@@ -72,3 +74,22 @@ def test_networks_as_others_write_them(tmp_path: Path, name: str) -> None:
         found = steps(again, x, 2)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
     assert moving.figures.bytes_out > 0
+
+
+WITHOUT_PARTS = ("Mixed", "ChannelNorm")  # layers and nothing between them and the whole
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_parts_of_them_computed_once_more(tmp_path: Path, name: str) -> None:
+    network = NETWORKS[name].module()
+    again = copy.deepcopy(network)
+    if name in WITHOUT_PARTS:
+        with pytest.raises(ConfigError, match="has no parts of several layers"):
+            tiledseg.large_model_support(again, store=tmp_path)
+        return
+    x = torch.randn(1, NETWORKS[name].bands, 64, 64, dtype=torch.float64)
+    plain = steps(network, x, 2)
+    with Recomputing(again, lambda: FileMover(FileStore(tmp_path, 1 << 26)), 0, 100_000, 1024) as support:
+        found = steps(again, x, 2)
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert support.again_bytes > 0

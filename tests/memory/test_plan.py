@@ -95,8 +95,33 @@ def test_all_that_stays_and_the_window_are_within_the_budget(seed: int) -> None:
     for budget in (0, 7 * PAGE, 20 * PAGE):
         plan = plan_step(lives, budget)
         assert peak(lives, plan.leaving) + plan.window <= budget
+        if plan.window == 0 and any(whole_pages(lives[r.storage].size) <= budget // 4 for r in plan.returns):
+            assert used_at_once(lives, plan.leaving) <= budget, "else there is a window for them"
         wanted = {k for k in plan.leaving if any(t > (lives[k].alone or 0) for t in lives[k].uses)}
         assert {r.storage for r in plan.returns} == wanted
+
+
+def used_at_once(lives: list[Life], leaving: frozenset[int]) -> int:
+    """The most bytes of what stays and of what has come back and is still needed, at a tick of its need."""
+    most = 0
+    for tick in range(1 + max((t for life in lives for t in life.uses), default=0)):
+        back = [
+            lives[k].size
+            for k in leaving
+            if (later := [t for t in lives[k].uses if t > (lives[k].alone or 0)]) and later[0] <= tick <= later[-1]
+        ]
+        most = max(most, held_at(lives, leaving, tick) + sum(back) if back else 0)
+    return most
+
+
+def test_what_comes_back_late_needs_no_window() -> None:
+    """All that stays has been used by then."""
+    lives = [Life(PAGE, 1 + k, [20 - k], 21 - k) for k in range(6)]
+    plan = plan_step(lives, 3 * PAGE)
+    assert plan.window == 0
+    assert plan.leaving == {0, 1, 2}
+    assert [r.storage for r in plan.returns] == [2, 1, 0]
+    assert used_at_once(lives, plan.leaving) == PAGE
 
 
 def test_a_step_that_fits_moves_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 
 import numpy as np
@@ -13,9 +12,6 @@ from tiledseg.memory.slots import PAGE, whole_pages
 Bytes = NDArray[np.uint8]
 
 
-_HUGE = 2 << 20  # bytes of a large page: fewer of them are faster to map and to copy to
-
-
 def aligned_bytes(count: int) -> Bytes:
     """`count` zero bytes of anonymous memory, mapped for them alone: whole pages, given back to the system with the
     last array over them. Raises OSError (ENOMEM) where the system has no room.
@@ -23,11 +19,15 @@ def aligned_bytes(count: int) -> Bytes:
     The mapping is shared with processes that are forked later: a private page that is written while a fork copies it
     may take a direct read to the wrong process on older kernels.
     """
-    mapping = mmap.mmap(-1, whole_pages(count))
-    if count >= _HUGE:
-        with contextlib.suppress(OSError):  # where the system has none
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)[:count]
+    return np.frombuffer(mmap.mmap(-1, whole_pages(count)), np.uint8)[:count]
+
+
+def aligned_of_heap(count: int) -> Bytes:
+    """The same of the heap, and not zero: where tensors have been let go it is what they have left, whose pages are
+    there. New ones would cost more than the copy into them."""
+    array = np.empty(whole_pages(count) + PAGE, np.uint8)
+    begin = -int(array.ctypes.data) % PAGE
+    return array[begin : begin + count]
 
 
 def is_aligned(array: Bytes) -> bool:

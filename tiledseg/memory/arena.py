@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 
-from tiledseg.memory.aligned import Bytes, aligned_bytes
+from tiledseg.memory.aligned import Bytes, aligned_bytes, aligned_of_heap
 from tiledseg.memory.slots import whole_pages
 
 
@@ -27,7 +27,7 @@ class Beside:
         return self._held
 
     def region(self, size: int) -> Bytes:
-        region_P = aligned_bytes(size)
+        region_P = aligned_of_heap(size)
         self._held += size
         weakref.finalize(region_P, self._ended.append, size).atexit = False
         return region_P

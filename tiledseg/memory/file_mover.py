@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tiledseg.memory.aligned import Bytes, aligned_bytes
+from tiledseg.memory.aligned import Bytes, aligned_of_heap
 from tiledseg.memory.arena import Arena, Beside
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.mover import Brought, Sent
@@ -33,7 +33,7 @@ class FileMover:
         return self._beside.bytes
 
     def bring(self, sent: Sent, size: int, offset: int | None) -> Brought | None:
-        region_P = aligned_bytes(size) if offset is None else self._arena.region(offset, size)
+        region_P = aligned_of_heap(size) if offset is None else self._arena.region(offset, size)
         return None if region_P is None else self._read(sent, region_P)
 
     def bring_beside(self, sent: Sent, size: int) -> Brought:

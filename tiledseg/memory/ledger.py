@@ -28,10 +28,12 @@ _LOOK_SECONDS = 0.25
 
 class Ledger:
     """The hooks of one context: `pack` and `unpack`, from any thread. `budget`: bytes that autograd alone may hold in
-    memory; `least`: bytes from which on a storage is moved at all."""
+    memory; `least`: bytes from which on a storage is moved at all; `told`: a step ends where `end_step` says so."""
 
-    def __init__(self, mover: Mover, known: KnownSteps, budget: int, least: int, figures: Figures) -> None:
-        self._mover, self._known, self._budget, self._least = mover, known, budget, least
+    def __init__(
+        self, mover: Mover, known: KnownSteps, budget: int, least: int, figures: Figures, told: bool = False
+    ) -> None:
+        self._mover, self._known, self._budget, self._least, self._told = mover, known, budget, least, told
         self.figures = figures
         self._lock = threading.RLock()
         self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -85,7 +87,7 @@ class Ledger:
     def end_step(self) -> bool:
         """Whether a step was over, which from now on is known; the next one begins."""
         with self._lock:
-            over = self._step_is_over()
+            over = self._record.in_backward if self._told else self._step_is_over()
             if over:
                 self._end_step()
                 self._begin_step()
@@ -120,8 +122,9 @@ class Ledger:
             self._known.learn(self._record)
 
     def _step_is_over(self) -> bool:
-        """A save that is no part of a backward pass begins a step, after a use or where nothing is left of the last."""
-        if torch._C._current_graph_task_id() != -1:
+        """A save that is no part of a backward pass begins a step, after a use or where nothing is left of the last;
+        none does where one is told."""
+        if self._told or torch._C._current_graph_task_id() != -1:
             return False
         return self._record.in_backward or (self._record.clock > 0 and not self._entries)
 

@@ -26,15 +26,17 @@ class Offload:
     Memory that runs out in the block is a MemoryLimitError, which says what would fit.
     """
 
-    def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST) -> None:
+    def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST, told: bool = False) -> None:
+        """`told`: steps whose forward and backward passes take turns end where `end_step` says so."""
         self.budget = budget
+        self._told = told
         self.figures = Figures()
         self._mover, self._least = mover, least
         self._known = KnownSteps(budget)
         self._entered: list[tuple[Ledger, saved_tensors_hooks]] = []
 
     def __enter__(self) -> Self:
-        ledger = Ledger(self._mover(), self._known, self.budget, self._least, self.figures)
+        ledger = Ledger(self._mover(), self._known, self.budget, self._least, self.figures, self._told)
         hooks = saved_tensors_hooks(ledger.pack, ledger.unpack)
         hooks.__enter__()
         self._entered.append((ledger, hooks))
@@ -47,6 +49,10 @@ class Offload:
         ledger.leave()
         if error is not None and is_exhausted(error):
             raise exhausted(error, held, self.budget) from error
+
+    def end_step(self) -> None:
+        """The optimizer has moved, and another step begins."""
+        self._entered[-1][0].end_step()
 
     @property
     def resident_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """Which storages leave memory in a step that is known, and where and in which order they come back. Pure.
 
-A budget holds what stays and a window into which the others come back. What has the longest time between save and use
-leaves first: in a network that is run back layer by layer these are the first layers' tensors, the largest ones.
+A budget holds what stays; the others come back into what this has left by then, or, where that is not enough, into a
+window that is kept free for them. What has the longest time between save and use leaves first: in a network that is run
+back layer by layer these are the first layers' tensors, the largest ones.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _AHEAD = 3  # tensors as large as the largest that may be on their way at once
 
 
 class Return(NamedTuple):
-    """A storage that comes back, to `offset` of the window, or (None) to memory of its own as it does not fit there."""
+    """A storage that comes back, to `offset` of the window, or (None) to memory of its own."""
 
     storage: int
     offset: int | None
@@ -41,14 +42,13 @@ def plan_step(lives: Sequence[Life], budget: int) -> StepPlan:
     if peak(lives, frozenset()) <= budget:
         return StepPlan(frozenset(), (), 0)
     largest = max((whole_pages(life.size) for life in lives if life.alone is not None), default=0)
-    window = _window(budget, largest)
+    leaving = choose_leaving(lives, budget)
+    if fits_beside(lives, leaving, budget):
+        return StepPlan(leaving, tuple(Return(k, None) for k in _in_order(lives, leaving)), 0)
+    window = min(max(budget // _WINDOW_SHARE, 3 * largest // 2), budget // 2, _AHEAD * largest)
     leaving = choose_leaving(lives, budget - window)
     returns = place_returns(lives, leaving, window)
     return StepPlan(leaving, returns, _end(lives, returns))
-
-
-def _window(budget: int, largest: int) -> int:
-    return min(max(budget // _WINDOW_SHARE, 3 * largest // 2), budget // 2, _AHEAD * largest)
 
 
 def choose_leaving(lives: Sequence[Life], limit: int) -> frozenset[int]:
@@ -81,10 +81,29 @@ def bytes_held(lives: Sequence[Life], leaving: frozenset[int]) -> list[int]:
     return list(accumulate(changes[: end + 1]))
 
 
+def fits_beside(lives: Sequence[Life], leaving: frozenset[int], budget: int) -> bool:
+    """Whether what comes back finds room, one storage ahead, in what those that stay have left of the budget: they are
+    used first where each step is gone back the way that it came."""
+    held, order = bytes_held(lives, leaving), _in_order(lives, leaving)
+    spans = {k: range(_later_uses(lives[k])[0], lives[k].uses[-1] + 1) for k in order}
+    for place, k in enumerate(order):
+        ahead = order[place + 1 : place + 2]
+        for tick in spans[k]:
+            there = {*ahead, *(j for j in order if tick in spans[j])}
+            if held[tick] + sum(lives[j].size for j in there) > budget:
+                return False
+    return True
+
+
+def _in_order(lives: Sequence[Life], leaving: frozenset[int]) -> list[int]:
+    """Of the first uses after they have left."""
+    return sorted((k for k in leaving if _later_uses(lives[k])), key=lambda k: _later_uses(lives[k])[0])
+
+
 def place_returns(lives: Sequence[Life], leaving: frozenset[int], window: int) -> tuple[Return, ...]:
     """Where each storage comes back to, in the order of first uses: the lowest place of the window that is free from
     when the read begins to the last use. A read begins as early as the window has room; the order stays."""
-    order = sorted((k for k in leaving if _later_uses(lives[k])), key=lambda k: _later_uses(lives[k])[0])
+    order = _in_order(lives, leaving)
     placed: list[tuple[int, int, int]] = []  # (begin, stop, free from this tick on)
     found = []
     now = 0

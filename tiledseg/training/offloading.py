@@ -19,13 +19,15 @@ MIB = 2**20
 
 class Moved(NamedTuple):
     """What has left for files in `store` and come back, bytes of all ranks together; the longest that a rank has waited
-    for it; and the most bytes that autograd alone held in a rank's memory."""
+    for it; the most bytes that autograd alone held in a rank's memory; and the share of tensors that were on their way
+    when they were wanted, None where none was."""
 
     store: str
     bytes_out: int
     bytes_in: int
     waited_seconds: float
     peak_bytes: int
+    ahead: float | None
 
     @property
     def in_words(self) -> str:
@@ -36,12 +38,13 @@ class Moved(NamedTuple):
         )
 
 
-def offload_to(store: str, plan: OffloadPlan | None) -> AbstractContextManager[Offload | None]:
+def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> AbstractContextManager[Offload | None]:
     """A context in which what autograd keeps leaves for a file in the folder `store`, as planned. Its end gives all
-    back, however it comes about."""
+    back, however it comes about. `in_stages`: micro-batches go forward and back in turns, so that `end_step` tells the
+    steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return nullcontext()
-    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, offload.LEAST)
+    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, offload.LEAST, in_stages)
 
 
 def check_device(plan: OffloadPlan | None, mesh: Mesh) -> None:
@@ -60,4 +63,6 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     each = mesh.communicator.gather_objects(found.figures)
     out, back = sum(figures.bytes_out for figures in each), sum(figures.bytes_in for figures in each)
     waited = max(figures.waited_seconds for figures in each)
-    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each))
+    ahead, wanted = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
+    share = ahead / wanted if wanted else None
+    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share)

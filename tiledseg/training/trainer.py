@@ -32,6 +32,7 @@ from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
+from tiledseg.memory.offload import Offload
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import DrawnStep, Position
@@ -121,6 +122,7 @@ class Trainer:
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
+        self.offload: Offload | None = None  # while the run goes on
 
     def run(self, end: float | None = None) -> int:
         """Train to the end, to a wall-time signal, or until the job's `end` (Unix seconds) is near; the exit code (0 or
@@ -140,9 +142,10 @@ class Trainer:
             held_out = None
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
-            offload = stack.enter_context(offload_to(self.recipe.store, self.plan.offloaded))
+            in_stages = self.plan.pipeline is not None
+            self.offload = stack.enter_context(offload_to(self.recipe.store, self.plan.offloaded, in_stages))
             stopped = self._loop(training, held_out, flag)
-            moved = moved_by_ranks(offload, self.recipe.store, self.mesh)
+            moved = moved_by_ranks(self.offload, self.recipe.store, self.mesh)
             if self.journal is not None:
                 self.journal.say(moved.in_words if moved else "")
         self.parallel.close()
@@ -190,6 +193,8 @@ class Trainer:
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
         self.saved_in = None
+        if self.offload is not None:
+            self.offload.end_step()
         if self.average is not None:
             self.average.update(self.step)
         return result
