@@ -75,6 +75,26 @@ def test_the_map_does_not_depend_on_the_grid(
         np.testing.assert_array_equal(file.read(), whole[2])
 
 
+@pytest.mark.parametrize("norm", ["none", "instance", "batch"])
+def test_the_map_does_not_depend_on_blocks(material: Material, image: Path, tmp_path: Path, norm: str) -> None:
+    """Norms over the whole image included: classes byte for byte, probabilities of a norm to rounding in float64."""
+    run = tmp_path / "run"
+    options = ["--train.epochs", "1", "--model.norm", norm, "--tiling.grid", "1", "--train.tiles_per_step", "1"]
+    assert train([*material.train_command(run)[1:], *options]) == 0
+    maps, shares = [], []
+    for number, words in enumerate(((), ("--memory.blocks", "[3,4]"), ("--memory.blocks", "2", "--memory.store", "F"))):
+        output, probabilities = tmp_path / f"map{number}.tif", tmp_path / f"shares{number}.tif"
+        words = [str(tmp_path) if word == "F" else word for word in words]
+        files = ["--tiling.grid", "1", "--precision", "fp64", "--probabilities", str(probabilities)]
+        assert predict(run, image, output, *files, *words) == 0
+        maps.append(output.read_bytes())
+        with rasterio.open(probabilities) as file:
+            shares.append(file.read())
+    assert maps[1] == maps[2] == maps[0]
+    for found in shares[1:]:
+        np.testing.assert_allclose(found, shares[0], rtol=1e-6)  # the file has float32
+
+
 def test_what_tiles_change_is_refused_or_told(
     material: Material, image: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

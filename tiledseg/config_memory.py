@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from tiledseg.byte_sizes import MOST_BYTES, parse_bytes
@@ -88,6 +89,11 @@ class MemoryConfig:
     def in_file(self) -> bool:
         """Whether blocks, or what has left, lie in a file."""
         return self.store != HOST
+
+    def check_folder(self) -> None:
+        """Raise ConfigError for a store that is no folder to write to."""
+        if self.in_file and not (os.path.isdir(self.store) and os.access(self.store, os.W_OK)):
+            raise ConfigError(f"memory.store is {self.store}, which is no folder to write to; give one on a local disk")
 
     def bytes(self) -> int | None:
         """Of the budget; None for auto."""

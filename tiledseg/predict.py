@@ -18,7 +18,7 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, json_list, json_map, run
-from tiledseg.config import ParallelConfig, TilingConfig
+from tiledseg.config import MemoryConfig, ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
 from tiledseg.config_parallel import HALO_MODES
@@ -126,6 +126,10 @@ def build_parser() -> Parser:
         default="1f1b",
         help="order of passes (default 1f1b): see train --help",
     )
+    parser.add_argument(
+        "--memory.blocks", dest="blocks", default="none", help="[R,C] blocks of a tile, auto or none: see train --help"
+    )
+    parser.add_argument("--memory.store", dest="store", default="host", help="where blocks lie: see train --help")
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument(
         "--references",
@@ -148,14 +152,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(build_parser(), sys.argv[1:] if argv is None else argv)
         grid = parse_grid(options.grid)
         Range(1, 256).check("--workers", options.workers)
-        parallel = parse_parallel(options)
+        parallel, memory = parse_parallel(options), parse_memory(options)
         check_own(options)
         check_files(options)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
             with traced(options.verbosity == 2):
-                _work(options, grid, parallel, mesh)
+                _work(options, grid, parallel, memory, mesh)
 
         return run_on_mesh(work, options.transport, options.deadline)
 
@@ -190,6 +194,16 @@ def parse_parallel(options: Namespace) -> ParallelConfig:
     )
     parallel.check()
     return parallel
+
+
+def parse_memory(options: Namespace) -> MemoryConfig:
+    """The flags --memory.*, checked as train checks its keys."""
+    pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.blocks)
+    single = int(options.blocks) if options.blocks.isdecimal() else options.blocks
+    memory = MemoryConfig(blocks=[int(pair[1]), int(pair[2])] if pair else single, store=options.store)
+    memory.check()
+    memory.check_folder()
+    return memory
 
 
 def _parse_balance(text: str) -> list[int] | str:
@@ -245,12 +259,15 @@ def targets(options: Namespace) -> dict[str, str | None]:
     return {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
 
 
-def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, mesh: Mesh) -> None:
+def _work(
+    options: Namespace, grid: tuple[int, int] | None, parallel: ParallelConfig, memory: MemoryConfig, mesh: Mesh
+) -> None:
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.mapper import checkpoint_mapper, weights_mapper
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
+    from tiledseg.planning.run.blocks import BlocksAsked
     from tiledseg.planning.run.parallelism import parallelism
 
     if options.weights is None:
@@ -271,6 +288,8 @@ def _work(options: Namespace, grid: tuple[int, int] | None, parallel: ParallelCo
         area=options.area,
         views=options.tta,
         normalize=options.normalize,
+        blocks=BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None,
+        store=memory.store,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,

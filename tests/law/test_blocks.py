@@ -31,10 +31,11 @@ class InBlocks:
     objective: Objective | None = None
     grid: tuple[int, int] = (1, 1)
     kind: type[Case] = Case
+    halo: str = "read"
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.kind(self.network, self.grid), ParallelConfig())
+        return Setting(self.kind(self.network, self.grid), ParallelConfig(halo=self.halo))
 
 
 CASES = {
@@ -58,6 +59,19 @@ TILES = {
 }
 
 
+LAYER = {
+    "unet-none": InBlocks(unet("same", "transposed"), (2, 1), grid=(8, 4), halo="layer"),
+    "unet-batch": InBlocks(unet("same", "bilinear", "batch"), (2, 2), grid=(8, 4), halo="layer"),
+    "unet-instance": InBlocks(unet("same", "transposed", "instance"), (1, 2), grid=(8, 4), halo="layer"),
+    "valid-group": InBlocks(unet("valid", "nearest", "group"), (2, 2), grid=(8, 4), halo="layer"),
+    "segnet-batch": InBlocks(segnet("batch"), (2, 2), grid=(4, 2), kind=Short, halo="layer"),
+    "gated-batch": InBlocks(gated("batch", True), (2, 2), EDGES, (4, 2), Short, "layer"),
+    "every-layer": InBlocks(EveryLayer(True), (2, 2), grid=(4, 2), halo="layer"),
+    "foreign-layers": InBlocks(ForeignLayers(True), (1, 2), grid=(4, 2), halo="layer"),
+    "ratios": InBlocks(unet_of_losses("batch"), (2, 2), LOSSES["both"][0], (4, 2), halo="layer"),
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_steps_and_outputs_are_those_of_the_whole_image(name: str) -> None:
     torch.set_num_threads(1)
@@ -69,6 +83,14 @@ def test_steps_and_outputs_are_those_of_the_whole_image(name: str) -> None:
 def test_tiles_in_blocks_are_those_of_the_whole_image(name: str, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     check(TILES[name], meshes["mpi"])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", LAYER)
+def test_ranks_share_an_image_in_blocks(name: str, meshes: dict[str, Mesh]) -> None:
+    """Each has several blocks of its own; halos and statistics of the others' come between segments."""
+    torch.set_num_threads(1)
+    check(LAYER[name], meshes["mpi"])
 
 
 def check(case: InBlocks, mesh: Mesh) -> None:

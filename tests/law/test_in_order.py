@@ -59,6 +59,7 @@ class Split:
     norm: str = "none"
     images: int = 1
     upsampling: str = "transposed"
+    blocks: tuple[int, int] | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -79,6 +80,7 @@ class Split:
         mesh = "" if p.mesh == "auto" else "-" + "x".join(map(str, p.mesh))
         stages = f"-{p.stages}-{p.schedule}" if p.stages > 1 else ""
         extra = f"{'-overlap' * p.overlap}{f'-fusion-{p.fusion}' * (p.fusion != 1)}"
+        extra += "-blocks" * (self.blocks is not None)
         return f"{p.halo}{mesh}{stages}{extra}-{self.norm}-images-{self.images}"
 
     @property
@@ -123,7 +125,7 @@ def train(split: Split, mesh: Mesh) -> Run:
     network = case.network().train()
     data = dataset(case, split.images)
     halo, pipeline = plans(split, mesh.size)
-    run = ParallelRun.open(halo, network, mesh, "fp64", pipeline)
+    run = ParallelRun.open(halo, network, mesh, "fp64", pipeline, split.blocks)
     passes = run.over(data.tilings)
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.002)
     stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed, 0.5))
@@ -182,6 +184,7 @@ SPLITS = [
     Split((2, 4), layered(overlap=True), "instance", 2),
     Split((3, 4), layered(fusion=3), "group"),
     Split((4, 6), layered([2, 1]), "instance", 3),
+    Split((2, 3, 4), layered([2, 1]), "instance", 3, blocks=(2, 2)),
     *(Split((2, 3, 4), staged("read", schedule)) for schedule in SCHEDULES),
     *(Split((3, 6), staged("read", schedule, stages=3), images=2) for schedule in SCHEDULES),
     Split((4,), staged("exchange", "1f1b", [2, 1]), images=2),

@@ -1,6 +1,7 @@
-"""Passes in which each tile goes through the network in blocks, segment by segment, whatever it would need as a whole.
+"""Passes in which each tile, or each rank's part of an image, goes through the network in blocks, segment by segment.
 
-What lies between segments is put on a shelf: in memory, or in a file. See `spatial.blocks.network`.
+What lies between segments is put on a shelf: in memory, or in a file. See `spatial.blocks.image_pass`. The ranks of an
+image in mode `layer` have the same images in the same order, so that they wait for each other in one order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import doing
 from tiledseg.execution.halo_modes import MicroBatch, Part, Piece, ReadMode
 from tiledseg.execution.passes import Key, Loss, SerialPasses, Timed
@@ -21,21 +23,24 @@ from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.still import still_statistics
 from tiledseg.raster.dataset import Sample
-from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass, Outputs
-from tiledseg.spatial.blocks.program import BlockProgram
+from tiledseg.spatial.blocks.image_pass import BlockPass, Outputs
+from tiledseg.spatial.blocks.network import BlockNetwork
+from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks
 from tiledseg.spatial.blocks.store import Shelf
 
 
 class BlockWork(NamedTuple):
-    """How tiles are computed in blocks: at most so many rows and columns of them, which lie on `shelf` in between."""
+    """How tiles are computed in blocks: at most so many rows and columns of them, which lie on `shelf` in between.
+    `axes`: the ranks that share an image."""
 
     network: BlockNetwork
     blocks: tuple[int, int]
     shelf: Shelf
+    axes: Axes
 
 
 class BlockPasses(SerialPasses):
-    """Tile by tile, each in blocks; a piece is what a block owns of the outputs."""
+    """Tile by tile, or image by image, each in blocks; a piece is what a block owns of the outputs."""
 
     mode: ReadMode
 
@@ -75,13 +80,15 @@ class BlockPasses(SerialPasses):
         return sum(self._count(micro_batch) for part in parts for micro_batch in self.mode.micro_batches(part))
 
     def _count(self, micro_batch: MicroBatch) -> int:
-        program = self._program(micro_batch)
-        return sum(_owned(micro_batch, self._work.network, program, b) is not None for b in range(program.blocks))
+        place = self._place(micro_batch)
+        return sum(place.owned(block) is not None for block in place.program.own)
 
-    def _program(self, micro_batch: MicroBatch) -> BlockProgram:
-        context = micro_batch.tile.context
-        cuts = self._work.network.partitions(context.shape, self._work.blocks)
-        return self._work.network.program(*cuts, (self.mode.whole(micro_batch), context))
+    def _place(self, micro_batch: MicroBatch) -> _Place:
+        shared = self.mode.shared(micro_batch)
+        cuts = self._work.network.partitions((shared.rows, shared.cols), self._work.blocks)
+        ranks = ImageRanks(shared.rows.parts, shared.cols.parts, shared.at)
+        program = self._work.network.program(*cuts, shared.where, ranks)
+        return _Place(self._work.network, program, shared.output, micro_batch.tile.core)
 
     def _bring(self, window_BCHW: torch.Tensor) -> torch.Tensor:
         return window_BCHW.to(self.mode.mesh.device).contiguous(memory_format=torch.channels_last)
@@ -96,29 +103,48 @@ class BlockPasses(SerialPasses):
             set_dropout_key(self.mode.network, key(sample.image))
         for micro_batch in self.mode.micro_batches(Part(sample.image, sample.tile)):
             with doing("tile %d of image %d, in blocks", micro_batch.tile.index, sample.image):
-                program = self._program(micro_batch)
-                run = BlockPass(
-                    self._work.network, x_BCHW, program, self._work.shelf, cast=self._cast, bring=self._bring
-                )
+                place, work = self._place(micro_batch), self._work
+                how = work.shelf, False, self._cast, self._bring, work.axes
+                run = BlockPass(work.network, x_BCHW, place.program, *how)
                 try:
                     run.forward(keep)
-                    yield _Tile(self._work.network, sample, micro_batch, run)
+                    yield _Tile(place, sample, micro_batch, run)
                 finally:
                     run.close()
 
 
-class _Tile(NamedTuple):
-    """A tile on its way through the network."""
+class _Place(NamedTuple):
+    """Where the blocks of a micro-batch lie: `output` begins where the whole output does in the raster, and the
+    micro-batch owns `core` of that."""
 
     network: BlockNetwork
+    program: BlockProgram
+    output: Box
+    core: Box
+
+    def in_raster(self, block: int) -> Box:
+        """What a block makes of the first output."""
+        made = self.network.output_box(self.program, block)
+        return made.shift(self.output.row.start, self.output.col.start)
+
+    def owned(self, block: int) -> Box | None:
+        """What of that the micro-batch owns; None where it owns none."""
+        owned = self.in_raster(block).clip(self.core)
+        return owned if owned.row.size > 0 and owned.col.size > 0 else None
+
+
+class _Tile(NamedTuple):
+    """A tile, or a rank's part of an image, on its way through the network."""
+
+    place: _Place
     sample: Sample
     micro_batch: MicroBatch
     run: BlockPass
 
     def pieces(self) -> Iterator[Piece]:
         """The outputs on what each block owns of the tile's core. Without gradients."""
-        for block in range(self.run.program.blocks):
-            owned = _owned(self.micro_batch, self.network, self.run.program, block)
+        for block in self.place.program.own:
+            owned = self.place.owned(block)
             if owned is not None:
                 yield self._piece(block, owned, self.run.outputs(block))
 
@@ -131,7 +157,7 @@ class _Tile(NamedTuple):
         """The backward pass of the loss of all blocks."""
 
         def of_block(block: int, outputs: Outputs) -> torch.Tensor | None:
-            owned = _owned(self.micro_batch, self.network, self.run.program, block)
+            owned = self.place.owned(block)
             if owned is None:
                 return None
             return loss([(self._piece(block, owned, outputs), self.sample)])
@@ -139,15 +165,7 @@ class _Tile(NamedTuple):
         self.run.backward(of_block)
 
     def _piece(self, block: int, owned: Box, outputs: Outputs) -> Piece:
-        """`owned`: in positions of the tile's output."""
-        rows, cols = owned.relative_to(self.run.output_box(block)).slices
+        """`owned`: in raster positions."""
+        rows, cols = owned.relative_to(self.place.in_raster(block)).slices
         first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs)
-        output, core = self.micro_batch.tile.output, self.micro_batch.part.core
-        in_raster = owned.shift(output.row.start, output.col.start)
-        return Piece(first, in_raster, in_raster.relative_to(core), tuple(others))
-
-
-def _owned(micro_batch: MicroBatch, network: BlockNetwork, program: BlockProgram, block: int) -> Box | None:
-    """What a block's outputs cover of the tile's core, in positions of the tile's output; None where they do not."""
-    owned = network.output_box(program, block).clip(micro_batch.tile.core_in_output)
-    return owned if owned.row.size > 0 and owned.col.size > 0 else None
+        return Piece(first, owned, owned.relative_to(self.micro_batch.part.core), tuple(others))

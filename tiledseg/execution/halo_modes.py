@@ -25,7 +25,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import autocast, to_network_input
 from tiledseg.geometry.blocks import exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Decomposition, decompose, plan_exchange
+from tiledseg.geometry.decomposition import Decomposition, Partition, decompose, plan_exchange
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.network import GraphNetwork, Tensors
@@ -59,6 +59,17 @@ class MicroBatch(NamedTuple):
         rows, cols = self.tile.core_in_output.slices
         first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs_BKHW)
         return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
+
+
+class Shared(NamedTuple):
+    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col); where the whole
+    output begins in the raster; the tile's place in the image, where it is only a part of it."""
+
+    rows: Partition
+    cols: Partition
+    at: tuple[int, int]
+    output: Box
+    where: tuple[Box, Box] | None
 
 
 @dataclass(frozen=True)
@@ -163,6 +174,12 @@ class ReadMode:
     def whole(self, micro_batch: MicroBatch) -> Box:
         """What the network reads in all of the raster that a tile is of."""
         return micro_batch.tile.whole or self.tilings[micro_batch.image].whole
+
+    def shared(self, micro_batch: MicroBatch) -> Shared:
+        """How the ranks of its image own a micro-batch: here one has all of it."""
+        tile = micro_batch.tile
+        rows, cols = (Partition((0, size)) for size in tile.context.shape)
+        return Shared(rows, cols, (0, 0), tile.output, (self.whole(micro_batch), tile.context))
 
     def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
         return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
@@ -277,6 +294,10 @@ class LayerMode(ReadMode):
         image = self._images[micro_batch.image]
         with autocast(self.precision, self.mesh.device):
             self.spatial.run_nodes(tensors, image.rows, image.cols, first, stop)
+
+    def shared(self, micro_batch: MicroBatch) -> Shared:
+        image = self._images[micro_batch.image]
+        return Shared(image.rows, image.cols, micro_batch.tile.position, image.output, None)
 
     def norm_together(self, k: int, images: Sequence[tuple[MicroBatch, Tensors]]) -> None:
         """Node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""

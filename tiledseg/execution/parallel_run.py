@@ -69,7 +69,7 @@ class ParallelRun:
         else:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
         spatial = _open_layers(spread, network, axes) if spread.shares_layers else None
-        work = None if blocks is None else _open_blocks(network, blocks, store, mesh)
+        work = None if blocks is None else _open_blocks(network, blocks, store, mesh, axes)
         return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
@@ -80,7 +80,8 @@ class ParallelRun:
         if self.work is not None:
             from tiledseg.execution.block_passes import BlockPasses
 
-            assert isinstance(mode, ReadMode), "the plan refuses blocks of shared images"
+            assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
+            assert isinstance(mode, ReadMode), "as every mode is"
             passes: SerialPasses = BlockPasses(mode, self.work)
             return passes
         if self.pipeline is None:
@@ -117,11 +118,11 @@ def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNe
     return SpatialNetwork(network, axes, spread.fusion, spread.overlap)
 
 
-def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh) -> BlockWork:
+def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
     from tiledseg.execution.block_passes import BlockWork
     from tiledseg.spatial.blocks.network import BlockNetwork
 
-    return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device))
+    return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)
 
 
 def _open_stage(

@@ -131,17 +131,25 @@ def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
 
 
 @lru_cache(maxsize=256)
-def block_partition(graph: Graph, size: int, parts: int) -> Partition:
-    """An input of `size` positions in blocks, as even as fits the layers: `parts` of them, or the most below that of
-    which none owns nothing of some tensor."""
+def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
+    """What each of `ranks` owns of an input in blocks, as even as fits the layers: `parts` of each rank, or the most
+    below that of which none owns nothing of some tensor. The ranks' own edges stay."""
     for fewer in range(parts, 1, -1):
         try:
-            found = settle(graph, cut_evenly(graph, size, fewer))
+            found = settle(graph, _cut_each(graph, ranks, fewer))
             partitions_of(graph, found)
         except GeometryError:
             continue
-        return found
-    return Partition((0, size))
+        if set(ranks.edges) <= set(found.edges):
+            return found
+    return ranks
+
+
+def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
+    if ranks.parts == 1:
+        return cut_evenly(graph, ranks.size, parts)
+    inner = [own.start + edge for own in ranks.blocks for edge in Partition.even(own.size, parts).edges[:-1]]
+    return Partition((*inner, ranks.size))
 
 
 def settle(graph: Graph, partition: Partition) -> Partition:

@@ -31,22 +31,23 @@ class Segment:
 
 
 @lru_cache(maxsize=16)
-def segments(graph: Graph) -> tuple[Segment, ...]:
-    """One for each stored tensor, in their order, and a last one for the outputs."""
-    stored = stored_tensors(graph)
+def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
+    """One for each stored tensor, in their order, and a last one for the outputs. `once`: no node is in two of them."""
+    stored = stored_tensors(graph, once)
     known = {0, *stored}
     return (*(_segment(graph, (tensor,), known - {tensor}) for tensor in stored), _segment(graph, graph.results, known))
 
 
 @lru_cache(maxsize=16)
-def stored_tensors(graph: Graph) -> tuple[int, ...]:
-    """The tensors that are stored, besides the input, in their order."""
+def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
+    """The tensors that are stored, besides the input, in their order. `once`: all that several nodes take too, as where
+    an image is one block: gradients are then added up where those of the whole image are, to the last bit."""
     measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
     stored = []
     made = [_Way()]
     for k, sources in enumerate(graph.sources):
         way = _Way.through(graph, k, [made[source] for source in sources])
-        if k + 1 in measured or _ends(graph, k + 1, way):
+        if k + 1 in measured or _ends(graph, k + 1, way) or (once and len(graph.readers[k + 1]) > 1):
             stored.append(k + 1)
             way = _Way()
         made.append(way)

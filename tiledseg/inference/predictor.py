@@ -93,7 +93,9 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     _say(notes(planned), requests[0], mesh)
     use_one_kernel(True)
     plan = planned.plan
-    parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, requests[0].precision, plan.pipeline)
+    in_blocks = None if plan.blocks is None else plan.blocks.shape
+    how = requests[0].precision, plan.pipeline, in_blocks, requests[0].store
+    parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, *how)
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:

@@ -15,7 +15,9 @@ from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
 from tiledseg.inference.reflections import NONE
 from tiledseg.map_formats import Packing
+from tiledseg.memory.shelf import HOST
 from tiledseg.outputs import Output, check_outputs
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
@@ -35,7 +37,8 @@ class Request:
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
     (`raster.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
-    `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map."""
+    `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map.
+    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.shelf`) in between."""
 
     image: str
     output: str
@@ -55,6 +58,8 @@ class Request:
     views: str = NONE
     normalize: str = TRAINING
     area: str | None = None
+    blocks: BlocksAsked | None = None
+    store: str = HOST
 
 
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
@@ -129,6 +134,7 @@ def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ra
             first.precision,
             grid=first.grid,
             trains=False,
+            blocks=first.blocks,
         )
     )
     for info, tiling in zip(infos, plan.tilings, strict=True):
@@ -149,6 +155,8 @@ def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
         raise ConfigError(
             f"--tta is {views}, which reads each tile's halo, but --parallel.halo is {plan.spread.mode}; use read"
         )
+    if plan.blocks is not None:
+        raise ConfigError(f"--tta is {views}, which looks at whole tiles, but --memory.blocks is given; leave one out")
     if info.tiling is not None:
         raise RasterError(f"--tta is {views}, but {info.path} is a tile store, whose tiles are cut; give the raster")
 

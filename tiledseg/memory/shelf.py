@@ -32,6 +32,9 @@ class MemoryShelf:
         """By what `get` and `free` know it. It must not change any more."""
         return x if self.is_memory else (x.cpu(), x.device)
 
+    def ahead(self, what: Any) -> None:
+        """It is at hand already."""
+
     def get(self, what: Any) -> torch.Tensor:
         """The tensor, bit for bit."""
         if self.is_memory:
@@ -64,6 +67,7 @@ class FileShelf:
     def __init__(self, store: FileStore) -> None:
         self._store = store
         self._writing: dict[Slot, Transfer] = {}  # in the order in which they began
+        self._reading: dict[Slot, tuple[Transfer, np.ndarray]] = {}
         self._held = 0
 
     def put(self, x: torch.Tensor) -> _Filed:
@@ -79,14 +83,23 @@ class FileShelf:
             transfer.wait()
         return _Filed(slot, View.of(x)._replace(offset=0), x.device)
 
+    def ahead(self, what: _Filed) -> None:
+        """Begins to read what will be got soon."""
+        if what.slot not in self._reading:
+            data = aligned_bytes(what.slot.size)
+            self._reading[what.slot] = self._store.read(what.slot, data), data
+
     def get(self, what: _Filed) -> torch.Tensor:
         """The tensor, bit for bit."""
-        data = aligned_bytes(what.slot.size)
-        self._store.read(what.slot, data).wait()
+        self.ahead(what)
+        transfer, data = self._reading.pop(what.slot)
+        transfer.wait()
         return what.view.over(torch.from_numpy(data)).to(what.device)
 
     def free(self, what: _Filed) -> None:
         """Its place in the file is free."""
+        if what.slot in self._reading:
+            self._reading.pop(what.slot)[0].stop()
         if what.slot in self._writing:
             self._forget(what.slot)
         self._store.give_back(what.slot)

@@ -78,7 +78,7 @@ def measure(x_BCHW: torch.Tensor, sharing: Sharing, ranks: Ranks | None = None) 
     Collective over `ranks`, where given.
     """
     found = _own(x_BCHW, sharing)
-    return found if ranks is None or ranks.size == 1 else _over_ranks(found, ranks)
+    return found if ranks is None else over_ranks(found, ranks)
 
 
 @torch.no_grad()
@@ -92,8 +92,8 @@ def measure_together(
     parts = [_own(x_BCHW, Sharing(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
     if not parts:
-        return _over_ranks(Statistics(*nothing), ranks)
-    return _over_ranks(joined(parts), ranks)
+        return _in_slots(Statistics(*nothing), ranks)
+    return _in_slots(joined(parts), ranks)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
@@ -109,7 +109,12 @@ def _own(x_BCHW: torch.Tensor, sharing: Sharing) -> Statistics:
     return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count.to(x_BCHW.device))
 
 
-def _over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
+def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:
+    """The statistics of all ranks together, of which `own` are this one's. Collective."""
+    return own if ranks.size == 1 else _in_slots(own, ranks)
+
+
+def _in_slots(own: Statistics, ranks: Ranks) -> Statistics:
     row = torch.cat([own.count, own.mean_G, own.variance_G])
     slots = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=row.device)
     slots[ranks.rank] = row

@@ -45,7 +45,7 @@ def backward_peak(
     and holds their sum until the end. So it does the gradients of what it received itself.
     """
     stop = first + len(kept)
-    walk = _Walk(graph, costs, bytes_per_value, first, stop)
+    walk = BackwardWalk(graph, costs, bytes_per_value, first, stop)
     walk.begin(sum(kept))
     for k in reversed(range(first, stop)):
         walk.step(k, kept[k - first])
@@ -62,7 +62,7 @@ class Gradients(NamedTuple):
 
 def gradients_by_node(graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> list[Gradients]:
     """Of a whole network the gradients alone, by node; last those of the loss, without what this keeps."""
-    walk = _Walk(graph, costs, bytes_per_value, 0, len(graph))
+    walk = BackwardWalk(graph, costs, bytes_per_value, 0, len(graph))
     walk.begin(0)
     found = [Gradients(walk.peak - walk.at_first, 0)]
     for k in reversed(range(len(graph))):
@@ -72,7 +72,7 @@ def gradients_by_node(graph: Graph, costs: Sequence[LayerCost], bytes_per_value:
     return found[::-1]
 
 
-class _Walk:
+class BackwardWalk:
     """The backward pass on its way from the last node of a run to the first; all in bytes."""
 
     def __init__(self, graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int, stop: int) -> None:
@@ -98,6 +98,12 @@ class _Walk:
         self.peak = kept + sum(received.values()) + summed
         self.live = kept + sum(map(self._bytes, leaving))
         self.waiting = dict.fromkeys(leaving, 0)
+
+    def receive(self, kept: int) -> None:
+        """Gradients of the results are there, in place of a loss."""
+        self.at_first = self.live = kept
+        self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
+        self.peak = kept + sum(self.waiting.values())
 
     def _later_readers(self, tensor: int) -> int:
         return sum(reader >= self.stop for reader in self.graph.readers[tensor])

@@ -26,12 +26,12 @@ def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks
 
     Without its strips and the block that it was given.
     """
-    walk = _Walk(graph, bands, ranks, value_bytes)
+    walk = RankWalk(graph, bands, ranks, value_bytes)
     first = row[0].inputs[0], col[0].inputs[0]
     tensor = Tensor(bands * first[0].held * first[1].held, value_bytes=value_bytes)
-    walk.made = [_Made(INPUT, tensor, (first[0].held, first[1].held))]
+    walk.made[0] = _Made(INPUT, tensor, (first[0].held, first[1].held))
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
-        walk.made.append(walk.step(k, r, c))
+        walk.made[k + 1] = walk.step(k, r, c)
     results = tuple(walk.made[tensor].name for tensor in graph.results)
     return walked_memory(Graph(tuple(walk.nodes), results), walk.costs, value_bytes)
 
@@ -65,15 +65,22 @@ class _Made(NamedTuple):
     size: tuple[int, int]
 
 
-class _Walk:
+class RankWalk:
     """The nodes of the network and what is done between them, as nodes of a graph, with the cost of each."""
 
     def __init__(self, graph: Graph, bands: int, ranks: int, value_bytes: int) -> None:
         self.graph, self.ranks, self.value_bytes = graph, ranks, value_bytes
         self.channels = tensor_channels(graph, bands)
-        self.made: list[_Made] = []
+        self.made: dict[int, _Made] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
+
+    def enter(self, tensor: int, name: str, values: Tensor, size: tuple[int, int]) -> None:
+        """A tensor that others have made, whose gradient is wanted where theirs is, and held until the end."""
+        wants = self.graph.wants_gradient[tensor]
+        shape = self.channels[tensor], *size
+        self._add(Node(name, Moved(0, int(wants)), (INPUT,)), shape, (0,), 0, 0, values, 0)
+        self.made[tensor] = _Made(name, values, size)
 
     def step(self, k: int, row: DimStep, col: DimStep) -> _Made:
         node, sources = self.graph.nodes[k], self.graph.sources[k]

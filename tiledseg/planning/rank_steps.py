@@ -115,7 +115,7 @@ def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], sw
     steps = []
     for at, tensors, parts in zip(windows, sources, swapped, strict=True):
         taken = [
-            _input_step(at, number, index, extents[tensor], None if part is None else part[index])
+            input_step(at, number, index, extents[tensor], None if part is None else part[index])
             for number, (tensor, part) in enumerate(zip(tensors, parts, strict=True))
         ]
         whole, given = at.output.parts == 1, at.given[index]
@@ -125,7 +125,8 @@ def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], sw
     return tuple(steps)
 
 
-def _input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
+def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
+    """Of one input of a node on rank `index`, which has `held` of it."""
     one = at.inputs[number]
     whole = one.partition.parts == 1 and len(at.inputs) == 1
     read = one.partition.whole if whole else one.read[index]

@@ -78,11 +78,16 @@ def policy_peak(graph: Graph, costs: Sequence[LayerCost], input_bytes: int, byte
 
 def fixed_memory(graph: Graph, bands: int, bytes_per_value: int, optimizer_values: int = ADAM_VALUES) -> int:
     """Bytes of weights, of the sums of their gradients and of the optimizer's values, whatever the tiles."""
+    trained = count_trained(graph, bands)
+    held = trained * (wide_bytes(bytes_per_value) * optimizer_values + DOUBLE_BYTES)
+    return weight_memory(graph, bands, bytes_per_value) + held
+
+
+def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
+    """Bytes of weights alone, as computed with."""
     channels, wide = tensor_channels(graph, bands), wide_bytes(bytes_per_value)
     counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
-    trained = count_trained(graph, bands)
-    held = sum(counts) * wide + sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
-    return held + trained * (wide * optimizer_values + DOUBLE_BYTES)
+    return sum(counts) * wide + sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
 
 
 def walked_memory(

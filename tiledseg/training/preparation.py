@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -264,8 +263,7 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
 def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:
     """What the group `memory` asks for; None where tiles are computed whole. Raises ConfigError for a store that is no
     folder."""
-    if memory.in_file and not (Path(memory.store).is_dir() and os.access(memory.store, os.W_OK)):
-        raise ConfigError(f"memory.store is {memory.store}, which is no folder to write to; give one on a local disk")
+    memory.check_folder()
     return BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None
 
 

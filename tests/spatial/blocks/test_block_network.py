@@ -16,7 +16,8 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.models.network import build_modules
 from tiledseg.models.pooling import MaxIndices
-from tiledseg.spatial.blocks.network import BlockNetwork, BlockPass
+from tiledseg.spatial.blocks.image_pass import BlockPass
+from tiledseg.spatial.blocks.network import BlockNetwork
 
 
 def in_blocks(network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Partition) -> Result:
@@ -72,7 +73,7 @@ CUTS += [("valid", (68, 76), norm, (2, 3)) for norm in ("none", "instance", "bat
 @pytest.mark.parametrize(("padding", "size", "norm", "blocks"), CUTS)
 def test_a_unet_of_two_images(padding: str, size: tuple[int, int], norm: str, blocks: tuple[int, int]) -> None:
     network = build_modules(UNet(3, 2, 3, 4, padding, norm, "bilinear", 0.25, bands=2, classes=3), seed=1).double()
-    rows, cols = BlockNetwork(network).partitions(size, blocks)
+    rows, cols = BlockNetwork(network).partitions((Partition((0, size[0])), Partition((0, size[1]))), blocks)
     assert check(Case(network, image((2, 2, *size), 5), rows, cols))
 
 
@@ -86,14 +87,14 @@ def test_norms_on_uneven_blocks(number: int) -> None:
 def test_drawn_networks(kind: str) -> None:
     computed = []
 
-    @settings(derandomize=True, database=None, deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(derandomize=True, database=None, deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
     @given(st.sampled_from([(1, 1), (2, 2), (3, 2)]).flatmap(getattr(drawn, kind)))
     def law(case: Case) -> None:
         assume(not _may_tie(case.network))
         computed.append(check(case))
 
     law()
-    assert sum(computed) > 30, "most of what is drawn can be cut"
+    assert sum(computed) > 10, "most of what is drawn can be cut"
 
 
 def _may_tie(network: Network) -> bool:

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.blocks import layer_blocks
+from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.mode_choice import fusion_word
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.segment_memory import segment_memory
 from tiledseg.planning.tensor_limit import MOST_VALUES, check_countable
@@ -35,6 +38,7 @@ class BlockPlan:
     memory: int
     stored: int
     in_file: bool
+    trains: bool = True
 
     @property
     def in_words(self) -> str:
@@ -46,38 +50,73 @@ class BlockPlan:
         """What the user should know where a step needs more than the `memory` that a rank has."""
         if self.memory <= memory:
             return None
+        what = "a training step" if self.trains else "a map"
         return (
-            f"a training step in blocks needs up to {self.memory / GIB:.1f} GiB, but {memory / GIB:.1f} GiB are to be "
+            f"{what} in blocks needs up to {self.memory / GIB:.1f} GiB, but {memory / GIB:.1f} GiB are to be "
             f"had; use {'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
         )
 
 
 def choose_blocks(
-    asked: BlocksAsked, spread: Spread, graph: Graph, bands: int, tilings: Sequence[Tiling], value: int, memory: int
+    asked: BlocksAsked,
+    spread: Spread,
+    graph: Graph,
+    bands: int,
+    tilings: Sequence[Tiling],
+    value: int,
+    memory: int,
+    trains: bool = True,
 ) -> BlockPlan:
-    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes.
+    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes, to train or to map.
 
-    Raises ConfigError where ranks share an image or its layers.
+    Raises ConfigError where ranks hold halos of tiles, or some of the layers.
     """
-    if spread.shares_images:
+    if spread.shares_images and not spread.shares_layers:
         raise ConfigError(
-            f"memory.blocks is set, but with parallel.halo {spread.mode} ranks share an image, and would have to send "
-            "each other halos of blocks that are not at hand at the same time; use parallel.halo read, or leave it out"
+            f"memory.blocks is set, but with parallel.halo {spread.mode} a rank has halos of whole tiles; use "
+            "parallel.halo layer or read, or leave it out"
+        )
+    if spread.overlap or spread.fusion > 1:
+        word = "overlap true" if spread.overlap else f"fusion {fusion_word(spread.fusion)}"
+        raise ConfigError(
+            f"memory.blocks is set, but parallel.{word} is for tensors that are computed whole; with blocks halos "
+            "travel between segments: leave one of them out"
+        )
+    if spread.together:
+        raise ConfigError(
+            "memory.blocks is set, but a batch norm that learns takes all images of a step together, of which each is "
+            "computed by itself in blocks; use one image a step, another norm, or leave it out"
         )
     if spread.mesh.stages > 1:
         raise ConfigError(
             f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
             "whole image passes through it; use parallel.stages 1, or leave it out"
         )
-    context = max((tiling.context_max for tiling in tilings), key=lambda shape: shape[0] * shape[1])
-    shapes = [asked.shape] if asked.shape else list(_shapes(context))
+    context, shared = _largest(spread, graph, tilings)
+    own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
+    shapes = [asked.shape] if asked.shape else list(_shapes(own))
     for shape in shapes:
-        found = segment_memory(graph, bands, context, shape, value)
+        found = segment_memory(graph, bands, context, shape, value, trains, shared)
         needed = found.total(asked.in_file)
         if (needed <= memory and found.largest.values <= MOST_VALUES) or shape == shapes[-1]:
             break
     check_countable([found.largest], "use more memory.blocks")
-    return BlockPlan(shape, needed, found.stored, asked.in_file)
+    return BlockPlan(shape, needed, found.stored, asked.in_file, trains)
+
+
+def _largest(
+    spread: Spread, graph: Graph, tilings: Sequence[Tiling]
+) -> tuple[tuple[int, int], tuple[Partition, Partition] | None]:
+    """Height and width of what the network reads at once, and how ranks own it where they share it."""
+    if not spread.shares_layers:
+        return max((tiling.context_max for tiling in tilings), key=math.prod), None
+    largest = max(tilings, key=lambda tiling: math.prod(tiling.raster))
+    image = layer_blocks(largest, graph, (spread.mesh.rows, spread.mesh.cols))
+    return image.whole.shape, (image.rows, image.cols)
+
+
+def _longest(cut: Partition) -> int:
+    return max(block.size for block in cut.blocks)
 
 
 def _shapes(context: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -250,7 +250,7 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     if parallel.exact and halo not in exact_modes(graph, tiles=2, trains=trains):
         return 1, 1
     pipelines = max(1, question.ranks // parallel.stages)
-    if question.blocks is not None:
+    if question.blocks is not None and halo != "layer":
         return 1, 1
     bands = question.network.bands
     return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
@@ -293,7 +293,7 @@ def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequen
             "at once; leave it out"
         )
     bands, value = question.network.bands, question.value_bytes
-    return choose_blocks(asked, spread, graph, bands, tilings, value, question.memory)
+    return choose_blocks(asked, spread, graph, bands, tilings, value, question.memory, question.trains)
 
 
 def _rebuilt(

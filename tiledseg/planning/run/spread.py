@@ -97,11 +97,14 @@ def choose_spread(
             return Spread(parallel.halo, mesh)
         first = layer_blocks(tilings[0], graph, shape)
         fusion = parallel.fusion
+        if fusion is None and not whole_tiles:
+            fusion = 1
         if fusion is None:
             fusion = choose_fusion(graph, first.rows, first.cols, bands, value_bytes, machine or Machine())
         for tiling in tilings:
             blocks = layer_blocks(tiling, graph, shape, fusion)
-            check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
+            if whole_tiles:
+                check_blocks(graph, blocks.rows, blocks.cols, fusion, bands)
     except GeometryError as error:
         raise ConfigError(f"parallel.halo is {parallel.halo} on a mesh of {mesh}: {error}") from error
     return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
