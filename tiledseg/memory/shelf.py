@@ -17,7 +17,7 @@ from tiledseg.memory.transfer import Transfer
 HOST = "host"
 """The store that is the host's memory; any other is a folder."""
 
-MOST_WRITTEN = 64 << 20
+MOST_WRITTEN = 32 << 20
 """Bytes that may be on their way to a file."""
 
 

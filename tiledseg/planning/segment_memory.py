@@ -22,7 +22,7 @@ from tiledseg.planning.step_memory import fixed_memory, weight_memory
 from tiledseg.planning.tensor_limit import TensorShape
 from tiledseg.widths import norm_work_bytes
 
-MOST_WRITTEN = 64 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
+MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them
 
 
 @dataclass(frozen=True)

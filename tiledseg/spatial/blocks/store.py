@@ -14,6 +14,7 @@ import torch
 
 from tiledseg.geometry.box import Box
 from tiledseg.spatial.blocks.program import BlockProgram, Strip, Window
+from tiledseg.spatial.blocks.strips import cut_out
 
 Key = tuple[int, int]  # a tensor, and a block of it
 
@@ -29,7 +30,7 @@ class Like(NamedTuple):
 
     @staticmethod
     def of(x_BCHW: torch.Tensor) -> Like:
-        return Like(*x_BCHW.shape[:2], x_BCHW.dtype, x_BCHW.device, _format(x_BCHW))
+        return Like(x_BCHW.shape[0], x_BCHW.shape[1], x_BCHW.dtype, x_BCHW.device, _format(x_BCHW))
 
     def values_of(self, strip: Strip) -> int:
         """How many a strip has."""
@@ -103,8 +104,9 @@ class BlockValues:
         x_BCHW = in_one_piece(x_BCHW)
         self._like[tensor] = Like.of(x_BCHW)
         if not self._shelf.is_memory:
-            for box in self._program.strips.get((tensor, block), ()):
-                self._strips[tensor, block, box] = in_one_piece(_part(x_BCHW, box), True)
+            boxes = self._program.strips.get((tensor, block), ())
+            for box, strip_BCHW in zip(boxes, cut_out(x_BCHW, boxes), strict=True):
+                self._strips[tensor, block, box] = strip_BCHW
         self._kept[tensor, block] = self._shelf.put(x_BCHW)
 
     def read(self, tensor: int, block: int, window: Window) -> torch.Tensor:
@@ -178,8 +180,8 @@ class BlockGradients:
 
     def add(self, tensor: int, block: int, window: Window, g_BCHW: torch.Tensor) -> None:
         """The gradient of what a block has read."""
-        for piece in window.others:
-            strip_BCHW = in_one_piece(_part(g_BCHW, piece.here), True)
+        strips_BCHW = cut_out(g_BCHW, [piece.here for piece in window.others])
+        for piece, strip_BCHW in zip(window.others, strips_BCHW, strict=True):
             self._strips.setdefault((tensor, piece.block), []).append((piece.there, strip_BCHW))
         if window.own is None:
             return
