@@ -5,7 +5,9 @@
 The network at half size of `benchmarks.naip_trees` (or, with --width and --levels, another of its kind), 4 bands, 2
 classes, AdamW, cross-entropy with weights. Ours: `train.window_halo: none` in mode layer on one rank, as many windows
 at once as --batches says. Plain torch: the same network, channels last, all windows as one batch. Steps by turns.
-Prints a line of JSON: the rate of each, and the median and the quartiles of the ratio of its time to plain torch's.
+The largest batch runs once more with torch's own batch norm, which sums in float32, in the place of ours: what float64
+costs. Prints a line of JSON: the rate of each, and the median and the quartiles of the ratio of its time to plain
+torch's.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import json
 import os
 import resource
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -86,6 +90,20 @@ def plain(width: int, levels: int, samples_of: list[tuple[np.ndarray, np.ndarray
     return step
 
 
+def with_torchs_norm(step: Step) -> Step:
+    """The step, its batch norms torch's."""
+
+    def normed(norm: nn.BatchNorm2d, blocks: Sequence[tuple[torch.Tensor, Any]], *_: Any) -> tuple[torch.Tensor, ...]:
+        kept = norm.running_mean, norm.running_var, norm.weight.float(), norm.bias.float()
+        return tuple(nn.functional.batch_norm(x_BCHW, *kept, True, 0.1, norm.eps) for x_BCHW, _ in blocks)
+
+    def run() -> None:
+        with patch("tiledseg.spatial.norm.normed_together", normed):
+            step()
+
+    return run
+
+
 def by_turns(steps: dict[str, Step], count: int) -> dict[str, list[float]]:
     """Seconds of the processor that each step takes."""
     found: dict[str, list[float]] = {name: [] for name in steps}
@@ -121,7 +139,9 @@ def main() -> None:
         for _ in range(flags.windows)
     ]
     given = flags.width, flags.levels, windows, flags.precision
-    steps = {str(batch): ours(*given, batch) for batch in flags.batches} | {PLAIN: plain(*given)}
+    steps = {str(batch): ours(*given, batch) for batch in flags.batches}
+    steps["torch's norm"] = with_torchs_norm(steps[str(max(flags.batches))])
+    steps[PLAIN] = plain(*given)
     by_turns(steps, 2)
     seconds = by_turns(steps, flags.repeat)
     pixels = flags.windows * flags.side**2

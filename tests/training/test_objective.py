@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from tiledseg.training.objective import ClassObjective, cross_entropy_sums
+from tiledseg.training.pixel_losses import cross_entropies
 
 
 def sample(height: int, width: int, classes: int, ignored: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,3 +58,33 @@ def test_weighted_sums_of_parts_give_torchs_weighted_mean(height: int, width: in
         weights_K = torch.tensor(objective.weights, dtype=torch.float64)
         mean = functional.cross_entropy(logits, target.long(), weights_K, ignore_index=255)
         assert loss / weight == pytest.approx(mean.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("classes", [2, 5, 9])
+def test_a_pixels_loss_has_the_same_bits_in_any_tile(classes: int, dtype: torch.dtype, smoothing: float) -> None:
+    """And its gradient: no kernel takes what is left of a vector of pixels by itself."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = 5 * torch.randn(1, classes, 64, 48, generator=generator, dtype=dtype)
+    target = torch.randint(0, classes, (1, 64, 48), generator=generator, dtype=torch.uint8)
+    target[:, 30] = 255
+    weights = tuple(1 + k / 3 for k in range(classes))
+
+    def one(rows: slice, cols: slice, layout: torch.memory_format) -> tuple[torch.Tensor, torch.Tensor]:
+        tile, labels = logits[:, :, rows, cols].contiguous(memory_format=layout).requires_grad_(), target[:, rows, cols]
+        losses = cross_entropies(tile, labels, 255, weights, smoothing)
+        assert len(losses) == labels.numel()
+        return losses.detach().view(labels.shape), torch.autograd.grad(losses.sum(), tile)[0]
+
+    whole, gradient = one(slice(None), slice(None), torch.channels_last)
+    exact = functional.cross_entropy(
+        logits, target.long(), logits.new_tensor(weights), ignore_index=255, reduction="none", label_smoothing=smoothing
+    )
+    rounding = 1e-5 if dtype == torch.float32 else 1e-13
+    assert whole.numpy() == pytest.approx(exact.numpy(), rel=rounding, abs=rounding)
+    for rows, cols in ((slice(3, 34), slice(5, 38)), (slice(29, 32), slice(0, 5)), (slice(7, 8), slice(9, 10))):
+        for layout in (torch.channels_last, torch.contiguous_format):
+            losses, slopes = one(rows, cols, layout)
+            assert torch.equal(losses, whole[:, rows, cols])
+            assert torch.equal(slopes, gradient[:, :, rows, cols])
