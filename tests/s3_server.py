@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.comm.launching import find_tool
+from tests.tls import Certificates
 
 WEED = find_tool("weed")
 BUCKET = "imagery"
@@ -23,25 +25,37 @@ _SECONDS_TO_START = 60
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
 
 
-def variables(address: str, key: str = KEY, secret: str = SECRET) -> dict[str, str]:
+class Addresses(NamedTuple):
+    """Each "127.0.0.1:port"; at the second one only where there are certificates."""
+
+    plain: str
+    secure: str
+
+
+def variables(address: str, key: str = KEY, secret: str = SECRET, scheme: str = "http") -> dict[str, str]:
     """The environment by which the server is asked, in Amazon's words."""
-    place = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_REGION": "us-east-1"}
+    place = {"AWS_ENDPOINT_URL": f"{scheme}://{address}", "AWS_REGION": "us-east-1"}
     return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, **place, **PROXY}
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address "127.0.0.1:port" of a server that keeps what it has below `folder`, with an empty bucket."""
+def serving(folder: Path, certificates: Certificates | None = None) -> Iterator[Addresses]:
+    """The address of a server that keeps what it has below `folder`, with an empty bucket. With `certificates` it
+    speaks TLS at a second one."""
     identity = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (folder / "identities.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    ports = _free_ports(2 * len(_PORTS))
+    *ports, secure = _free_ports(2 * len(_PORTS) + 1)
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(_command(folder, ports), stdout=log, stderr=log, cwd=folder)
+        command = _command(folder, ports)
+        if certificates is not None:
+            files = [f"-s3.cert.file={certificates.server}", f"-s3.key.file={certificates.key}"]
+            command += [f"-s3.port.https={secure}", *files]
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
         try:
             address = f"127.0.0.1:{ports[2 * _PORTS.index('s3.port')]}"
-            _make_bucket(address, process, folder / "log")
-            yield address
+            _make_bucket(f"http://{address}", process, folder / "log")
+            yield Addresses(address, f"127.0.0.1:{secure}")
         finally:
             process.kill()
             process.wait(timeout=30)
@@ -65,24 +79,24 @@ def _free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def _make_bucket(address: str, process: subprocess.Popen, log: Path) -> None:
+def _make_bucket(url: str, process: subprocess.Popen, log: Path) -> None:
     """As soon as the server can, and once it takes an object."""
     import obstore
     from obstore.store import S3Store
 
-    place = {"endpoint": f"http://{address}", "virtual_hosted_style_request": False, "region": "us-east-1"}
+    place = {"endpoint": url, "virtual_hosted_style_request": False, "region": "us-east-1"}
     keys = {"access_key_id": KEY, "secret_access_key": SECRET}
     options = {
         "client_options": {"allow_http": True, "proxy_excludes": "127.0.0.1"},
         "retry_config": {"max_retries": 0},
     }
     store = S3Store(BUCKET, **place, **keys, **options)
-    url = obstore.sign(store, "PUT", "", timedelta(seconds=90))
+    made = obstore.sign(store, "PUT", "", timedelta(seconds=90))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + _SECONDS_TO_START
     while True:
         try:
-            opener.open(urllib.request.Request(url, method="PUT", data=b""), timeout=5).close()
+            opener.open(urllib.request.Request(made, method="PUT", data=b""), timeout=5).close()
             obstore.put(store, "first", b"x")
             obstore.delete(store, "first")
             return

@@ -49,7 +49,7 @@ def test_two_stores_at_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
     store = str(tmp_path / "t.h5")
     words = ["--grid", "2", "--levels", "1", "--output", store]
     one, two = (["--images", str(tmp_path / f"{name}.tif"), *words] for name in ("one", "two"))
-    plan, other = (plan_store(resolve(tile_parser().parse_args(flags))) for flags in (one, two))
+    plan, other = (plan_store(resolve(tile_parser().parse_args(flags)))[0] for flags in (one, two))
     state = begin_store(store, plan)
     with claimed(Path(state.partial), store):
         assert tile(one) == 2

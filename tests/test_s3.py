@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ import rasterio
 
 from tests.comm.launching import MPIRUN, mpirun
 from tests.crash.runs import Material, lines, weights
-from tests.s3_server import BUCKET, KEY, WEED, serving, variables
-from tests.small_files import write_yaml
+from tests.s3_server import BUCKET, KEY, WEED, Addresses, serving, variables
+from tests.small_files import write_raster, write_yaml
+from tests.tls import OPENSSL, VARIABLES, Certificates, make_certificates
 from tiledseg.errors import RasterError
+from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
 from tiledseg.raster import s3_store
@@ -34,14 +38,24 @@ HOME = f"s3://{BUCKET}"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("s3")) as found:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates | None:
+    return make_certificates(tmp_path_factory.mktemp("certificates")) if OPENSSL else None
+
+
+@pytest.fixture(scope="module")
+def served(certificates: Certificates | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    with serving(tmp_path_factory.mktemp("s3"), certificates) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def address(served: Addresses) -> str:
+    return served.plain
 
 
 @pytest.fixture(autouse=True)
 def environment(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "GDAL_HTTP_"))]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "GDAL_HTTP_")) or name in VARIABLES]:
         monkeypatch.delenv(name)
     for name, value in variables(address).items():
         monkeypatch.setenv(name, value)
@@ -331,3 +345,103 @@ def test_both_words_for_a_server_serve(material: Material, address: str, monkeyp
     with open_raster(first) as reader, open_raster(str(material.root / "held-out.tif")) as file:
         whole = Box.of_shape(file.info.shape)
         np.testing.assert_array_equal(reader.read(whole)[0], file.read(whole)[0])
+
+
+@pytest.fixture
+def by_tls(served: Addresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    if OPENSSL is None:
+        pytest.skip("no openssl to make certificates with")
+    for name, value in variables(served.secure, scheme="https").items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("variable", VARIABLES[:-1])
+def test_a_server_whose_authority_a_variable_names(
+    material: Material,
+    by_tls: None,
+    certificates: Certificates,
+    variable: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Written, listed and read by TLS, by GDAL and by obstore; the variables are as they were."""
+    monkeypatch.setenv(variable, str(certificates.authority))
+    file, key = material.root / "held-out.tif", f"tls/{variable}.tif"
+    before = dict(os.environ)
+    s3_store.check_writable(S3Name(BUCKET, key))
+    s3_store.put(S3Name(BUCKET, key), file)
+    assert os.environ == before
+    assert f"{HOME}/{key}" in expand_sources([f"{HOME}/tls/*.tif"], "x")
+    with open_raster(f"{HOME}/{key}") as read, open_raster(str(file)) as wanted:
+        whole = Box.of_shape(wanted.info.shape)
+        np.testing.assert_array_equal(read.read(whole)[0], wanted.read(whole)[0])
+
+
+def test_a_map_goes_up_by_tls(
+    material: Material, by_tls: None, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
+    assert predict_from(material, f"{HOME}/tls-map/map.tif", "--verbosity", "0") == 0
+    assert predict_from(material, str(tmp_path / "map.tif"), "--verbosity", "0") == 0
+    assert content("tls-map/map.tif") == (tmp_path / "map.tif").read_bytes()
+
+
+@contextmanager
+def ranges(folder: Path, certificates: Certificates) -> Iterator[str]:
+    """The URL of a folder that Python's own TLS serves."""
+    server = Path(__file__).with_name("raster") / "range_server.py"
+    command = [sys.executable, str(server), str(folder), str(certificates.server), str(certificates.key)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"https://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+def test_files_of_a_server_of_ones_own_certificate(
+    material: Material,
+    by_tls: None,
+    certificates: Certificates,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """https:// is read where the authority is named; one that is not known, another server's certificate and a file
+    that holds none are one line, of files and of buckets alike, before anything is written."""
+    labels_HW = np.random.default_rng(3).integers(0, 3, (1, 64, 64), np.uint8)
+    for name in ("a.tif", "b.tif"):
+        write_raster(tmp_path / name, labels_HW)
+    (tmp_path / "others").mkdir()
+    others = make_certificates(tmp_path / "others", "IP:127.0.0.2")
+    empty = tmp_path / "empty.pem"
+    empty.write_text("none")
+    with ranges(tmp_path, certificates) as url, ranges(tmp_path, others) as elsewhere:
+
+        def score(base: str) -> int:
+            return evaluate(["--prediction", f"{base}/a.tif", "--labels", str(tmp_path / "b.tif"), "--format", "json"])
+
+        for authority, base, said, listed in (
+            (None, url, "unable to get local issuer certificate", "is not trusted (UnknownIssuer); no variable"),
+            (others.authority, url, "unable to get local issuer", f"CURL_CA_BUNDLE is {others.authority}; set CURL"),
+            (others.authority, elsewhere, "no alternative certificate subject name", "certificate is not trusted ("),
+            (empty, url, "certificate file", "no certificate of an authority was found; CURL_CA_BUNDLE is"),
+        ):
+            if authority is not None:
+                monkeypatch.setenv("CURL_CA_BUNDLE", str(authority))
+            assert score(base) == 2
+            err = one_error(capsys)
+            assert f"cannot open {base}/a.tif: CURL error" in err
+            assert said in err
+            assert "set CURL_CA_BUNDLE to the file (PEM) of the authority that has signed it, on every rank" in err
+            assert train(train_from_bucket(material, tmp_path / "run")) == 2
+            assert listed in one_error(capsys)
+            image = ["--image", str(material.root / "held-out.tif")]
+            run = ["--checkpoint", str(material.root / "run")]
+            assert predict([*run, *image, "--output", f"{HOME}/m.tif"]) == 2
+            assert listed in one_error(capsys)
+        assert not (tmp_path / "run").exists()
+        monkeypatch.setenv("CURL_CA_BUNDLE", str(certificates.authority))
+        assert score(url) == 0
+        assert '"mean_iou": 1.0' in capsys.readouterr().out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
+from tiledseg.config_checks import shown
 from tiledseg.config_yaml import read_yaml
 from tiledseg.errors import ConfigError
 from tiledseg.raster.class_file import read_class_file
@@ -30,6 +32,31 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
     if isinstance(found, bool) or not isinstance(found, (int, list, dict)):
         raise ConfigError(f"{classes} holds no classes; give a list of records {{name, colour, values}}")
     return found
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object; where a name stands twice, one value would be lost."""
+    for name, _ in pairs:
+        if sum(name == other for other, _ in pairs) > 1:
+            raise ConfigError(f"--classes gives {shown(name)} a second time; keep one of them")
+    return dict(pairs)
+
+
+def parse_classes(text: str) -> Any:
+    """What a flag --classes gives: a number, a JSON object or list, or what a class file holds; raises ConfigError."""
+    if text.lower().endswith(ENDINGS):
+        return read_classes(text, "--classes")
+    try:
+        value = json.loads(text, object_pairs_hook=_each_once)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, bool) or not isinstance(value, (int, dict, list)):
+        raise ConfigError(
+            f'--classes is {shown(text)!r}; give a number, a JSON map such as \'{{"1": 0, "2": 1}}\', or a class file'
+        )
+    return value
 
 
 def class_files(classes: Any) -> list[str]:

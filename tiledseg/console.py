@@ -18,6 +18,11 @@ from tiledseg.writing import write_error
 _STANDARD_OUTPUT = "standard output"
 
 
+def counted(number: int, what: str) -> str:
+    """So many of a thing whose plural ends in an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def answer(text: str) -> None:
     """Write `text` and a line's end to standard output, now. Raises WriteError where that cannot be."""
     if sys.stdout is None:

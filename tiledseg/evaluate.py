@@ -14,14 +14,12 @@ import sys
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.command import Parser, add_format_option, run, warn
-from tiledseg.config_checks import shown
-from tiledseg.config_classes import ENDINGS, read_classes
+from tiledseg.config_classes import parse_classes
 from tiledseg.config_flags import parse
 from tiledseg.console import answer, say
 from tiledseg.errors import ConfigError
@@ -72,31 +70,6 @@ def build_parser() -> Parser:
     )
     add_format_option(parser)
     return parser
-
-
-def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object; where a name stands twice, one value would be lost."""
-    for name, _ in pairs:
-        if sum(name == other for other, _ in pairs) > 1:
-            raise ConfigError(f"--classes gives {shown(name)} a second time; keep one of them")
-    return dict(pairs)
-
-
-def parse_classes(text: str) -> Any:
-    """A number, a JSON object or list, or what a class file holds; raises ConfigError."""
-    if text.lower().endswith(ENDINGS):
-        return read_classes(text, "--classes")
-    try:
-        value = json.loads(text, object_pairs_hook=_each_once)
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, bool) or not isinstance(value, (int, dict, list)):
-        raise ConfigError(
-            f'--classes is {shown(text)!r}; give a number, a JSON map such as \'{{"1": 0, "2": 1}}\', or a class file'
-        )
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,9 +53,10 @@ class Packing:
     average: bool = False
 
     def of_shares(self, dtype: str) -> Packing:
-        """That of class probabilities beside a map. auto: zstd of float32, of which deflate takes twice the time."""
-        fast = self.compress == AUTO and dtype == "float32"
-        return replace(self, average=True, compress="zstd" if fast else self.compress)
+        """That of class probabilities beside a map. auto: none of float32, whose last bits are noise: zstd, the
+        fastest, saves a fifth of the bytes for a tenth of a map's time."""
+        noise = self.compress == AUTO and dtype == "float32"
+        return replace(self, average=True, compress="none" if noise else self.compress)
 
     @property
     def codec(self) -> str:

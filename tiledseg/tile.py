@@ -21,8 +21,9 @@ from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, run, warn
 from tiledseg.config import Config, TilingConfig
+from tiledseg.config_classes import parse_classes, read_classes
 from tiledseg.config_file import parse_config
-from tiledseg.console import answer
+from tiledseg.console import answer, counted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
@@ -30,6 +31,7 @@ from tiledseg.outputs import check_outputs
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.raster.pair_reading import PairReading
     from tiledseg.raster.sampling import TileReference
     from tiledseg.raster.tile_store_writer import StorePlan, StoreState
 
@@ -49,6 +51,14 @@ def build_parser() -> Parser:
     parser.add_argument("--nodata", type=float, help="value of pixels without data (default: what the raster says)")
     parser.add_argument(
         "--references", action="store_true", default=None, help="open formats that read further files and URLs (VRT)"
+    )
+    polygons = parser.add_argument_group("labels that are polygons, or lie on another grid (docs/own-data.md)")
+    polygons.add_argument("--label-layer", metavar="NAME", help="of polygons: as train's data.label_layer")
+    polygons.add_argument("--label-attribute", metavar="NAME", help="the same: what tells their class")
+    polygons.add_argument("--background", metavar="CLASS", help="the same: the class of pixels in none, or ignored")
+    polygons.add_argument("--classes", help="the same: as evaluate's --classes; rasters keep their values")
+    polygons.add_argument(
+        "--warp", action="store_true", default=None, help="bring labels of another grid to the image's"
     )
     parser.add_argument("--config", help="a run's YAML file: takes data, tiling and model from there")
     network = parser.add_argument_group("the network that the halo is for")
@@ -79,9 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def resolve(options: argparse.Namespace) -> Config:
     """The configuration that flags and --config together give. Raises ConfigError."""
     config = parse_config(["--config", options.config], "tiledseg tile", "") if options.config else Config()
-    for key in ("images", "labels", "nodata", "references"):
+    for key in ("images", "labels", "nodata", "references", "label_layer", "label_attribute", "background", "warp"):
         if getattr(options, key) is not None:
             setattr(config.data, key, getattr(options, key))
+    config.data.classes = (
+        read_classes(config.data.classes) if options.classes is None else parse_classes(options.classes)
+    )
     if options.bands is not None:
         config.data.bands = _numbers("--bands", options.bands)
     if options.grid is not None:
@@ -108,12 +121,11 @@ def _numbers(flag: str, text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def plan_store(config: Config) -> StorePlan:
-    """Everything that can be known, and refused, before a pixel is read. Raises InputError of some kind."""
-    from tiledseg.raster.labels import check_grids_match
-    from tiledseg.raster.reader import open_raster
+def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, PairReading]:
+    """Everything that can be known, and refused, before a pixel is read, and how pixels are read. `from_flags`: what
+    messages name. Raises InputError of some kind."""
+    from tiledseg.raster.label_sources import check_used
     from tiledseg.raster.sources import as_list, find_sources, is_vector, pair_sources
-    from tiledseg.raster.statistics import check_alike
     from tiledseg.raster.tile_store_writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")
@@ -122,26 +134,26 @@ def plan_store(config: Config) -> StorePlan:
         image_paths, label_paths = pair_sources(as_list(data.images), as_list(data.labels), keys)
     else:
         image_paths, label_paths = tuple(source.path for source in found), ()
-    drawn = next(filter(is_vector, label_paths), None)
-    if drawn is not None:
-        raise ConfigError(
-            f"--labels {drawn} are polygons, which are drawn when they are read and need no store; leave them out, and "
-            "give them to train as data.labels beside the store"
-        )
-    images, labels = [], []
-    for path in image_paths:
-        with open_raster(path, data.bands, data.nodata, data.references) as reader:
-            images.append(reader.info)
-    for path in label_paths:
-        with open_raster(path, references=data.references) as reader:
-            labels.append(reader.info)
-    check_alike(images)
-    for image, label in zip(images, labels, strict=False):
-        check_grids_match(image, label)
+    reading = _reading(config, any(map(is_vector, label_paths)), from_flags)
+    check_used(reading.labels, label_paths)
+    images, labels = reading.inspect(image_paths, label_paths)
     grid, footprint = config.tiling.grid_shape(), _footprint(config, images[0].bands)
     assert grid is not None, "the command asks for a grid before it plans"
     tilings = tuple(make_tiling(info.shape, grid, footprint) for info in images)
-    return StorePlan(tuple(images), tuple(labels) if labels else None, tilings)
+    return StorePlan(images, labels or None, tilings), reading
+
+
+def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
+    """`draws`: there are polygons, which become class numbers; rasters keep the values that they have."""
+    from tiledseg.raster.label_sources import LabelReading
+    from tiledseg.raster.labels import LabelMap
+    from tiledseg.raster.pair_reading import PairReading
+
+    data = config.data
+    label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
+    more = data.references, data.label_layer, data.label_attribute, data.background, data.warp
+    labels = LabelReading(label_map, *more, key="--{}" if from_flags else "data.{}")
+    return PairReading(data.bands, data.nodata, data.references, labels, data.warp_images)
 
 
 def _footprint(config: Config, bands: int) -> Footprint:
@@ -155,20 +167,20 @@ def _footprint(config: Config, bands: int) -> Footprint:
 def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:
     from tiledseg.raster.tile_store_writer import begin_store, store_output
 
-    def begin() -> tuple[StorePlan, StoreState]:
-        plan = plan_store(config)
+    def begin() -> tuple[StorePlan, PairReading, StoreState]:
+        plan, reading = plan_store(config, not inputs)
         check_outputs([store_output(output, plan)], [*plan.files, *inputs])
-        return plan, begin_store(output, plan)
+        return plan, reading, begin_store(output, plan)
 
-    plan, store = mesh.on_root(begin)
+    plan, reading, store = mesh.on_root(begin)
     with ExitStack() as held:
         mesh.on_root(lambda: held.enter_context(claimed(Path(store.partial), store.path)))
-        _fill(config, plan, store, mesh)
+        _fill(config, plan, reading, store, mesh)
     if mesh.is_root and config.run.verbosity:
         answer(_summary(plan, store))
 
 
-def _fill(config: Config, plan: StorePlan, store: StoreState, mesh: Mesh) -> None:
+def _fill(config: Config, plan: StorePlan, reading: PairReading, store: StoreState, mesh: Mesh) -> None:
     """The store's missing tiles, and its final name."""
     from tiledseg.raster.info import reference_notes
     from tiledseg.raster.sampling import deal
@@ -177,31 +189,25 @@ def _fill(config: Config, plan: StorePlan, store: StoreState, mesh: Mesh) -> Non
     if mesh.is_root and config.run.verbosity:
         warn(reference_notes((*plan.images, *(plan.labels or ()))))
     share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
-    _write_share(config, plan, store, share, config.run.verbosity if mesh.is_root else 0)
+    _write_share(plan, reading, store, share, config.run.verbosity if mesh.is_root else 0)
     mesh.communicator.barrier()
     mesh.on_root(lambda: publish_store(store, plan))
 
 
 def _write_share(
-    config: Config, plan: StorePlan, store: StoreState, share: Sequence[TileReference], verbosity: int
+    plan: StorePlan, reading: PairReading, store: StoreState, share: Sequence[TileReference], verbosity: int
 ) -> None:
     """This rank's tiles; progress is that of its own share."""
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.reader import open_raster
     from tiledseg.raster.tile_store_writer import write_tiles
 
-    needed = sorted({tile.image for tile in share})
+    needed = {n: plan.images[n] for n in sorted({tile.image for tile in share})}
     with ExitStack() as stack:
-        data = config.data
-        images = {
-            n: stack.enter_context(open_raster(plan.images[n].path, data.bands, data.nodata, data.references))
-            for n in needed
-        }
+        images = {n: stack.enter_context(reading.open_as(info.path, info)) for n, info in needed.items()}
         labels = None
         if plan.labels is not None:
-            labels = {
-                n: stack.enter_context(open_raster(plan.labels[n].path, references=data.references)) for n in needed
-            }
+            paths = {n: plan.labels[n].path for n in needed}
+            labels = {n: stack.enter_context(reading.labels.open(path, plan.images[n])) for n, path in paths.items()}
         progress = stack.enter_context(closing(StepProgress(len(share), 0, verbosity)))
         done = count(1)
         stack.enter_context(doing("writing tiles"))
@@ -218,6 +224,6 @@ def _summary(plan: StorePlan, store: StoreState) -> str:
     height, width = (max(tiling.context_max[dim] for tiling in plan.tilings) for dim in (0, 1))
     written = len(store.missing)
     return (
-        f"{store.path}: {len(plan.images)} images, {tiles} tiles ({written} written now), contexts of up to "
-        f"{height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
+        f"{store.path}: {counted(len(plan.images), 'image')}, {counted(tiles, 'tile')} ({written} written now), "
+        f"contexts of up to {height} x {width} px, {plan.bytes / 1e9:.2f} GB; use it as data.images"
     )

@@ -10,7 +10,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.raster.spatial_split import Part, SpatialSplit
+from tiledseg.raster.spatial_split import Cut, Part, SpatialSplit
 
 LEARNT, OTHER = "santa_monica_2020", "long_beach_2020"
 BANDS = (1, 2, 3, 4)
@@ -35,7 +35,8 @@ def parts_of(told: dict[str, Any], shape: tuple[int, int]) -> tuple[Part, Part]:
     """(trained on, held out) of an image of `shape`, as `tiledseg train` cuts it by a group `data`."""
     rows, cols = told["split"]
     share, seed = told.get("split_share", 0.2), told.get("split_seed", 0)
-    (trained,), (held_out,) = SpatialSplit((rows, cols), share, told["split_gap"], seed).parts([shape])
+    cut = Cut(shape, (rows, cols), (told["split_gap"],) * 2)
+    (trained,), (held_out,) = SpatialSplit((cut,), share, seed).parts()
     return trained, held_out
 
 

@@ -25,6 +25,8 @@ CHANGES = {
     "turns": [lambda x, k=k: np.rot90(x, k, (1, 2)) for k in range(4)]
     + [lambda x, k=k: np.rot90(x[:, ::-1], k, (1, 2)) for k in range(4)],
 }
+HOW = {"whole": "read", "tiles": "read", "stages": "read"}
+HOW |= {"exchange": "exchange", "scatter": "scatter", "layer": "layer", "layer in stages": "layer"}
 BACK = {
     "reflections": CHANGES["reflections"],
     "turns": [lambda x, k=k: np.rot90(x, -k, (1, 2)) for k in range(4)]
@@ -75,16 +77,18 @@ def expected(meshes: dict[str, Mesh], shared: Path) -> dict[str, NDArray]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["whole", "tiles", "stages"])
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize(
+    ("kind", "how"), [(kind, how) for kind in CHANGES for how in HOW if kind == "turns" or HOW[how] == "read"]
+)
 def test_the_mean_is_that_of_the_changed_rasters(
     kind: str, how: str, shared: Path, expected: dict[str, NDArray], meshes: dict[str, Mesh]
 ) -> None:
     mesh = meshes["gloo"]
     mapper = checkpoint_mapper(mesh.on_root(lambda: find_checkpoint(shared / "seen")))
     grid = (1, 1) if how == "whole" else (3, 4)
-    parallel = ParallelConfig(stages=min(mesh.size, 2)) if how == "stages" else ParallelConfig()
-    name = f"{kind}-{how}"
+    stages = min(mesh.size, 2) if how.endswith("stages") else 1
+    parallel = ParallelConfig(halo=HOW[how], stages=stages)
+    name = f"{kind}-{how.replace(' ', '-')}"
     predict(request(shared, "image.tif", name, parallel, grid, kind), mapper, 1 << 30, mesh)
     mesh.communicator.barrier()
     shares_KHW, classes_HW = read(shared / f"{name}-shares.tif"), read(shared / f"{name}-classes.tif")[0]
@@ -94,15 +98,19 @@ def test_the_mean_is_that_of_the_changed_rasters(
     assert (classes_HW[~valid_HW] == 255).all()
     assert (classes_HW[valid_HW] == expected[kind].argmax(0)[valid_HW]).mean() > 0.9999
     assert not np.allclose(shares_KHW, read(shared / "reflections-0-shares.tif"), atol=1e-3, equal_nan=True)
-    if how == "tiles":
+    if how != "whole":
         assert np.array_equal(shares_KHW, read(shared / f"{kind}-whole-shares.tif"), equal_nan=True)
 
 
 @pytest.mark.mpi
-def test_only_where_tiles_read_their_halos(shared: Path, expected: dict[str, NDArray], meshes: dict[str, Mesh]) -> None:
+def test_what_a_rank_cannot_hold_is_refused(
+    shared: Path, expected: dict[str, NDArray], meshes: dict[str, Mesh]
+) -> None:
+    """The sum of the probabilities of a rank's block, in float64, and three times those of a view."""
     mesh = meshes["gloo"]
     mapper = checkpoint_mapper(mesh.on_root(lambda: find_checkpoint(shared / "seen")))
-    asked = request(shared, "image.tif", "refused", ParallelConfig(halo="layer"), (3, 4), "turns")
-    with pytest.raises(ConfigError, match=r"--tta is turns, .* but --parallel.halo is layer; use read"):
-        predict(asked, mapper, 1 << 30, mesh)
+    asked = request(shared, "image.tif", "refused", ParallelConfig(halo="exchange"), (3, 4), "turns")
+    least = -(-70 * 57 // mesh.size) * 20 * len(read(shared / "reflections-0-shares.tif"))
+    with pytest.raises(ConfigError, match=r"--tta is turns, whose mean takes 0 MiB of each rank .*; start more ranks"):
+        predict(asked, mapper, least, mesh)
     assert not (shared / "refused-classes.tif").exists()

@@ -87,6 +87,36 @@ def test_a_loss_of_ratios_over_windows_and_batches_of_tiles(how: str, shared: Pa
     assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
 
 
+def impatient(shared: Path, name: str, score: str) -> Config:
+    """A rate with which the validation gets worse now and then; a plateau where nothing is learned."""
+    config = configuration(shared, shared / name, "fp64", "sgd", None)
+    train = replace(config.train, epochs=12, validate_every=1, best=score, early_stop=2)
+    rate = 1e-30 if score == "loss" else 0.3
+    return replace(config, train=train, optimizer=replace(config.optimizer, lr=rate, policy="constant", warmup_steps=0))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("score", "hows"), [("loss", ["layer"]), ("mean_iou", ["read", "layer", "stages"])])
+def test_a_run_ends_early_after_the_same_epoch(
+    score: str, hows: list[str], shared: Path, meshes: dict[str, Mesh]
+) -> None:
+    mesh = meshes["gloo"]
+
+    def ended(name: str, parallel: ParallelConfig, on: Mesh) -> dict:
+        run(replace(impatient(shared, name, score), parallel=parallel), on)
+        on.communicator.barrier()
+        told = json.loads((shared / name / "summary.json").read_text())
+        return {key: told[key] for key in ("steps", "epochs", "stopped_early", "finished")} | told["best"]
+
+    wanted = mesh.on_root(lambda: ended(f"early-{score}", ParallelConfig(), alone()))
+    assert wanted["stopped_early"]
+    assert 2 < wanted["epochs"] < 12 or score == "loss"
+    for how in hows:
+        parallel = ParallelConfig(stages=min(mesh.size, 2)) if how == "stages" else ParallelConfig(halo=how)
+        found = ended(f"early-{score}-{how}", parallel, mesh)
+        assert found == {**wanted, "value": pytest.approx(wanted["value"], rel=1e-9)}
+
+
 def check_kept(folder: Path, alone: Path, validations: list[float]) -> None:
     """The averaged weights of one rank, and the best checkpoint that the validations name."""
     found, expected = find_checkpoint(folder), find_checkpoint(alone)

@@ -14,9 +14,11 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, TrainConfig
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.mesh_shape import MeshShape
@@ -29,7 +31,9 @@ from tiledseg.planning.run.cost import step_cost
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.raster.dataset import Sample
+from tiledseg.raster.labels import LabelMap
 from tiledseg.tracing.allocations import AllocationMeter
+from tiledseg.training.preparation import loss_bytes_of, objective_of
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -149,6 +153,41 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float,
             stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
     memory = training_memory(network.graph, unet.bands, (side, side), ACTIVATION_BYTES[precision])
     assert memory.total == pytest.approx(meter.peak, rel=most)
+
+
+LOSSES = ["focal", "dice", {"cross_entropy": 1, "dice": 0.5}, "boundary", {"focal": 1, "boundary": 1}]
+
+
+@pytest.mark.parametrize(("loss", "precision"), [*((loss, "fp32") for loss in LOSSES), ("dice", "fp64")])
+def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str) -> None:
+    """The trainer's own steps of a network whose peak is at its loss: within 3 %, which the usual loss would miss."""
+    unet, side = UNet(1, convs_per_level=1, base_channels=2, classes=8), 160
+    tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
+    tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
+    labels_HW = np.random.default_rng(0).integers(0, 8, (side, side), np.uint8)
+    config = Config(train=TrainConfig(loss=loss, precision=precision))
+    label_map = LabelMap.from_config(8)
+    objective = objective_of(config, unet, label_map, ())
+    around = Box(
+        tile.core.row.expand(objective.margin, objective.margin), tile.core.col.expand(*[objective.margin] * 2)
+    )
+    around = around.clip(Box.of_shape((side, side)))
+    pixels_CHW = np.ones((unet.bands, side, side), INPUT_DTYPES[precision])
+    sample = Sample(0, tile, pixels_CHW, labels_HW, np.ones((side, side), bool), labels_HW, around)
+    with AllocationMeter([]) as meter:
+        network = build_modules(unet, seed=0).train()
+        run = ParallelRun.open(Spread(), network, mesh, precision)
+        optimizer = torch.optim.AdamW(network.parameters())
+        rules = StepRules(255, 0, objective=objective)
+        stepper = Stepper(optimizer, mesh, run.over([tiling]), run.axes, rules)
+        for step in range(2):
+            meter.peak = 0
+            stepper.run(step, iter([sample]), [Part(0, tile)], stop=False)
+    further = loss_bytes_of(config, unet, label_map, objective)
+    sizes = unet.bands, (side, side), ACTIVATION_BYTES[precision]
+    asked, usual = (training_memory(graph, *sizes).total for graph in (unet.graph().with_loss(further), unet.graph()))
+    assert asked == pytest.approx(meter.peak, rel=0.03)
+    assert usual / meter.peak < 0.86, "it would be missed"
 
 
 @pytest.mark.parametrize(("images", "batch"), [(1, 1), (2, 1), (3, 1), (3, 2), (3, 3)])

@@ -1,4 +1,5 @@
 """Serves a folder with byte ranges, as S3 and any web server for COGs do: `range_server.py FOLDER` prints its port.
+With two more words, the files of a certificate and of its key, by TLS.
 
 A process of its own, since GDAL waits for an answer without letting other Python threads run.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import http.server
 import re
+import ssl
 import sys
 from pathlib import Path
 
@@ -44,5 +46,9 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 
 if __name__ == "__main__":
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Ranges, directory=sys.argv[1])) as server:
+        if len(sys.argv) > 2:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*sys.argv[2:])
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         print(server.server_port, flush=True)
         server.serve_forever()

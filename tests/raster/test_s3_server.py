@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tiledseg.raster.s3_server import advice, gdal_options, store_options
+from pathlib import Path
+
+from tiledseg.raster.s3_server import advice, certificate_advice, certificates, gdal_options, store_options
 
 
 def test_gdal_and_obstore_are_sent_to_one_server() -> None:
@@ -36,3 +38,14 @@ def test_what_was_read_is_named_and_never_shown() -> None:
     said = advice({"AWS_REGION": "r"})
     assert said.startswith("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_NO_SIGN_REQUEST, on every rank")
     assert "AWS_REGION are set" in said
+
+
+def test_the_first_variable_that_names_authorities_is_handed_on() -> None:
+    named = {"SSL_CERT_FILE": "/o.pem", "AWS_CA_BUNDLE": "/a.pem", "CURL_CA_BUNDLE": "/c.pem"}
+    assert gdal_options(named)["GDAL_CURL_CA_BUNDLE"] == "/c.pem"
+    assert gdal_options({"SSL_CERT_FILE": "/o.pem", "CURL_CA_BUNDLE": ""})["GDAL_CURL_CA_BUNDLE"] == "/o.pem"
+    assert "GDAL_CURL_CA_BUNDLE" not in gdal_options({**named, "GDAL_CURL_CA_BUNDLE": "/g.pem"}), "its own decides"
+    assert certificates({}) == ""
+    known = gdal_options({}).get("GDAL_CURL_CA_BUNDLE")
+    assert known is None or Path(known).read_text().count("BEGIN CERTIFICATE") > 9
+    assert certificate_advice(named).startswith("CURL_CA_BUNDLE is /c.pem; set CURL_CA_BUNDLE to the file (PEM)")

@@ -8,22 +8,26 @@ import pytest
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.spatial_split import SpatialSplit
+from tiledseg.raster.spatial_split import Cut, SpatialSplit
 
 SHAPES = (37, 52), (40, 24), (30, 30)
 
 
+def split(share: float, gap: tuple[int, int], seed: int) -> SpatialSplit:
+    return SpatialSplit(tuple(Cut(shape, (3, 4), gap) for shape in SHAPES), share, seed)
+
+
 @pytest.mark.parametrize(("share", "gap", "seed"), [(0.2, 3, 0), (0.5, 0, 1), (0.01, 9, 2), (0.99, 1, 3)])
 def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
-    """Every pixel is validated on, or trained on where none within the gap is validated on (Chebyshev's distance)."""
-    split = SpatialSplit((3, 4), share, gap, seed)
-    trained, validated = split.parts(SHAPES)
+    """Every pixel is validated on, or trained on where none within the gap is (Chebyshev, each dim its own)."""
+    trained, validated = split(share, (gap, gap + gap // 3), seed).parts()
     blocks = 0
     for shape, ours, theirs in zip(SHAPES, trained, validated, strict=True):
         whole = Box.of_shape(shape)
         held_out_HW, trained_HW = theirs.inside(whole), ours.inside(whole)
         for row, col in np.ndindex(shape):
-            near = held_out_HW[max(row - gap, 0) : row + gap + 1, max(col - gap, 0) : col + gap + 1]
+            beside = gap + gap // 3
+            near = held_out_HW[max(row - gap, 0) : row + gap + 1, max(col - beside, 0) : col + beside + 1]
             assert trained_HW[row, col] == (not near.any())
         rows, cols = (np.arange(parts + 1) * size // parts for size, parts in zip(shape, (3, 4), strict=True))
         found = [held_out_HW[a:b, c:d] for a, b in zip(rows, rows[1:]) for c, d in zip(cols, cols[1:])]  # noqa: B905, RUF007
@@ -36,13 +40,15 @@ def test_blocks_and_gaps(share: float, gap: int, seed: int) -> None:
 
 
 def test_the_seed_draws_the_blocks() -> None:
-    drawn = {seed: SpatialSplit((4, 4), 0.25, 2, seed).parts(SHAPES) for seed in (0, 1)}
-    assert drawn[0] == SpatialSplit((4, 4), 0.25, 2, 0).parts(SHAPES)
+    drawn = {seed: split(0.25, (2, 2), seed).parts() for seed in (0, 1)}
+    assert drawn[0] == split(0.25, (2, 2), 0).parts()
     assert drawn[0] != drawn[1]
 
 
 def test_too_few_blocks_and_too_many() -> None:
     with pytest.raises(ConfigError, match=r"1 block in all"):
-        SpatialSplit((1, 1), 0.5, 0, 0).parts([(9, 9)])
+        SpatialSplit((Cut((9, 9), (1, 1), (0, 0)),), 0.5, 0).parts()
     with pytest.raises(ConfigError, match=r"\[40, 2\] blocks, but an image is 37 x 52"):
-        SpatialSplit((40, 2), 0.5, 0, 0).parts(SHAPES)
+        SpatialSplit(tuple(Cut(shape, (40, 2), (0, 0)) for shape in SHAPES), 0.5, 0).parts()
+    with pytest.raises(ConfigError, match=r"makes 5000 x 2 blocks of an image; .* 4096 along each"):
+        SpatialSplit((Cut((9000, 9), (5000, 2), (0, 0)),), 0.5, 0).parts()

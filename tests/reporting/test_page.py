@@ -17,6 +17,7 @@ from tiledseg.reporting.page import Report, diagrams_of, render
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
 from tiledseg.training.run_folder.page import PAGE, page_of
+from tiledseg.training.run_folder.report import METRICS, read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
 
@@ -100,6 +101,22 @@ def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
     told = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
     assert told.charts[0].unit == "training: Dice; validation: cross-entropy a pixel"
     assert (told.state, told.warnings) == ("not finished", ["a note"])
+
+
+def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
+    """Not what the summary says of the start before it."""
+    make_run(tmp_path)
+    told = {"title": "made: segnet", "loss": "Dice", "begun": "then", "ranks": 1, "command": "the second"}
+    Journal(tmp_path, STEPS, STEPS, 0, told, read_metrics(tmp_path / METRICS), SCENE).close()
+    killed = page_of(tmp_path)
+    assert (killed.state, killed.subtitle) == ("not finished", "made: segnet")
+    assert killed.charts[0].unit == "training: Dice; validation: cross-entropy a pixel"
+    assert ("command", "the second") in killed.about["Run"]
+    (tmp_path / "summary.json").unlink()
+    assert page_of(tmp_path) == killed
+    (tmp_path / "summary.json").write_text(json.dumps({**told, "finished": True, "seconds": 3.0}))
+    done = page_of(tmp_path)
+    assert (done.state, done.facts[-1]) == ("finished", ("wall time", "3 s", "1 rank, last start"))
 
 
 def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_validation_never_sees_what_is_trained_on(root: Path, halo: str) -> None
     whole = Box.of_shape((SIDE, SIDE))
     trained_HW, held_out_HW = (part.parts[0].inside(whole) for part in (found.training, found.validation))
     gap = found.training.parts[0].gap
-    assert gap == max(found.plan.footprint.before, found.plan.footprint.after) > 0
+    assert gap == (max(found.plan.footprint.before, found.plan.footprint.after),) * 2 > (0, 0)
     assert trained_HW.any()
     assert held_out_HW.sum() == SIDE * SIDE // 3
     mode = {"parallel": {"halo": halo}}
@@ -150,7 +150,28 @@ def test_validation_never_sees_what_is_trained_on(root: Path, halo: str) -> None
         assert seen[0] != seen[1], "without a gap the test would see it"
 
 
+@pytest.mark.parametrize(
+    ("asked", "pixels"),
+    [
+        ({"split": "16 m", "split_gap": "6.1m"}, {"split": [3, 3], "split_gap": 13}),
+        ({"split": "20 m", "split_gap": "6 m"}, {"split": [2, 2], "split_gap": 12}),
+        ({"split": "40 px", "split_gap": "7 px"}, {"split": [2, 2], "split_gap": 7}),
+    ],
+)
+def test_a_split_in_metres_is_that_in_pixels(root: Path, asked: dict[str, Any], pixels: dict[str, Any]) -> None:
+    """Of half a metre each: 96 pixels are 48 m."""
+    found, wanted = (prepared(root, {**SPLIT, **data}) for data in (asked, pixels))
+    assert found.training.parts == wanted.training.parts
+    assert found.validation is not None
+    assert wanted.validation is not None
+    assert found.validation.parts == wanted.validation.parts
+
+
 def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    degrees = {"images": str(root / "image-degrees.tif"), "labels": str(root / "labels-degrees.tif")}
+    for name in ("image", "labels"):
+        with rasterio.open(root / f"{name}.tif") as dataset:
+            write_raster(root / f"{name}-degrees.tif", dataset.read(), crs="EPSG:4326")
     write_vectors(root / "far.gpkg", [on_the_ground(5000, 5000, 5090, 5090)], UTM)
     tries: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"area": str(root / "far.gpkg")}, {}, "leaves no pixel of"),
@@ -161,6 +182,11 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         ({"split": [4]}, {}, "data.split is [4]"),
         ({"split_seed": 3}, {}, "data.split is null"),
         ({**SPLIT, "split_gap": "wide"}, {}, "data.split_gap is 'wide'"),
+        ({**SPLIT, "split_gap": "1.5 px"}, {}, "data.split_gap is '1.5 px'"),
+        ({"split": "0 m"}, {}, "data.split is 0 m"),
+        ({"split": "9 miles"}, {}, "data.split is 9 miles"),
+        ({"split": "9 m", **degrees}, {}, "image-degrees.tif has no metres"),
+        ({**SPLIT, "split_gap": "9 m", **degrees}, {}, "data.split_gap is 9 m"),
         ({**SPLIT, "val_images": "a.tif", "val_labels": "b.tif"}, {}, "both given"),
     ]
     for data, changes, words in tries:

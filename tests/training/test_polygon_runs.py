@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import shapely
 import torch
+from affine import Affine
 
 import tiledseg
 from tests.crash.runs import lines
@@ -159,15 +160,89 @@ def test_scores_of_polygons_refuse_in_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_store_trains_with_polygons_beside_it(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A store holds no polygons, and says so; what it trains is what the raster's image does."""
-    model = ["--levels", "2", "--convs-per-level", "1"]
-    cut = ["--images", str(root / "image.tif"), "--grid", "4", "--output", str(root / "tiles.h5"), *model]
-    assert tile([*cut, "--labels", str(root / "labels.gpkg")]) == 2
-    error = capfd.readouterr().err
-    assert "are polygons, which are drawn when they are read and need no store" in error
-    assert error.count("\n") == 1
-    assert tile(cut) == 0
-    labels = {"labels": str(root / "labels.gpkg"), **POLYGONS}
+def cut(root: Path, *more: str, output: str = "tiles.h5") -> int:
+    network = ["--levels", "2", "--convs-per-level", "1", "--grid", "4"]
+    return tile(["--images", str(root / "image.tif"), "--output", str(root / output), *network, *more])
+
+
+def test_a_store_trains_with_polygons_beside_it_and_in_it(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it trains is what the raster's image does; in it lie the classes' numbers, whatever their raw values."""
+    classes = [{"name": "ground", "value": 7}, {"name": "road", "value": 5}, {"name": "tree", "values": [3]}]
+    (root / "drawn.json").write_text(json.dumps(classes))
+    asked = ["--labels", str(root / "labels.gpkg"), "--classes", str(root / "drawn.json")]
+    drawn = [*asked, "--label-attribute", "kind", "--background", "ground"]
+    labels = {"labels": str(root / "labels.gpkg"), **POLYGONS, "classes": classes}
     wanted = lines(train(root, "beside-image", labels))
+    assert cut(root) == 0
     assert lines(train(root, "beside-store", {"images": str(root / "tiles.h5"), **labels})) == wanted
+    assert cut(root, *drawn, output="drawn.h5") == 0
+    inside = {"images": str(root / "drawn.h5"), "labels": [], "classes": classes}
+    assert lines(train(root, "inside-store", inside)) == wanted
+    capfd.readouterr()
+    with pytest.raises(AssertionError):
+        train(root, "moved", {**inside, "classes": [classes[k] for k in (0, 2, 1)]})
+    error = capfd.readouterr().err
+    assert "drawn.h5#0:labels holds class road as 1, but in data.classes it is 2; give the classes" in error
+    assert error.count("\n") == 1
+    assert cut(root, *asked, "--label-attribute", "kind", "--background", "road", output="drawn.h5") == 2
+    assert "was cut from another state of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--label-attribute", "kind", "--background", "ground"], "give it one of class 0, class 1, or ignored"),
+        (["--classes", "3"], "--background is null, and"),
+        (["--classes", "3", "--labels", "labels.tif", "--background", "0"], "--background is given, but no labels are"),
+        (["--classes", "3", "--labels", "sea.gpkg", "--label-attribute", "kind", "--background", "0"], "no polygon in"),
+    ],
+)
+def test_a_store_of_polygons_refuses_in_one_line(
+    root: Path, flags: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_vectors(root / "sea.gpkg", [shapely.box(0, 0, 9, 9)], UTM, kind=[1])
+    own = [str(root / flag) if flag.startswith(("labels", "sea")) else flag for flag in flags]
+    assert cut(root, "--labels", str(root / "labels.gpkg"), *own, output="never.h5") == 2
+    error = capfd.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not list(root.glob("never*"))
+
+
+def test_images_of_another_grid_are_brought_to_their_labels(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An image of three more rows and columns, one and a half pixels aside and one above: that of the same pixels,
+    blended by hand. Trained as it is, and cut into a store."""
+    wide_CHW = np.random.default_rng(8).integers(1, 255, (3, SIDE + 3, SIDE + 3)).astype(np.uint8)
+    write_raster(root / "wide.tif", wide_CHW, transform=PLACE @ Affine.translation(-1.5, -1))
+    rows_CHW = wide_CHW[:, 1 : SIDE + 1].astype(np.float64)
+    blended_CHW = np.rint((rows_CHW[:, :, 1 : SIDE + 1] + rows_CHW[:, :, 2 : SIDE + 2]) / 2)
+    write_raster(root / "blended.tif", blended_CHW.astype(np.uint8))
+    labels = {"labels": str(root / "labels.tif"), "val_labels": str(root / "labels.tif")}
+    wanted, found = (
+        lines(train(root, name, {"images": path, "val_images": path, **labels, **more}))
+        for name, path, more in (
+            ("of-blended", str(root / "blended.tif"), {}),
+            ("of-wide", str(root / "wide.tif"), {"warp_images": True}),
+        )
+    )
+    assert found == wanted
+    both = {"images": str(root / "wide.tif"), "labels": str(root / "labels.tif")}
+    write_yaml(root / "store.yaml", {"data": {**both, "warp_images": True}})
+    flags = ["--config", str(root / "store.yaml"), "--grid", "4"]
+    assert tile([*flags, "--output", str(root / "wide.h5"), "--levels", "2", "--convs-per-level", "1"]) == 0
+    store = {"images": str(root / "wide.h5"), "labels": []}
+    assert lines(train(root, "of-store", store)) == [line for line in wanted if "loss" in line]
+    capfd.readouterr()
+    for more, words in (
+        ({}, "differ in size: 67 x 67 px against 64 x 64 px"),
+        ({"warp": True, "warp_images": True}, "data.warp and data.warp_images are both true"),
+        ({"warp_images": True, "labels": str(root / "labels.gpkg"), **POLYGONS}, "are polygons, which have no grid"),
+    ):
+        with pytest.raises(AssertionError):
+            train(root, "refused", {"images": str(root / "wide.tif"), "labels": str(root / "labels.tif"), **more})
+        error = capfd.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1
+    with pytest.raises(AssertionError):
+        train(root, "of-wide", {**dict.fromkeys(("images", "val_images"), str(root / "blended.tif")), **labels})
+    assert "is of another run: data.warp_images is" in capfd.readouterr().err

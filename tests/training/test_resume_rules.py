@@ -92,7 +92,7 @@ OTHERS: dict[str, Any] = {
     "run.panels": 0,
 }
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
-ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background", "data.area"}
+ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background", "data.warp_images", "data.area"}
 ELSEWHERE |= {
     f"data.{key}" for key in ("split", "split_share", "split_gap", "split_seed")
 }  # tests/training/test_area_runs.py

@@ -14,8 +14,10 @@ rank owns. Training, validation and prediction do with the pieces what they must
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -208,7 +210,23 @@ def _area(batch: Sequence[Part]) -> int:
     return sum(part.tile.context.area for part in batch)
 
 
-class ExchangeMode(ReadMode):
+class SharedMode(ReadMode):
+    """Ranks own blocks of one image."""
+
+    def cores(self, image: int) -> dict[int, Box]:
+        """The pixels of an image that each rank of this replica and stage owns, by its number in the job."""
+        axes = self._mesh_axes()
+        places = product(range(axes.shape.rows), range(axes.shape.cols))
+        return {axes.rank_at(*place): self._block(image, *place).core for place in places}
+
+    @abstractmethod
+    def _mesh_axes(self) -> Axes: ...
+
+    @abstractmethod
+    def _block(self, image: int, row: int, col: int) -> Tile: ...
+
+
+class ExchangeMode(SharedMode):
     """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
 
     def __init__(
@@ -232,7 +250,13 @@ class ExchangeMode(ReadMode):
         if at is None:
             return ()
         own = _own_images(step, self._axes)
-        return tuple(Part(i, exchange_block(self._images[i], at.row, at.col), draw) for i, draw in own)
+        return tuple(Part(i, self._block(i, at.row, at.col), draw) for i, draw in own)
+
+    def _mesh_axes(self) -> Axes:
+        return self._axes
+
+    def _block(self, image: int, row: int, col: int) -> Tile:
+        return exchange_block(self._images[image], row, col)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
@@ -258,7 +282,7 @@ class ExchangeMode(ReadMode):
         return self._exchanger.exchange(x_BCHW, *exchanges), window
 
 
-class LayerMode(ReadMode):
+class LayerMode(SharedMode):
     """All ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
 
     def __init__(
@@ -279,7 +303,7 @@ class LayerMode(ReadMode):
         at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas
         if at is None:
             return ()
-        parts = [Part(i, self._images[i].tile(at.row, at.col), draw) for i, draw in _images_of(step)]
+        parts = [Part(i, self._block(i, at.row, at.col), draw) for i, draw in _images_of(step)]
         return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
 
     def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
@@ -289,6 +313,12 @@ class LayerMode(ReadMode):
 
     def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._images[image].rows.edges, self._images[image].cols.edges
+
+    def _mesh_axes(self) -> Axes:
+        return self.spatial.axes
+
+    def _block(self, image: int, row: int, col: int) -> Tile:
+        return self._images[image].tile(row, col)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         image = self._images[micro_batch.image]

@@ -21,7 +21,7 @@ from typing import TypeVar
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.measured import Measured
-from tiledseg.geometry.memory_words import MemoryPolicy
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes, MemoryPolicy
 
 INPUT = "input"
 Value = TypeVar("Value")
@@ -32,7 +32,7 @@ class Node:
     """A layer in its place. `inputs`: the names of the tensors that it takes; none stands for the node before it.
     `cols`: the layer along columns, where its geometry differs there (a kernel that is no square). `frozen`: its
     weights, all of them, are not trained. `measured`: what autograd keeps of it, where that was measured in place of
-    what the layer says."""
+    what the layer says. `loss`: of the first output, what its loss needs beyond the usual one."""
 
     name: str
     layer: Layer
@@ -40,6 +40,7 @@ class Node:
     cols: Layer | None = None
     frozen: bool = False
     measured: Measured | None = None
+    loss: LossBytes = USUAL_LOSS
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,11 @@ class Graph:
     def with_still_statistics(self) -> Graph:
         """The same, with running statistics that are constants in training too."""
         return replace(self, nodes=tuple(replace(node, layer=node.layer.stilled) for node in self.nodes))
+
+    def with_loss(self, loss: LossBytes) -> Graph:
+        """The same, of which a loss that needs so much is taken."""
+        at = self.results[0] - 1
+        return replace(self, nodes=(*self.nodes[:at], replace(self.nodes[at], loss=loss), *self.nodes[at + 1 :]))
 
     def with_memory(self, policy: MemoryPolicy | None) -> Graph:
         """The same, of which a backward pass finds kept what the policy says (`memory_policy`)."""

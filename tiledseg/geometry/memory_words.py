@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 
 KEEP, REBUILD, OFFLOAD = "keep", "rebuild", "offload"
 WORDS = KEEP, REBUILD, OFFLOAD
+
+
+class LossBytes(NamedTuple):
+    """Of each pixel of a network's first output, what its loss needs beyond the usual one: kept until its gradients are
+    known, and at the worst moment until then."""
+
+    kept: float = 0.0
+    peak: float = 0.0
+
+
+USUAL_LOSS = LossBytes()
 
 
 @dataclass(frozen=True)

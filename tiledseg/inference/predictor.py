@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part, Piece
+from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.tiling import Tiling, make_tiling
+from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.map_files import (
     NO_SHARE,
     MapFiles,
@@ -35,8 +35,9 @@ from tiledseg.inference.map_files import (
 )
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, own_statistics
-from tiledseg.inference.reflections import means, parts_of_views, shares_of, views_of
+from tiledseg.inference.reflections import means, parts_of_views, shares_of, tilings_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
+from tiledseg.inference.shared_views import shared_means, unseen
 from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
@@ -62,12 +63,19 @@ class _Share:
     passes: Passes
     parts: tuple[Part, ...]
     views: tuple[View, ...]
+    parallel: ParallelRun
     outside: tuple[Box, ...] = ()  # of the area, of which nothing is computed
 
     @property
     def pieces(self) -> int:
-        """How many pieces of the map this rank makes, or reads where others make them."""
-        return (self.passes.pieces(self.parts) or len(self.parts)) // len(self.views)
+        """How many pieces of the map this rank makes, of each view by itself where ranks share it, or reads where
+        others make them."""
+        return (self.passes.pieces(self.parts) or len(self.parts)) // self.at_once
+
+    @property
+    def at_once(self) -> int:
+        """The views of a piece that follow each other on this rank."""
+        return 1 if self.parallel.spread.shares_images else len(self.views)
 
 
 def predict(request: Request, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
@@ -96,7 +104,7 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     how = requests[0].precision, plan.pipeline, in_blocks, requests[0].store
     parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, *how)
-    shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, plan.tilings, strict=True)]
+    shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, planned.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
             _make_map(share, _suited(mapper, share, parallel, mesh), planned.classes, mesh, bar)
@@ -117,7 +125,7 @@ def _suited(mapper: Mapper, share: _Share, parallel: ParallelRun, mesh: Mesh) ->
 
 def _share(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo, tiling: Tiling) -> _Share:
     views, footprint = views_of(request.views, tiling.raster), tiling.footprint
-    tilings = [tiling, *(make_tiling(view.shape, (1, 1), footprint) for view in views[1:])]
+    tilings = tilings_of(views, tiling, parallel.spread.shares_images)
     passes = parallel.over(tilings)
     # Where ranks share images they compute all of one together.
     whole = request.area is None or parallel.spread.shares_images
@@ -126,9 +134,15 @@ def _share(parallel: ParallelRun, mesh: Mesh, request: Request, info: RasterInfo
     parts = passes.mode.share([TileReference(0, tile.index) for tile in wanted])
     left = {tile.index for tile in tiling.tiles} - {tile.index for tile in wanted}
     outside = tuple(tiling.tiles[index].core for index in sorted(left)[mesh.rank :: mesh.size])
-    if len(views) > 1:
+    if len(views) > 1 and parallel.spread.shares_images:
+        parts = tuple(
+            part
+            for at, cut in enumerate(tilings)
+            for part in passes.mode.share([TileReference(at, k) for k in range(len(cut))])
+        )
+    elif len(views) > 1:
         parts = parts_of_views(parts, views, footprint)
-    return _Share(request, info, tuple(tilings), passes, parts, views, outside)
+    return _Share(request, info, tilings, passes, parts, views, parallel, outside)
 
 
 def _area(request: Request, info: RasterInfo) -> Callable[[Box], NDArray[np.bool_]]:
@@ -179,11 +193,11 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
         stack.enter_context(doing("mapping"))
         samples = read_ahead(passes, dataset, parts, request.threads, request.prefetch)
         if bar is not None and not passes.pieces(parts):  # rank 0 is no pipeline's end: it shows what it has read
-            samples = _shown(samples, bar, len(share.views))
+            samples = _shown(samples, bar, share.at_once)
         inside = _area(request, share.info)
         for core in share.outside:
             _write_nothing(writers, core, mapper.ignore_index)
-        for core, scores_KHW, valid_HW in _found(share, ticking(passes.outputs(samples, parts))):
+        for core, scores_KHW, valid_HW in _found(share, samples, bar):
             valid_HW = valid_HW & inside(core)
             classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
             classes_HW[~valid_HW] = mapper.ignore_index
@@ -192,8 +206,8 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
                 several = len(share.views) > 1
                 shares_KHW = _written(scores_KHW, valid_HW) if several else _probabilities(scores_KHW, valid_HW)
                 writers[1].write(core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
-            if bar is not None:
-                bar.advance(f"mapping rows {core.row.start} to {core.row.stop}")
+            if bar is not None and not _in_views(share):
+                bar.mapped(core)
 
 
 def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int) -> None:
@@ -204,15 +218,26 @@ def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int
         writer.write(core, np.full((layout.bands, *core.shape), fill, layout.dtype))
 
 
+def _in_views(share: _Share) -> bool:
+    """Whether the ranks map one view after the other, each its block."""
+    return len(share.views) > 1 and share.parallel.spread.shares_images
+
+
 def _found(
-    share: _Share, outputs: Iterator[tuple[Sample, Piece]]
+    share: _Share, samples: Iterator[Sample], bar: _Bar | None
 ) -> Iterator[tuple[Box, torch.Tensor, NDArray[np.bool_]]]:
     """Each piece's place, its scores (mean probabilities of several views), and which pixels have data."""
-    if len(share.views) > 1:
-        for mean in means(outputs, share.views):
+    passes, parts, views = share.passes, share.parts, share.views
+    if len(views) > 1:
+        if _in_views(share):
+            seen = unseen if bar is None else bar.mapped
+            found = shared_means(passes, share.parallel.axes, samples, parts, views, seen)
+        else:
+            found = means(ticking(passes.outputs(samples, parts)), views)
+        for mean in found:
             yield mean.core, mean.shares_KHW, mean.sample.valid_HW
         return
-    for sample, piece in outputs:
+    for sample, piece in ticking(passes.outputs(samples, parts)):
         yield piece.core, piece.logits_BKHW[0], sample.valid_HW[piece.in_part.slices]
 
 
@@ -222,6 +247,10 @@ class _Bar:
     def __init__(self, progress: StepProgress) -> None:
         self._progress = progress
         self._done = 0
+
+    def mapped(self, core: Box) -> None:
+        """A piece of a map, at its place in the raster or in a view of it."""
+        self.advance(f"mapping rows {core.row.start} to {core.row.stop}")
 
     def advance(self, words: str) -> None:
         self._done += 1

@@ -15,7 +15,7 @@ from tiledseg.execution.halo_modes import Part, Piece
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.tiling import tile_around
+from tiledseg.geometry.tiling import Tiling, make_tiling, tile_around
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.views import Line, View
 
@@ -40,6 +40,16 @@ def views_of(kind: str, shape: tuple[int, int]) -> tuple[View, ...]:
     return tuple(found) if kind != NONE else (found[0],)
 
 
+def tilings_of(views: Sequence[View], tiling: Tiling, cut: bool) -> tuple[Tiling, ...]:
+    """Of each view, of which the first is the raster that is cut by `tiling`: the same tiles, or theirs with rows for
+    columns, where they are to be `cut` too; else one tile."""
+    if not cut:
+        return tiling, *(make_tiling(view.shape, (1, 1), tiling.footprint) for view in views[1:])
+    turned = make_tiling(tiling.raster[::-1], tiling.grid[::-1], tiling.footprint)
+    same = turned if tiling.raster != tiling.raster[::-1] else tiling
+    return tuple(same if view.transposed else tiling for view in views)
+
+
 def parts_of_views(parts: Sequence[Part], views: Sequence[View], footprint: Footprint) -> tuple[Part, ...]:
     """For each part of the raster, image 0, the same pixels of each view, which is the image of its number."""
     return tuple(
@@ -53,6 +63,12 @@ def core_in(view: View, core: Box) -> Box:
     """Where a box of the raster lies in a view that shows each pixel once."""
     rows, cols = _positions(view.row, core.row), _positions(view.col, core.col)
     return Box(cols, rows) if view.transposed else Box(rows, cols)
+
+
+def core_of(view: View, core: Box) -> Box:
+    """Where a box of a view that shows each pixel once lies in the raster."""
+    rows, cols = (core.col, core.row) if view.transposed else (core.row, core.col)
+    return Box(view.row.source(rows), view.col.source(cols))
 
 
 def back(view: View, values_KHW: torch.Tensor) -> torch.Tensor:

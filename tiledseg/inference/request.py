@@ -11,9 +11,10 @@ from typing import Any
 from tiledseg.claim import check_unclaimed
 from tiledseg.errors import ConfigError, OutputError, RasterError
 from tiledseg.files import irregular_kind
+from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
-from tiledseg.inference.reflections import NONE
+from tiledseg.inference.reflections import NONE, TURNS
 from tiledseg.map_formats import Packing
 from tiledseg.memory.shelf import HOST
 from tiledseg.outputs import Output, check_outputs
@@ -118,6 +119,11 @@ class PlannedMaps:
     infos: tuple[RasterInfo, ...]
     classes: int
 
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """Of the images as they lie: the plan has turned ones after them."""
+        return self.plan.tilings[: len(self.infos)]
+
 
 def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int) -> PlannedMaps:
     """The plan of requests that differ in their files only. Raises InputError for the first thing that cannot be."""
@@ -129,32 +135,55 @@ def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ra
             network,
             tuple(Extent(info.shape, info.tiling.grid if info.tiling else None) for info in infos),  # a store's own
             ranks,
-            memory_bytes,
+            memory_bytes - _mean_bytes(first, infos, network.classes, ranks, memory_bytes),
             first.parallel,
             first.precision,
             grid=first.grid,
             trains=False,
             blocks=first.blocks,
+            turned=_turned(first, infos),
         )
     )
-    for info, tiling in zip(infos, plan.tilings, strict=True):
+    planned = PlannedMaps(plan, infos, network.classes)
+    for info, tiling in zip(infos, planned.tilings, strict=True):
         check_cut(info, tiling)
         _check_views(first.views, info, plan)
     _check_outputs(requests, infos, network.classes, mapper)
     for request, info in zip(requests, infos, strict=True):
         pixels_of(request.minimum_area, info)
         _check_area(request, info)
-    return PlannedMaps(plan, infos, network.classes)
+    return planned
+
+
+def _turned(request: Request, infos: Sequence[RasterInfo]) -> tuple[int, ...]:
+    """The images of which ranks share a view with rows for columns, of another shape."""
+    if request.views != TURNS or request.parallel.halo == "read":
+        return ()
+    return tuple(k for k, info in enumerate(infos) if info.height != info.width)
+
+
+def _mean_bytes(request: Request, infos: Sequence[RasterInfo], classes: int, ranks: int, memory_bytes: int) -> int:
+    """What the mean over views takes of a rank that has a block of each: its sum in float64, the probabilities of a
+    view as they are made, as they are sent, and as they arrive. Raises ConfigError where a rank has not got it."""
+    parallel = request.parallel
+    if request.views == NONE or parallel.halo == "read":
+        return 0
+    rows, cols = parallel.mesh or (max(1, ranks // parallel.stages), 1)
+    pixels = max(-(-info.height * info.width // (rows * cols)) for info in infos)
+    needed = pixels * classes * (8 + 3 * (8 if request.precision == "fp64" else 4))
+    if needed >= memory_bytes:
+        raise ConfigError(
+            f"--tta is {request.views}, whose mean takes {needed / 2**20:.0f} MiB of each rank with --parallel.halo "
+            f"{parallel.halo}, but a rank may use {memory_bytes / 2**20:.0f} MiB; start more ranks, or use "
+            "--parallel.halo read"
+        )
+    return needed
 
 
 def _check_views(views: str, info: RasterInfo, plan: RunPlan) -> None:
-    """Raise ConfigError where a reflected raster's windows cannot be had."""
+    """Raise ConfigError or RasterError where a reflected raster's windows cannot be had."""
     if views == NONE:
         return
-    if plan.spread.shares_images:
-        raise ConfigError(
-            f"--tta is {views}, which reads each tile's halo, but --parallel.halo is {plan.spread.mode}; use read"
-        )
     if plan.blocks is not None:
         raise ConfigError(f"--tta is {views}, which looks at whole tiles, but --memory.blocks is given; leave one out")
     if info.tiling is not None:

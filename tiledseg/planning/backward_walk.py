@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Layer, Shape
-from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes
+from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes, loss_peak
 from tiledseg.widths import wide_bytes
 
 
@@ -88,7 +88,7 @@ class BackwardWalk:
             labels = INDEX_BYTES * results[0].shape[1] * results[0].shape[2]  # the caller's: they stay
             self.at_first = kept + loss_bytes(results, self.bytes_per_value)
             self.live = kept + labels
-            self.peak = self.at_first + results[0].output_bytes + sum(result.output_bytes for result in results)
+            self.peak = self.at_first + loss_peak(results)
             self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Shape
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.widths import SINGLE_BYTES, wide_bytes
@@ -33,7 +34,7 @@ INDEX_BYTES = 8  # labels of a loss
 @dataclass(frozen=True)
 class LayerCost:
     """One layer on one context: output `shape` (channels, height, width), and what it costs; bytes of each input.
-    `frozen`: its parameters are not trained."""
+    `frozen`: its parameters are not trained. `loss`: see `geometry.graph.Node`."""
 
     name: str
     kind: str
@@ -44,6 +45,7 @@ class LayerCost:
     output_bytes: int
     kept_bytes: int
     frozen: bool = False
+    loss: LossBytes = USUAL_LOSS
 
     @property
     def trained(self) -> int:
@@ -90,7 +92,8 @@ def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_va
         kept, made = keep_for_backward(graph, k, given, shape, bytes_per_value)
         kind = type(layer).__name__
         node, parameters = graph.nodes[k], layer.parameters(channels)
-        costs.append(LayerCost(node.name, kind, shape, parameters, work, before, made.bytes, kept, node.frozen))
+        sizes = work, before, made.bytes, kept
+        costs.append(LayerCost(node.name, kind, shape, parameters, *sizes, node.frozen, node.loss))
         return made
 
     graph.fold(Tensor(math.prod(shapes[0]), value_bytes=bytes_per_value), step)
@@ -160,8 +163,18 @@ def keep(tensor: Tensor, value_bytes: int | None = None) -> int:
 
 def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
     """What the loss of a network's outputs keeps: of the first one's cross-entropy log-probabilities, sum of weights,
-    and labels; of further ones so many times their size, measured."""
+    and labels; of further ones so many times their size, measured; and what another loss keeps more."""
     channels, height, width = results[0].shape
     logits = channels * height * width
     further = sum(FURTHER_OUTPUT * result.output_bytes for result in results[1:])
+    further += math.ceil(results[0].loss.kept * height * width)
     return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
+
+
+def loss_peak(results: Sequence[LayerCost]) -> int:
+    """What is there on top of what the loss keeps while its gradients are made: these, the outputs' own and a copy of
+    the first one's; and what another loss makes more."""
+    _, height, width = results[0].shape
+    loss = results[0].loss
+    made = results[0].output_bytes + sum(result.output_bytes for result in results)
+    return max(0, made + math.ceil((loss.peak - loss.kept) * height * width))

@@ -93,7 +93,7 @@ class RankWalk:
         parameters = node.layer.parameters(self.channels[sources[0]])
         before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
         layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
-        walked = Node(node.name, layer, tuple(b.name for b in brought), frozen=node.frozen)
+        walked = Node(node.name, layer, tuple(b.name for b in brought), frozen=node.frozen, loss=node.loss)
         self._add(walked, shape, before, parameters, work, tensor, kept)
         computed = _Made(node.name, tensor, (row.computed, col.computed))
         return self._cut(f"{node.name}: given", computed, shape[0], (row.given, col.given))
@@ -154,7 +154,8 @@ class RankWalk:
         after = math.prod(shape) * tensor.value_bytes
         kind = type(node.layer).__name__
         self.nodes.append(node)
-        self.costs.append(LayerCost(node.name, kind, shape, parameters, work, before, after, kept, node.frozen))
+        sizes = work, before, after, kept
+        self.costs.append(LayerCost(node.name, kind, shape, parameters, *sizes, node.frozen, node.loss))
 
 
 def _bytes(made: _Made, channels: int) -> int:

@@ -20,7 +20,7 @@ from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
-from tiledseg.raster.s3_server import SILENT_SECONDS, advice, gdal_options
+from tiledseg.raster.s3_server import SILENT_SECONDS, advice, certificate_advice, gdal_options, is_of_certificates
 from tiledseg.raster.s3_store import parse_s3, refusal
 from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.unforeseen import reading, reason
@@ -155,7 +155,9 @@ def _check_mask(path: str, mask: str) -> None:
         DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
     except RasterioError as error:
         if is_remote(path) and reason(error).startswith("CURL error"):  # nobody answers: do not ask again
-            raise RasterError(f"cannot open {path}: {reason(error)}; see that its server can be reached") from error
+            said = reason(error)
+            told = certificate_advice(os.environ) if is_of_certificates(said) else "see that its server can be reached"
+            raise RasterError(f"cannot open {path}: {said}; {told}") from error
         if "not recognized as being in a supported file format" in reason(error):  # it is there
             raise RasterError(
                 f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "

@@ -21,9 +21,10 @@ class RasterInfo:
     what must be decoded at once; `sequential` says that a block needs all blocks before it too (PNG, JPEG). `has_mask`:
     pixels may be invalid. `band_numbers` are the file's own, from 1. `palette` is (index, (red, green, blue, alpha))
     for each entry of a one-band raster's colour table, and `class_names` (value, name) of each of its values that has a
-    name. `holds_classes`: its values are class numbers already, whatever the classes' raw values. `tiling` is the one
-    that a tile store was cut by. `notes` are one-line warnings for the user; `references` is one on the files that
-    this one names, empty where it holds all of its pixels.
+    name. `holds_classes`: its values are class numbers already, whatever the classes' raw values, and `drawn` says by
+    what they were made of polygons, beside the file. `tiling` is the one that a tile store was cut by. `notes` are one-
+    line warnings for the user; `references` is one on the files that this one names, empty where it holds all of its
+    pixels.
     """
 
     path: str
@@ -47,6 +48,7 @@ class RasterInfo:
     ground: GroundControl | None = None
     class_names: tuple[tuple[int, str], ...] = ()
     holds_classes: bool = False
+    drawn: str = ""
 
     @property
     def shape(self) -> tuple[int, int]:

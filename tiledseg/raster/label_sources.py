@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,15 @@ class LabelReading:
         else:
             numbered = zip(polygons.values, polygons.numbers, strict=True)
             drawn = [self._class_of(value, f"{path}, feature {number}") for value, number in numbered]
-        return PolygonReader(path, image, polygons, drawn, background)
+        names = [record.name for record in self._classes.classes]
+        return PolygonReader(path, image, polygons, drawn, background, names, self._how)
+
+    @property
+    def _how(self) -> str:
+        """All that the numbers of polygons follow from, beside their file."""
+        label_map = self._classes
+        values = label_map.pairs, label_map.texts, label_map.ignore_index
+        return json.dumps([self.layer, self.attribute, self.background, *values])
 
     def _class_of_background(self, path: str) -> int:
         names = [record.name for record in self._classes.classes]

@@ -90,9 +90,11 @@ class LabelMap:
     def resolve(self, info: RasterInfo) -> LabelMap:
         """This map for the raster at hand: colours become palette indices where its one band has a colour table.
 
-        Raises LabelError where the number of bands does not fit the keys of the map.
+        Raises LabelError where the number of bands does not fit the keys of the map, or numbers of classes were stored
+        that have another number here.
         """
         if info.holds_classes:
+            self._check_stored(info)
             return replace(self, pairs=tuple((k, k) for k in range(self.count)), colours=False)
         if self.three_bands and info.bands == 3:
             return replace(self, pairs=self.three_bands, colours=True, three_bands=())
@@ -102,6 +104,17 @@ class LabelMap:
             what = "colours, which need 3 bands or a colour table" if self.colours else "raw values, which need 1 band"
             raise LabelError(f"{info.path} has bands: {info.bands}, but classes are {what}; change one of them")
         return self
+
+    def _check_stored(self, info: RasterInfo) -> None:
+        """A class may have another name, not another number."""
+        ours = {record.name: number for number, record in enumerate(self.classes)}
+        moved = [(number, name) for number, name in info.class_names if ours.get(name, number) != number]
+        if moved:
+            number, name = moved[0]
+            raise LabelError(
+                f"{info.path} holds class {name} as {number}, but in data.classes it is {ours[name]}; give the classes "
+                "in the order in which its polygons were drawn, or cut it again"
+            )
 
     def _through_palette(self, palette: tuple[tuple[int, Colour], ...]) -> LabelMap:
         known = dict(self.pairs)

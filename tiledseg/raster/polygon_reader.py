@@ -27,9 +27,19 @@ _KEPT = 256  # blocks: 16 MiB
 
 
 class PolygonReader(RasterReader):
-    """The numbers `drawn` (uint8, one a polygon) on the grid of `image`, and `background` elsewhere."""
+    """The numbers `drawn` (uint8, one a polygon) on the grid of `image`, and `background` elsewhere. `names`: of the
+    classes; `how`: by what the numbers were found."""
 
-    def __init__(self, path: str, image: RasterInfo, polygons: Polygons, drawn: Sequence[int], background: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        image: RasterInfo,
+        polygons: Polygons,
+        drawn: Sequence[int],
+        background: int,
+        names: Sequence[str] = (),
+        how: str = "",
+    ) -> None:
         self._polygons, self._drawn, self._background = polygons, drawn, background
         self._bounds = polygons.bounds.reshape(-1, 4)
         self._blocks: OrderedDict[tuple[int, int], NDArray[np.uint8]] = OrderedDict()
@@ -47,7 +57,9 @@ class PolygonReader(RasterReader):
             band_numbers=(1,),
             driver="polygons",
             files=vector_files(path),
+            class_names=tuple(enumerate(names)),
             holds_classes=True,
+            drawn=how,
         )
 
     @property

@@ -7,12 +7,19 @@ all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 _URLS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _PLACE = ("AWS_S3_ENDPOINT", "AWS_HTTPS", "AWS_VIRTUAL_HOSTING", "AWS_REGION", "AWS_DEFAULT_REGION")
+_CERTIFICATES = ("GDAL_CURL_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "SSL_CERT_FILE")
+_OF_SYSTEMS = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+)
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST")
 
 CONNECT_SECONDS = 5
@@ -55,7 +62,31 @@ def gdal_options(environ: Mapping[str, str], silent_seconds: int = STALLED_SECON
         found["AWS_S3_ENDPOINT"] = host
         found["AWS_HTTPS"] = "NO" if scheme == "http" else "YES"
         found["AWS_VIRTUAL_HOSTING"] = "FALSE"
+    trusted = certificates(environ) or next(filter(os.path.isfile, _OF_SYSTEMS), "")
+    if trusted:  # rasterio's wheels look at one place of one system otherwise, whatever the variables say
+        found[_CERTIFICATES[0]] = trusted
     return {name: value for name, value in found.items() if name not in environ}
+
+
+def certificates(environ: Mapping[str, str]) -> str:
+    """The file of the authorities whose certificates are trusted, for GDAL and obstore alike; empty where none is
+    named. GDAL's variable, curl's, Amazon's and OpenSSL's, the first that is set."""
+    return next((environ[name] for name in _CERTIFICATES if environ.get(name)), "")
+
+
+def is_of_certificates(said: str) -> bool:
+    """Whether a client's words are of a certificate that it does not trust, or of the file that says which it may."""
+    return any(word in said.lower() for word in ("certificate", "ssl", "tls"))
+
+
+def certificate_advice(environ: Mapping[str, str]) -> str:
+    """What to do where a server's certificate is not trusted: which variable was read."""
+    name = next((name for name in _CERTIFICATES if environ.get(name)), "")
+    said = f"{name} is {environ[name]}" if name else "no variable names the authorities to trust"
+    return (
+        f"{said}; set {_CERTIFICATES[1]} to the file (PEM) of the authority that has signed it, on every rank, and "
+        "name the server as its certificate does"
+    )
 
 
 def store_options(bucket: str, environ: Mapping[str, str], seconds: int, retries: int) -> dict[str, Any]:

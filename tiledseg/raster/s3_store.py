@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiledseg.errors import ConfigError, RasterError, TiledsegError
-from tiledseg.raster.s3_server import advice, has_key, store_options
+from tiledseg.raster.s3_server import (
+    advice,
+    certificate_advice,
+    certificates,
+    has_key,
+    is_of_certificates,
+    store_options,
+)
 
 _ASKING_SECONDS, _ASKING_RETRIES = 8, 1
 _WRITING_SECONDS, _WRITING_RETRIES = 300, 5
@@ -145,7 +152,23 @@ def _pieces(read: Callable[[int], bytes], size: int, beat: Callable[[], None]) -
 def _store(bucket: str, seconds: int, retries: int) -> Any:
     from obstore.store import S3Store
 
-    return S3Store(bucket, **store_options(bucket, os.environ, seconds, retries))
+    with _trusting(certificates(os.environ)):
+        return S3Store(bucket, **store_options(bucket, os.environ, seconds, retries))
+
+
+@contextmanager
+def _trusting(authorities: str) -> Iterator[None]:
+    """obstore takes no file of authorities: it reads OpenSSL's variable when a store is made."""
+    before = os.environ.get("SSL_CERT_FILE")
+    if authorities:
+        os.environ["SSL_CERT_FILE"] = authorities
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("SSL_CERT_FILE", None)
+        else:
+            os.environ["SSL_CERT_FILE"] = before
 
 
 @contextmanager
@@ -156,12 +179,19 @@ def _asking(what: str) -> Iterator[None]:
     except (TiledsegError, _CalledOff):
         raise
     except Exception as error:
-        raise RasterError(f"cannot {what}: {_said(error)}; {advice(os.environ)}") from error
+        said = _said(error)
+        remedy = certificate_advice(os.environ) if is_of_certificates(said) else advice(os.environ)
+        raise RasterError(f"cannot {what}: {said}; {remedy}") from error
 
 
 def _said(error: Exception) -> str:
     """What the server said, of obstore's words: the status, and the code of S3's; or why there is no answer."""
     text = str(error)
+    distrusted = re.search(r"InvalidCertificate\(\s*(\w+)", text)
+    if distrusted is not None:
+        return f"the server's certificate is not trusted ({distrusted[1]})"
+    if "No CA certificates were loaded" in text:
+        return "no certificate of an authority was found"
     status = re.search(r"status code: (\d{3}[^:\n]*)", text)
     if status is None:
         line = " ".join(text.splitlines()[0].split()) if text.strip() else type(error).__name__

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from tiledseg.console import counted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.draws import Draw
@@ -100,8 +101,8 @@ class Sampler:
             raise ConfigError(f"train.tiles_per_step is {self.tiles_per_step}; give at least 1")
         if self.tiles_per_step > total:
             raise ConfigError(
-                f"train.tiles_per_step is {self.tiles_per_step}, but the {len(self.tiles_per_image)} training images "
-                f"have {total} tiles in all; give at most {total}, or a finer tiling.grid"
+                f"train.tiles_per_step is {self.tiles_per_step}, but the training images have {counted(total, 'tile')} "
+                f"in all; give at most {total}, or a finer tiling.grid"
             )
 
     @property

@@ -1,14 +1,13 @@
 """Which pixels of an image are trained on, and which validated on, where both are parts of the same images.
 
 Images are cut into blocks. Some blocks, drawn by a seed alone, are validated on; the others are trained on, but for
-what lies within `gap` pixels of a block that is validated on: it counts nowhere. With a gap of the network's halo no
+what lies within a gap of a block that is validated on: it counts nowhere. With a gap of the network's halo no
 output that is validated depends on a pixel that is trained on, nor the other way round.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,59 +17,78 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 
+MOST_BLOCKS = 4096
+"""Of an image, along rows and along columns."""
+
 
 @dataclass(frozen=True)
 class Part:
-    """The pixels of an image that count: those within `boxes`, or where `outside`, those farther than `gap` pixels from
-    each of them, diagonals included."""
+    """The pixels of an image that count: those within `boxes`, or where `outside`, those farther than `gap` pixels
+    (along rows, along columns) from each of them, diagonals included."""
 
     boxes: tuple[Box, ...]
     outside: bool = False
-    gap: int = 0
+    gap: tuple[int, int] = (0, 0)
 
     def inside(self, box: Box) -> NDArray[np.bool_]:
         """Which pixels of `box` count, (height, width)."""
         found_HW = np.full(box.shape, self.outside)
         for one in self.boxes:
-            around = self.gap if self.outside else 0
+            around = self.gap if self.outside else (0, 0)
             rows, cols = (
-                slice(max(side.start - around - seen.start, 0), max(side.stop + around - seen.start, 0))
-                for side, seen in ((one.row, box.row), (one.col, box.col))
+                slice(max(side.start - gap - seen.start, 0), max(side.stop + gap - seen.start, 0))
+                for side, seen, gap in zip((one.row, one.col), (box.row, box.col), around, strict=True)
             )
             found_HW[rows, cols] = not self.outside
         return found_HW
 
 
 @dataclass(frozen=True)
-class SpatialSplit:
-    """`blocks`: of each image, along rows and columns; `share`: of all blocks, validated on; `gap` in pixels."""
+class Cut:
+    """How an image of `shape` (height, width) is cut: into so many `blocks`, with a `gap` in pixels, each along rows
+    and columns."""
 
+    shape: tuple[int, int]
     blocks: tuple[int, int]
+    gap: tuple[int, int]
+
+    def boxes(self) -> list[Box]:
+        """The blocks. Raises ConfigError where there are more than pixels, or far too many."""
+        (height, width), (rows, cols) = self.shape, self.blocks
+        if rows > height or cols > width:
+            raise ConfigError(
+                f"data.split is {list(self.blocks)} blocks, but an image is {height} x {width} px; give fewer"
+            )
+        if max(self.blocks) > MOST_BLOCKS:
+            raise ConfigError(
+                f"data.split makes {rows} x {cols} blocks of an image; give a side that makes {MOST_BLOCKS} along each "
+                "at most"
+            )
+        return [Box(row, col) for row in _cuts(height, rows) for col in _cuts(width, cols)]
+
+
+@dataclass(frozen=True)
+class SpatialSplit:
+    """`cuts`: of each image; `share`: of all blocks, validated on."""
+
+    cuts: tuple[Cut, ...]
     share: float
-    gap: int
     seed: int
 
-    def parts(self, shapes: Sequence[tuple[int, int]]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-        """(trained on, validated on), each a part of every image; `shapes` (height, width).
+    def parts(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """(trained on, validated on), each a part of every image.
 
-        Raises ConfigError where an image has fewer pixels than blocks, or a gap leaves an image nothing to train on.
+        Raises ConfigError where an image has fewer pixels than blocks.
         """
-        every = [(image, block) for image in range(len(shapes)) for block in self._blocks(shapes[image])]
+        every = [(image, block) for image, cut in enumerate(self.cuts) for block in cut.boxes()]
         if len(every) < 2:
             raise ConfigError("data.split is 1 block in all, but one is trained and one validated on; give more blocks")
         count = min(max(round(self.share * len(every)), 1), len(every) - 1)
         order = sorted(range(len(every)), key=self._drawn)
         held_out = [every[at] for at in sorted(order[:count])]
-        validated = [tuple(block for of, block in held_out if of == image) for image in range(len(shapes))]
-        return tuple(Part(boxes, True, self.gap) for boxes in validated), tuple(Part(boxes) for boxes in validated)
-
-    def _blocks(self, shape: tuple[int, int]) -> list[Box]:
-        rows, cols = self.blocks
-        if rows > shape[0] or cols > shape[1]:
-            raise ConfigError(
-                f"data.split is {list(self.blocks)} blocks, but an image is {shape[0]} x {shape[1]} px; give fewer"
-            )
-        return [Box(row, col) for row in _cuts(shape[0], rows) for col in _cuts(shape[1], cols)]
+        validated = [tuple(block for of, block in held_out if of == image) for image in range(len(self.cuts))]
+        trained = tuple(Part(boxes, True, cut.gap) for boxes, cut in zip(validated, self.cuts, strict=True))
+        return trained, tuple(Part(boxes) for boxes in validated)
 
     def _drawn(self, number: int) -> bytes:
         return hashlib.sha256(f"tiledseg.split {self.seed} {number}".encode()).digest()

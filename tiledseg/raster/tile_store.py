@@ -161,6 +161,7 @@ def layouts(info: RasterInfo, tiles: int, shape: tuple[int, int, int]) -> dict[s
 
 def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
     """One raster and its tiling as JSON: what a store keeps, and what two cuts must share to be the same."""
+    drawn = {"drawn": info.drawn, "class_names": info.class_names} if info.holds_classes else {}
     return json.dumps(
         {
             "source": source,
@@ -176,6 +177,7 @@ def encode(info: RasterInfo, tiling: Tiling, source: dict[str, Any]) -> str:
             "palette": info.palette,
             "grid": list(tiling.grid),
             "footprint": asdict(tiling.footprint),
+            **drawn,
         }
     )
 
@@ -211,6 +213,8 @@ def _decode(described: Raster, name: StoreName, size: int) -> tuple[Tiling, Rast
         driver="tiles",
         palette=tuple((index, tuple(colour)) for index, colour in palette) if palette else None,
         tiling=tiling,
+        class_names=tuple((number, class_name) for number, class_name in raster.get("class_names", ())),
+        holds_classes="class_names" in raster,
     )
     return tiling, info
 

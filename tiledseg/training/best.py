@@ -15,6 +15,9 @@ from tiledseg.raster.sampling import Position
 from tiledseg.training.recipe import Judge
 from tiledseg.training.validation import Findings
 
+ROUNDING = 1e-9
+"""A share of a loss, far above what sums in float64 differ by and below what anybody trains for."""
+
 
 def judge_of(score: str, patience: int | None, label_map: LabelMap, validates: bool) -> Judge:
     """Raises ConfigError for a score that nothing would find out, or of a class that there is not."""
@@ -34,6 +37,12 @@ def judge_of(score: str, patience: int | None, label_map: LabelMap, validates: b
     return Judge(score, known[name], patience)
 
 
+def is_better(score: str, value: float, best: float) -> bool:
+    """Larger; of the loss smaller, by more than the order in which ranks add it up may change: scores are made of whole
+    numbers, which add up exactly. So the best epoch, and the last one, are the same on any number of ranks."""
+    return value < best - ROUNDING * abs(best) if score == LOSS else value > best
+
+
 class BestSoFar:
     """The best of a run that validates every so many epochs; `best`: of the part of it that is done."""
 
@@ -49,12 +58,11 @@ class BestSoFar:
         return asdict(self._best) if self._best else None
 
     def takes(self, found: Findings, step: int, epoch: int) -> bool:
-        """Whether a validation is better than the best so far (larger; of the loss, smaller): it is the best then."""
+        """Whether a validation is better than the best so far: it is the best then."""
         value = self._value(found)
         if self._judge.score is None or value is None:
             return False
-        sign = -1 if self._judge.score == LOSS else 1
-        if self._best is not None and sign * value <= sign * self._best.value:
+        if self._best is not None and not is_better(self._judge.score, value, self._best.value):
             return False
         self._best = Best(self._judge.score, value, step, epoch)
         return True

@@ -6,7 +6,6 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,11 +22,11 @@ from tiledseg.config_memory import MemoryConfig
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.shapes import count_parameters
+from tiledseg.geometry.memory_words import LossBytes
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
 from tiledseg.planning.run.windows import Windows
@@ -39,6 +38,7 @@ from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.label_sources import LabelReading, check_used
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.layout import layout_warning
+from tiledseg.raster.pair_reading import PairReading
 from tiledseg.raster.polygons import vector_files
 from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
@@ -49,10 +49,12 @@ from tiledseg.training.best import judge_of
 from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.class_weights import given_weights
 from tiledseg.training.first_weights import check_imagenet
+from tiledseg.training.loss_memory import further_bytes
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
-from tiledseg.training.raster_set import Found, RasterSet, Reading, inspect
+from tiledseg.training.raster_set import Found, RasterSet, inspect
 from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
+from tiledseg.training.splitting import SplitAsked, split_of
 from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
 
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
@@ -84,7 +86,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     """
     config.check()
     label_map = label_map_of(config.data)
-    reading = _reading(config.data, label_map)
+    reading = reading_of(config.data, label_map)
     found = inspect(*_paths(config.data, _TRAINING, LEARNT), reading)
     check_used(reading.labels, found.label_paths)
     if config.data.normalize == IMAGENET:
@@ -120,12 +122,13 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         blocks=blocks_asked(config.memory),
         offload=config.memory.offloads,
         budgeted=budget is not None,
+        loss=loss_bytes_of(config, network, label_map, objective),
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
     tilings = () if windows else plan.tilings[: len(found.images)]
-    split, split_notes = split_of(config, plan, question.graph)
-    trained, validated = split.parts([info.shape for info in found.images]) if split else ((), ())
+    split, split_notes = _split(config, plan, question.graph, found.images)
+    trained, validated = split.parts() if split else ((), ())
     rasters = found.cut(tilings, config.data.area, trained)
     sampler = steps_of(train, plan, windows, found, _kept(train, plan, rasters))
     every = [part for part in (found, held_out) if part]
@@ -145,27 +148,14 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
     )
 
 
-def split_of(config: Config, plan: RunPlan, graph: Graph) -> tuple[SpatialSplit | None, tuple[str, ...]]:
-    """The split of the images into blocks, and what is to be said of it. Raises ConfigError where a layer sees whole
-    images: no gap keeps their blocks apart."""
-    data = config.data
+def _split(
+    config: Config, plan: RunPlan, graph: Graph, infos: Sequence[RasterInfo]
+) -> tuple[SpatialSplit | None, tuple[str, ...]]:
+    data, halo = config.data, max(plan.footprint.before, plan.footprint.after)
     if data.split is None:
         return None, ()
-    seeing = measuring(graph)
-    if seeing and config.parallel.exact:
-        raise ConfigError(
-            f"data.split is {data.split}, but {seeing[0].layer.in_words}: its statistics over an image hold pixels "
-            "that are validated on; use model.norm none or pixel, data.val_images, or accept it: parallel.exact false"
-        )
-    notes: tuple[str, ...] = (f"data.split: {seeing[0].layer.in_words} sees all blocks of an image",) if seeing else ()
-    reach = augmentation(config.train.augment).reach
-    halo = max(plan.footprint.before, plan.footprint.after)
-    auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
-    gap = auto if isinstance(data.split_gap, str) else data.split_gap
-    if gap < auto:
-        notes += (f"data.split_gap is {gap}, below {auto} px: outputs validated on see pixels trained on",)
-    rows, cols = data.split
-    return SpatialSplit((rows, cols), data.split_share, gap, data.split_seed), notes
+    asked = SplitAsked(data.split, data.split_share, data.split_gap, data.split_seed)
+    return split_of(asked, graph, halo, augmentation(config.train.augment).reach, config.parallel.exact, infos)
 
 
 def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:
@@ -178,7 +168,7 @@ def _area_files(data: DataConfig) -> tuple[str, ...]:
     return vector_files(data.area) if data.area else ()
 
 
-def _held_out(data: DataConfig, reading: Reading) -> Found | None:
+def _held_out(data: DataConfig, reading: PairReading) -> Found | None:
     """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
     if data.val_images:
         return inspect(*_paths(data, _VALIDATION, HELD_OUT_ALONE), reading)
@@ -192,11 +182,11 @@ def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple
     return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
 
 
-def _reading(data: DataConfig, label_map: LabelMap) -> Reading:
+def reading_of(data: DataConfig, label_map: LabelMap | None) -> PairReading:
     labels = LabelReading(
         label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
     )
-    return Reading(data.bands, data.nodata, data.references, labels)
+    return PairReading(data.bands, data.nodata, data.references, labels, data.warp_images)
 
 
 def windows_of(train: TrainConfig) -> Windows | None:
@@ -273,6 +263,17 @@ def objective_of(config: Config, network: Network, label_map: LabelMap, weights:
     stand_in = (1.0,) * label_map.count if counted else weights
     edges, losses = ({key: getattr(config.train, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
     return choose_objective(network, edges, losses, label_map.ignore_index, stand_in)
+
+
+def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
+    """What the loss needs beyond the network's usual one, without weights of classes."""
+    plain = TrainConfig()
+    edges, losses = ({key: getattr(plain, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    usual = choose_objective(network, edges, losses, label_map.ignore_index)
+    graph = network.graph()
+    channels = tensor_channels(graph, network.bands)
+    outputs = [channels[tensor] for tensor in graph.results]
+    return further_bytes(objective, usual, outputs, config.train.precision)
 
 
 def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:

@@ -10,27 +10,11 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.plan import Extent
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.known_reader import KnownReader
-from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import Inside, MaskedReader, area_reader
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import is_vector
+from tiledseg.raster.pair_reading import PairReading
 from tiledseg.raster.spatial_split import Part
-from tiledseg.raster.statistics import check_alike
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How images are read, as `open_raster` has it, and how their labels are."""
-
-    bands: Sequence[int] | None
-    nodata: float | None
-    references: bool
-    labels: LabelReading
-
-    def open_image(self, path: str) -> RasterReader:
-        return open_raster(path, self.bands, self.nodata, self.references)
 
 
 @dataclass(frozen=True)
@@ -42,14 +26,15 @@ class RasterSet:
     images: tuple[str, ...]
     labels: tuple[str, ...]
     tilings: tuple[Tiling, ...]
-    reading: Reading
+    reading: PairReading
     infos: tuple[RasterInfo, ...]
     label_infos: tuple[RasterInfo, ...]
     area: str | None = None
     parts: tuple[Part, ...] = ()
 
     def open_image(self, number: int) -> RasterReader:
-        return KnownReader(self.infos[number], lambda: self.reading.open_image(self.images[number]))
+        info = self.infos[number]
+        return KnownReader(info, lambda: self.reading.open_as(self.images[number], info))
 
     def open_counted(self, number: int) -> RasterReader:
         """An image whose pixels are valid where its labels may count: for statistics, not for a network."""
@@ -95,7 +80,7 @@ class Found:
     labels: tuple[RasterInfo, ...]
     image_paths: tuple[str, ...]
     label_paths: tuple[str, ...]
-    reading: Reading
+    reading: PairReading
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -114,25 +99,7 @@ class Found:
         return RasterSet(*paths, tilings, self.reading, *infos, area, parts)
 
 
-def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: Reading) -> Found:
+def inspect(image_paths: tuple[str, ...], label_paths: tuple[str, ...], reading: PairReading) -> Found:
     """Open each image with its labels. Raises RasterError, LabelError and ConfigError for the first pair that cannot
     be."""
-    images, labels, counts = [], [], []
-    for image_path, label_path in zip(image_paths, label_paths, strict=True):
-        with reading.open_image(image_path) as image, reading.labels.open(label_path, image.info) as label:
-            images.append(image.info)
-            labels.append(label.info)
-            counts += [_polygons_in(label)] if is_vector(label_path) else []
-    if counts:
-        from tiledseg.raster.polygon_reader import check_any
-
-        check_any(label_paths, counts)
-    check_alike(images)
-    return Found(tuple(images), tuple(labels), image_paths, label_paths, reading)
-
-
-def _polygons_in(labels: RasterReader) -> int:
-    from tiledseg.raster.polygon_reader import PolygonReader
-
-    assert isinstance(labels, PolygonReader), "vector files are polygons"
-    return labels.count
+    return Found(*reading.inspect(image_paths, label_paths), image_paths, label_paths, reading)

@@ -20,6 +20,7 @@ from tiledseg.checkpoint.folder import (
 )
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config
+from tiledseg.console import counted
 from tiledseg.errors import OutputError
 from tiledseg.execution.batching import batch_pixels
 from tiledseg.execution.content_survey import survey_content
@@ -215,7 +216,7 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
     windows, (rows, cols) = preparation.question.windows, plan.tilings[0].grid
     cut = windows.in_words if windows else f"grid {rows} x {cols}"
     halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"
-    progress.say(f"{len(preparation.training.images)} images, {cut}{halo}")
+    progress.say(f"{counted(len(preparation.training.images), 'image')}, {cut}{halo}")
     if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
     if preparation.question.recomputes:

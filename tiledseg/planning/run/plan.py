@@ -16,6 +16,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.memory_policy import named_policy
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost
@@ -59,9 +60,9 @@ class RunQuestion:
     together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
     device can tell; of images see `together_batch`.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `blocks`: tiles are computed in blocks, one after the other. `offload`: what autograd keeps leaves memory.
-    `turned`: the rasters that are also shown with rows for columns. `budgeted`: the user has said what `memory` may be:
-    a step that does not fit is refused.
+    images. `loss`: what it needs beyond the network's usual one. `blocks`: tiles are computed in blocks, one after the
+    other. `offload`: what autograd keeps leaves memory. `turned`: the rasters that are also shown with rows for
+    columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
     """
 
     network: Network
@@ -87,6 +88,7 @@ class RunQuestion:
     offload: bool = False
     turned: tuple[int, ...] = ()
     budgeted: bool = False
+    loss: LossBytes = USUAL_LOSS
 
     @property
     def validates_alone(self) -> bool:
@@ -95,7 +97,7 @@ class RunQuestion:
 
     @property
     def graph(self) -> Graph:
-        graph = self.network.graph().with_frozen(self.frozen)
+        graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
         return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if self.recomputes else graph
 

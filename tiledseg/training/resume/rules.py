@@ -37,6 +37,7 @@ RULES: dict[str, Rule] = {
     "data.label_attribute": Rule(REFUSED, _MEANING),
     "data.background": Rule(REFUSED, _MEANING),
     "data.warp": Rule(MAY, "labels that lie on the image's grid are read as they are; others were refused"),
+    "data.warp_images": Rule(REFUSED, f"{_MEANING}; on another grid the images are others"),
     "data.area": Rule(REFUSED, _LEARNT),
     "data.split": Rule(REFUSED, _LEARNT),
     "data.split_share": Rule(REFUSED, _LEARNT),

@@ -15,7 +15,7 @@ from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
 from tiledseg.training.run_folder.page import PAGE
-from tiledseg.training.run_folder.report import CONFIG, EVENTS, METRICS, PROGRESS, SUMMARY
+from tiledseg.training.run_folder.report import CONFIG, EVENTS, METRICS, PROGRESS, STARTED, SUMMARY
 from tiledseg.training.run_folder.validations import VALIDATION
 
 CHECKPOINTS = "checkpoints"
@@ -58,7 +58,7 @@ def _outputs(folder: Path) -> list[Output]:
     latest = [f"{CHECKPOINTS}/latest"] if (folder / CHECKPOINTS).is_dir() else []
     return [
         Output(_KEY, folder / run_lock.NAME),
-        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, SUMMARY, PROGRESS, PAGE, *latest)),
+        *(whole(_KEY, folder / name) for name in (CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE, *latest)),
     ]
 
 

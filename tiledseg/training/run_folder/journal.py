@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
 from tiledseg.reporting.page import REMEDY
 from tiledseg.training.run_folder.page import PAGE, write_report
-from tiledseg.training.run_folder.report import MetricsLog, plot_progress
+from tiledseg.training.run_folder.report import STARTED, MetricsLog, plot_progress, write_whole
 from tiledseg.training.run_folder.validations import Scene, write_validation
 from tiledseg.training.step import StepResult
 from tiledseg.training.validation import Findings
@@ -37,6 +38,7 @@ class Journal:
     ) -> None:
         self._folder, self._told, self._scene = folder, told, scene
         self._log = MetricsLog(folder, step, lines)
+        write_whole(folder / STARTED, json.dumps(told, indent=1) + "\n")
         self.last_validation = last_validation([line for line in lines if line["step"] <= step])
         self._progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.console import counted
 from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
 from tiledseg.reporting.charts import Chart, Line, draw_chart
 from tiledseg.reporting.embedded import drawing, photograph, read_picture
 from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
 from tiledseg.reporting.panel import can_draw
-from tiledseg.training.run_folder.report import CONFIG, METRICS, SUMMARY, read_metrics
+from tiledseg.training.run_folder.report import CONFIG, METRICS, STARTED, SUMMARY, read_metrics
 from tiledseg.training.run_folder.validations import VALIDATION, read_validations
 
 PAGE = "report.html"
@@ -30,7 +31,7 @@ _STILL = ("image", "labels")
 def page_of(folder: Path, told: Mapping[str, Any] | None = None) -> Report:
     """What the folder of a run has to show. `told`: what is known of a run that goes on, in the place of its summary,
     which is that of an earlier start. Raises OutputError where the metrics are damaged."""
-    summary = told if told is not None else _json(folder / SUMMARY) or {}
+    summary = told if told is not None else _of_last_start(folder)
     lines, validations = read_metrics(folder / METRICS), read_validations(folder)
     newest = validations[-1] if validations else None
     shown = _spread(
@@ -68,6 +69,14 @@ def write_report(folder: Path, path: Path, told: Mapping[str, Any] | None = None
         ) from error
     write_page(path, report)
     return True
+
+
+def _of_last_start(folder: Path) -> Mapping[str, Any]:
+    """Its summary; of one that was killed before it had any, what it knew from the start."""
+    summary, started = _json(folder / SUMMARY), _json(folder / STARTED)
+    if summary is None or (started is not None and started.get("begun") != summary.get("begun")):
+        return started or {}
+    return summary
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -126,7 +135,7 @@ def _facts(
             ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"),
         ]
     if "seconds" in summary:
-        facts.append(("wall time", duration(summary["seconds"]), f"{summary['ranks']} ranks, last start"))
+        facts.append(("wall time", duration(summary["seconds"]), f"{counted(summary['ranks'], 'rank')}, last start"))
     return facts
 
 

@@ -1,4 +1,5 @@
-"""What a run leaves for people and programs to read: metrics.jsonl, progress.png, TensorBoard events, summary.json.
+"""What a run leaves for people and programs to read: metrics.jsonl, progress.png, TensorBoard events, summary.json, and
+started.json, which has from the start what the summary will say that is known then.
 
 Rank 0 alone writes. Lines are flushed as they are made; on resume, lines of steps that the checkpoint does not know are
 taken back, so the file of a resumed run is that of an uninterrupted one (but for times).
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 from tiledseg.errors import OutputError
 from tiledseg.writing import replacing, writing
 
-CONFIG, METRICS, SUMMARY, PROGRESS, EVENTS = (
+CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, EVENTS = (
     "config.yaml",
     "metrics.jsonl",
+    "started.json",
     "summary.json",
     "progress.png",
     "events",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tiledseg.console import counted
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.training.preparation import Preparation
@@ -19,7 +20,7 @@ def run_title(preparation: Preparation, name: str, ranks: int) -> str:
     stages = f", {len(plan.pipeline.recompute)} stages" if plan.pipeline else ""
     return (
         f"{name}: {preparation.recipe.title}, {weights_of(plan):,} weights, "
-        f"{_counted(len(preparation.training.images), 'image')}, {_counted(ranks, 'rank')}, "
+        f"{counted(len(preparation.training.images), 'image')}, {counted(ranks, 'rank')}, "
         f"{preparation.recipe.precision}, halo: {plan.spread.mode}{stages}"
     )
 
@@ -27,10 +28,6 @@ def run_title(preparation: Preparation, name: str, ranks: int) -> str:
 def weights_of(plan: RunPlan) -> int:
     """The network's weights, on all stages together."""
     return count_parameters(plan.network.graph(), plan.network.bands)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
