@@ -24,8 +24,6 @@ def further_bytes(objective: Objective, usual: Objective, channels: Sequence[int
     """Of each pixel, what `objective` needs more than the plan has for `usual` (a negative number: less). `channels`:
     of the network's outputs, which a step holds until their gradients are made; the plan has labels in their place, as
     a caller holds them who has made them."""
-    if objective == usual:
-        return LossBytes()
     dtype = torch.float64 if precision == "fp64" else torch.float32
     ours, theirs = (_measured(each, channels, dtype) for each in (objective, usual))
     held = sum(channels) * dtype.itemsize

@@ -22,7 +22,7 @@ from tiledseg.config_memory import MemoryConfig
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import LossBytes
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
@@ -49,7 +49,6 @@ from tiledseg.training.best import judge_of
 from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.class_weights import given_weights
 from tiledseg.training.first_weights import check_imagenet
-from tiledseg.training.loss_memory import further_bytes
 from tiledseg.training.objective import Objective
 from tiledseg.training.optimizer import parameter_groups
 from tiledseg.training.raster_set import Found, RasterSet, inspect
@@ -270,6 +269,10 @@ def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objecti
     plain = TrainConfig()
     edges, losses = ({key: getattr(plain, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
     usual = choose_objective(network, edges, losses, label_map.ignore_index)
+    if objective == usual:
+        return USUAL_LOSS
+    from tiledseg.training.loss_memory import further_bytes  # runs with the usual loss need nothing of it
+
     graph = network.graph()
     channels = tensor_channels(graph, network.bands)
     outputs = [channels[tensor] for tensor in graph.results]
