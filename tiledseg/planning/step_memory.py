@@ -87,7 +87,14 @@ def weight_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
     """Bytes of weights alone, as computed with."""
     channels, wide = tensor_channels(graph, bands), wide_bytes(bytes_per_value)
     counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
-    return sum(counts) * wide + sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
+    return sum(counts) * wide + copies_memory(graph, bands, bytes_per_value)
+
+
+def copies_memory(graph: Graph, bands: int, bytes_per_value: int) -> int:
+    """Bytes of the copies of weights that autocast makes and autograd keeps."""
+    channels = tensor_channels(graph, bands)
+    counts = [layer.parameters(channels[s[0]]) for layer, s in zip(graph.layers, graph.sources, strict=True)]
+    return sum(copied(graph, counts)) * copy_bytes(bytes_per_value)
 
 
 def walked_memory(

@@ -12,7 +12,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import fixed_memory, training_memory
+from tiledseg.planning.step_memory import copies_memory, fixed_memory, training_memory
 
 
 def step_cost(
@@ -36,8 +36,9 @@ def step_cost(
     task = Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
     cost = mode_cost(task, machine, spread.mode, spread.fusion)
     if spread.together:
-        weights = fixed_memory(graph, bands, value_bytes)
-        return replace(cost, memory=images * cost.memory - (images - 1) * weights)
+        weights, copies = fixed_memory(graph, bands, value_bytes), copies_memory(graph, bands, value_bytes)
+        further = (-(-images // batch) - 1) * copies  # each batch has a use of the weights of its own
+        return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
     needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))
