@@ -2,9 +2,10 @@
 
     python -m benchmarks.startup [--against FOLDER] [--turns 5] [--ranks 1 4]
 
-`import`: `import tiledseg`. `help`: `python -m tiledseg.plan --help`. `step on P ranks`: from the start of a rank's
-process to the end of its first optimizer step, the mean of the ranks (one thread each, a scene of 128 x 128 pixels, a
-U-Net of two levels); `first_step.py` says how. Seconds are user and system time of all threads, with files in the
+`import`: `import tiledseg`. `help`: `python -m tiledseg.plan --help`. `P ranks have met`: from the start of a rank's
+process until it is connected with the others, torch's import included; `step on P ranks`: to the end of its first
+optimizer step. Both are means of the ranks (one thread each, a scene of 128 x 128 pixels, a U-Net of two levels);
+`first_step.py` says how. Seconds are user and system time of all threads, with files in the
 system's cache. FOLDER is a checkout of another version: each turn runs both, the next in the opposite order, and ratios
 are taken turn by turn.
 """
@@ -37,32 +38,36 @@ def main() -> None:
         folder = Path(temporary)
         _run(ROOT, folder, ["-m", "tiledseg.scene", "--size", "128", "128", "--image", "a.tif", "--labels", "b.tif"])
         found: dict[str, list[list[float]]] = {}
-        for name, cost in _costs(options.ranks, folder).items():
-            found[name] = [[] for _ in roots]
+        for names, cost in _costs(options.ranks, folder).items():
+            found |= {name: [[] for _ in roots] for name in names}
             for root in roots:
                 cost(root)  # what is compiled, and read from the disk, for the first time
             for turn in range(options.turns):
                 for place in sorted(range(len(roots)), reverse=bool(turn % 2)):
-                    found[name][place].append(cost(roots[place]))
+                    for name, seconds in zip(names, cost(roots[place]), strict=True):
+                        found[name][place].append(seconds)
     print(_table(found))
 
 
-def _costs(ranks: list[int], folder: Path) -> dict[str, Callable[[Path], float]]:
-    """What is measured: from the root of a version to seconds."""
-    costs: dict[str, Callable[[Path], float]] = {
-        "import": lambda root: _run(root, folder, ["-c", "import tiledseg"]),
-        "help": lambda root: _run(root, folder, ["-m", "tiledseg.plan", "--help"]),
+def _costs(ranks: list[int], folder: Path) -> dict[tuple[str, ...], Callable[[Path], tuple[float, ...]]]:
+    """What is measured, by names: from the root of a version to seconds, one for each name."""
+    costs: dict[tuple[str, ...], Callable[[Path], tuple[float, ...]]] = {
+        ("import",): lambda root: (_run(root, folder, ["-c", "import tiledseg"]),),
+        ("help",): lambda root: (_run(root, folder, ["-m", "tiledseg.plan", "--help"]),),
     }
-    return costs | {f"step on {count} ranks": partial(_first_step, folder, count) for count in ranks}
+    steps = {(f"{count} ranks have met", f"step on {count} ranks"): count for count in ranks}
+    return costs | {names: partial(_first_step, folder, count) for names, count in steps.items()}
 
 
-def _first_step(folder: Path, ranks: int, root: Path) -> float:
+def _first_step(folder: Path, ranks: int, root: Path) -> tuple[float, float]:
     shutil.rmtree(folder / "run", ignore_errors=True)
     flags = ["--data.images", "a.tif", "--data.labels", "b.tif", "--data.classes", "5", "--tiling.grid", "2"]
     flags += ["--model.levels", "2", "--model.base_channels", "4", "--run.output", "run", "--run.verbosity", "0"]
     launcher = [*_mpirun(), "-n", str(ranks)] if ranks > 1 else []
     _run(root, folder, [FIRST_STEP, *flags], launcher)
-    return sum(json.loads((folder / f"rank.{rank}").read_text())["cpu"] for rank in range(ranks)) / ranks
+    reports = [json.loads((folder / f"rank.{rank}").read_text()) for rank in range(ranks)]
+    met, step = (sum(report[key] for report in reports) / ranks for key in ("met", "cpu"))
+    return met, step
 
 
 def _mpirun() -> list[str]:

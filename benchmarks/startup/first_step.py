@@ -1,7 +1,7 @@
 """`python -m tiledseg.train` with the same flags, which ends right after this rank's first optimizer step.
 
 Each rank writes one line of JSON to `$FIRST_STEP_OUTPUT.RANK`: the processor time of its process up to there (user and
-system, all threads), the time since it started, and the modules that it has loaded.
+system, all threads), and until the ranks had met; the time since it started; and the modules that it has loaded.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ def _measured(body: Callable[[Mesh], int | None], *settings: Any) -> int:
     """What the command calls to run its body, whose first step now ends it. torch must not be imported before this."""
 
     def until_first_step(mesh: Mesh) -> int | None:
+        met = time.process_time()
         from tiledseg.training.step import Stepper
 
         whole_step = Stepper.run
 
         def first_step(*arguments: Any) -> None:
             whole_step(*arguments)
-            _report(mesh.rank)
+            _report(mesh.rank, met)
             mesh.communicator.barrier()
             leave(0)
 
@@ -43,10 +44,10 @@ def _measured(body: Callable[[Mesh], int | None], *settings: Any) -> int:
     return _run_on_mesh(until_first_step, *settings)
 
 
-def _report(rank: int) -> None:
+def _report(rank: int, met: float) -> None:
     begun = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     up = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = {"cpu": time.process_time(), "seconds": up - begun, "modules": sorted(sys.modules)}
+    found = {"met": met, "cpu": time.process_time(), "seconds": up - begun, "modules": sorted(sys.modules)}
     Path(f"{os.environ['FIRST_STEP_OUTPUT']}.{rank}").write_text(json.dumps(found) + "\n")
 
 
