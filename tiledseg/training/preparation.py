@@ -39,7 +39,6 @@ from tiledseg.raster.label_sources import LabelReading, check_used
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.layout import layout_warning
 from tiledseg.raster.pair_reading import PairReading
-from tiledseg.raster.polygons import vector_files
 from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.spatial_split import SpatialSplit
@@ -164,7 +163,11 @@ def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[
 
 
 def _area_files(data: DataConfig) -> tuple[str, ...]:
-    return vector_files(data.area) if data.area else ()
+    if not data.area:
+        return ()
+    from tiledseg.raster.polygons import vector_files
+
+    return vector_files(data.area)
 
 
 def _held_out(data: DataConfig, reading: PairReading) -> Found | None:

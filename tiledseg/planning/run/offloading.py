@@ -9,8 +9,6 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.memory_words import OFFLOAD, REBUILD
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.memory.items import price
-from tiledseg.planning.memory.network_walk import Speed, network_walk
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
@@ -51,6 +49,9 @@ def plan_offload(
 
     Raises BudgetError for a `budget` in bytes that is not enough.
     """
+    from tiledseg.planning.memory.items import price
+    from tiledseg.planning.memory.network_walk import Speed, network_walk
+
     context, value = largest.pixels, largest.value_bytes
     costs = layer_costs(graph, bands, context, value)
     first = bands * context[0] * context[1] * value
