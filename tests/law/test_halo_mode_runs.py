@@ -53,7 +53,7 @@ def test_thirty_steps_and_validations_are_those_of_mode_read(
     """In mode scatter while no rank but the first can open a raster."""
     config = in_mode(configuration(shared, Path("unused"), "fp64", "adamw", None), mode, shared / mode)
     if mode == "scatter" and meshes["gloo"].rank > 0:
-        monkeypatch.setattr("tiledseg.training.raster_set.open_raster", out_of_reach)
+        monkeypatch.setattr("tiledseg.raster.pair_reading.open_raster", out_of_reach)
         monkeypatch.setattr("tiledseg.raster.label_sources.open_raster", out_of_reach)
     found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
