@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from benchmarks.naip_trees.cities import OTHER, counted, image_of, iou, labels_of, one_band
 from benchmarks.naip_trees.runs import HELD_OUT_MAPS, OTHER_CITY, Place, call, read_result, write_result
 
-AS_TRAINED, OWN_LIGHT, ALL_TURNS = "as trained", "own light", "own light, all turns"
-WAYS = {AS_TRAINED: ("training", "none"), OWN_LIGHT: ("image", "none"), ALL_TURNS: ("image", "turns")}
+AS_TRAINED, OWN_LIGHT = "as trained", "own light"
+WAYS = {AS_TRAINED: ("training", "none"), OWN_LIGHT: ("image", "none")}
 """How a city is mapped: `predict --normalize`, and `--tta`."""
 
 

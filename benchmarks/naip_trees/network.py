@@ -11,15 +11,17 @@ from torch import nn
 
 
 class HalfSizeUNet(nn.Module):
-    """`width` channels at half size; each of the `levels` below has twice as many."""
+    """`width` channels at half size; each of the `levels` below has twice as many. `dropout`: the share of channels
+    that the two lowest levels drop in training."""
 
-    def __init__(self, bands: int, classes: int, width: int, levels: int) -> None:
+    def __init__(self, bands: int, classes: int, width: int, levels: int, dropout: float = 0.0) -> None:
         super().__init__()
         widths = [width << level for level in range(levels)]
         inputs = [4 * bands, *widths]
-        self.down = nn.ModuleList(_twice(before, after) for before, after in zip(inputs, widths, strict=False))
+        dropped = [dropout if level >= levels - 2 else 0.0 for level in range(levels)]
+        self.down = nn.ModuleList(map(_twice, inputs, widths, dropped))
         self.up = nn.ModuleList(nn.ConvTranspose2d(2 * one, one, 2, 2) for one in widths[:-1])
-        self.join = nn.ModuleList(_twice(2 * one, one) for one in widths[:-1])
+        self.join = nn.ModuleList(_twice(2 * one, one, share) for one, share in zip(widths[:-1], dropped, strict=False))
         self.head = nn.Conv2d(width, 4 * classes, 1)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -34,13 +36,13 @@ class HalfSizeUNet(nn.Module):
         return nn.functional.pixel_shuffle(self.head(x_BCHW), 2)
 
 
-def build(bands: int, classes: int, width: int = 24, levels: int = 4) -> nn.Module:
+def build(bands: int, classes: int, width: int = 24, levels: int = 4, dropout: float = 0.0) -> nn.Module:
     """What `model.build` calls, with `model.arguments`."""
-    return HalfSizeUNet(bands, classes, width, levels)
+    return HalfSizeUNet(bands, classes, width, levels, dropout)
 
 
-def _twice(before: int, after: int) -> nn.Sequential:
+def _twice(before: int, after: int, dropout: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (before, after):
         layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers, *([nn.Dropout2d(dropout)] if dropout else []))

@@ -135,8 +135,9 @@ def test_every_row_is_a_configuration(cities: Path, tmp_path: Path) -> None:
 
 
 def test_the_network_at_half_size_has_the_gap_as_halo() -> None:
-    found = halo(build(4, 2).eval(), 4)
-    assert (found.halo, found.alignment) == (read_rows()["plain"]["data"]["split_gap"], 16)
+    for arguments in ({}, read_rows()["dropout"]["model"]["arguments"]):
+        found = halo(build(4, 2, **arguments).eval(), 4)
+        assert (found.halo, found.alignment) == (read_rows()["plain"]["data"]["split_gap"], 16)
 
 
 def read(path: Path) -> NDArray[np.uint8]:

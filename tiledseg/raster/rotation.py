@@ -55,17 +55,31 @@ def read_places(
     rows, cols = _ends(rows_HW, height), _ends(cols_HW, width)
     pixels_CHW, valid_HW = source.read(Box(rows.hull, cols.hull))
     if nearest:
-        return pixels_CHW[:, rows.low, cols.low], valid_HW[rows.low, cols.low] & inside_HW
+        at = _numbers(rows.low, cols.low, cols.hull)
+        return _taken(pixels_CHW, at), valid_HW.take(at) & inside_HW
     pixels_CHW = pixels_CHW.astype(dtype)
     if not valid_HW.all():
         pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
     row_share, col_share = rows.share.astype(dtype), cols.share.astype(dtype)
-    found_CHW = np.zeros((len(pixels_CHW), *rows.low.shape), dtype)
+    found_CHW = np.zeros((len(pixels_CHW), *inside_HW.shape), dtype)
     for row_HW, row_part in ((rows.low, 1 - row_share), (rows.high, row_share)):
         for col_HW, col_part in ((cols.low, 1 - col_share), (cols.high, col_share)):
-            found_CHW += pixels_CHW[:, row_HW, col_HW] * (row_part * col_part)
-            inside_HW = inside_HW & valid_HW[row_HW, col_HW]
+            at = _numbers(row_HW, col_HW, cols.hull)
+            corner_CHW = _taken(pixels_CHW, at)
+            corner_CHW *= row_part * col_part
+            found_CHW += corner_CHW
+            inside_HW &= valid_HW.take(at)
     return found_CHW, inside_HW
+
+
+def _numbers(rows_HW: NDArray[np.intp], cols_HW: NDArray[np.intp], hull: Interval) -> NDArray[np.intp]:
+    """Of pixels, counted row by row through rows as long as `hull`."""
+    return rows_HW * hull.size + cols_HW
+
+
+def _taken(pixels_CHW: NDArray, at_HW: NDArray[np.intp]) -> NDArray:
+    """The pixels of these numbers, in every band."""
+    return np.stack([band_HW.take(at_HW) for band_HW in pixels_CHW])
 
 
 class _Ends(NamedTuple):
