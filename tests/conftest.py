@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,18 @@ SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1"
 TRANSPORTS = ("gloo",) if SIZE in (1, 3, 4) else ("gloo", "mpi")
 
 
+# Without it tests that draw their cases draw fewer, and of long lists of cases some are taken (CONTRIBUTING.md).
+NIGHTLY = bool(os.environ.get("TILEDSEG_NIGHTLY"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under mpirun each rank collects for itself: files without the mark that is asked for are not read."""
+    mark = config.option.markexpr
+    if not getattr(config.option, "only_mpi", False) or not mark.isidentifier() or not collection_path.is_file():
+        return None
+    return True if f"mark.{mark}" not in collection_path.read_text() else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -36,6 +49,13 @@ LONG = ("tests/fuzz", "tests/benchmarks", "tests/test_jobs.py", "tests/crash", "
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    items[:] = [item for item in items if NIGHTLY or _on_this_many(item)]
+
+
+def _on_this_many(item: pytest.Item) -> bool:
+    """Whether a test that other numbers of ranks show already is to run on this one."""
+    mark = item.get_closest_marker("ranks")
+    return mark is None or SIZE > 4 or SIZE in mark.args
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

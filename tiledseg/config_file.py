@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import cache
 from typing import Any
 
 import yaml
@@ -51,7 +52,9 @@ def as_config(values: Mapping[str, Any]) -> Config:
     return _parsed(lambda: parser.parse_object(dict(values)), "(see docs/api.md)")
 
 
+@cache
 def _parser(command: str, description: str) -> ArgumentParser:
+    """Made once: it keeps nothing of what it parses, and takes longer to make than a configuration to read."""
     parser = _Parser(prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
     for name, kind in _GROUPS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint, network_footprint
@@ -56,7 +58,7 @@ class Case:
 
     @property
     def footprint(self) -> Footprint:
-        return network_footprint(self.unet.graph())
+        return footprint_of(self.unet)
 
     @property
     def raster(self) -> tuple[int, int]:
@@ -84,6 +86,12 @@ class Case:
             Normalization.identity(self.unet.bands),
             dtype,
         )
+
+
+@cache
+def footprint_of(network: Network) -> Footprint:
+    """Once for each network: a case asks for it a dozen times, and it costs as much as a step of a small one."""
+    return network_footprint(network.graph())
 
 
 def all_cases() -> list[Case]:

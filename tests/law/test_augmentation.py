@@ -23,6 +23,7 @@ from tiledseg.raster.sampling import Sampler
 from tiledseg.raster.views import View
 from tiledseg.tile import main as cut
 
+pytestmark = pytest.mark.usefixtures("without_plots")
 SIZE, BANDS, IGNORED = 52, 3, 255
 PLACES: list[Any] = ["reflect", "turn", {"translate": 7}]
 VALUES: list[Any] = [{"brightness": 0.3}, {"contrast": 0.3}, {"noise": 0.2}, {"drop_bands": 0.3}]
@@ -204,7 +205,14 @@ def oblong(shared: Path, name: str) -> Config:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mode", ["read", "exchange", "layer"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("read", marks=pytest.mark.ranks(1, 3, 4)),
+        pytest.param("exchange", marks=pytest.mark.ranks(2, 4)),
+        pytest.param("layer", marks=pytest.mark.ranks(2, 3)),
+    ],
+)
 def test_every_mode_and_number_of_ranks_draws_the_same(
     mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:

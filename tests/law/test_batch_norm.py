@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -79,6 +80,12 @@ def whole(case: Case, frozen: Mapping[str, float] = MappingProxyType({})) -> Fou
     return losses, network.state_dict()
 
 
+@cache
+def whole_case() -> Found:
+    """By which every mesh and order is judged."""
+    return whole(CASE)
+
+
 def native(module: nn.Module) -> nn.Module:
     """torch's own batch norm in place of the project's."""
     return nn.BatchNorm2d(module.num_features).double() if isinstance(module, nn.BatchNorm2d) else module
@@ -123,7 +130,7 @@ def test_statistics_are_of_the_whole_step(rows_cols: list[int], order: Order | N
     real = meshes["gloo"]
     if rows_cols[0] * rows_cols[1] > real.size:
         pytest.skip("needs more ranks")
-    expected, state = whole(CASE)
+    expected, state = whole_case()
     with nullcontext(real) if order is None else in_order(real, order, turns=order is Order.ANY, limit=30.0) as mesh:
         found, own = ours(CASE, mesh, rows_cols, overlap=order is None)
     assert found == pytest.approx(expected, rel=1e-12)
@@ -199,7 +206,14 @@ def turned(path: Path, turns: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.usefixtures("without_plots")
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("fp64", marks=pytest.mark.ranks(1, 3)),
+        pytest.param("fp32", marks=pytest.mark.ranks(2, 4)),
+    ],
+)
 def test_a_run_is_that_of_one_rank(precision: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     """Three images, two a step: the second step of an epoch has one. Stopped after two epochs, it goes on. In float32
     too to the last digits: each image's gradients come by themselves into sums in float64."""

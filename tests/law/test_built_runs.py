@@ -27,6 +27,7 @@ def built(folder: Path, mode: str, parallel: ParallelConfig, norm: bool = False)
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.usefixtures("without_plots")
 def test_losses_and_weights_are_those_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
     mesh = meshes["gloo"]
@@ -48,6 +49,7 @@ def test_losses_and_weights_are_those_of_one_rank(shared: Path, meshes: dict[str
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.usefixtures("without_plots")
 def test_a_norm_over_the_image_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
     layer = ParallelConfig(halo="layer")
@@ -63,6 +65,7 @@ def still(folder: Path, name: str, grid: int, parallel: ParallelConfig) -> Confi
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 3)
 @pytest.mark.usefixtures("without_plots")
 def test_norms_that_stand_still_are_those_of_whole_images(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Tiles by `read` against one rank with one tile; all statistics are those that the module came with."""

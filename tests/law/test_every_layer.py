@@ -107,12 +107,17 @@ SETTINGS = [
 ]
 
 
+def name(setting: Setting) -> str:
+    network = setting.case.unet
+    return f"{type(network).__name__}-{setting.parallel.halo}-{network.whole}-{setting.parallel.fusion}"
+
+
+NINE = (SETTINGS[0], SETTINGS[3], SETTINGS[7])  # each network, `exchange`, overlap and several layers an exchange
+
+
 @pytest.mark.mpi
-@pytest.mark.nine
 @pytest.mark.parametrize(
-    "setting",
-    SETTINGS,
-    ids=lambda s: f"{type(s.case.unet).__name__}-{s.parallel.halo}-{s.case.unet.whole}-{s.parallel.fusion}",
+    "setting", [pytest.param(s, id=name(s), marks=[pytest.mark.nine] if s in NINE else []) for s in SETTINGS]
 )
 def test_three_steps_and_outputs_in_each_mode(setting: Setting, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.training.start import start
 
-pytestmark = pytest.mark.usefixtures("small_views")
+pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 MODES = {
     "exchange": ParallelConfig(halo="exchange"),
     "scatter": ParallelConfig(halo="scatter"),
@@ -46,7 +46,14 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("exchange", marks=pytest.mark.ranks(2, 4)),
+        "layer",
+        pytest.param("fused", marks=pytest.mark.ranks(2, 4)),
+    ],
+)
 def test_thirty_steps_and_validations_are_those_of_mode_read(
     mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,6 +73,7 @@ def test_thirty_steps_and_validations_are_those_of_mode_read(
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 4)
 def test_a_run_stopped_in_one_mode_goes_on_in_another(
     shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
@@ -109,7 +117,7 @@ def test_the_map_is_the_same_in_every_mode(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("mode", ["exchange", "layer"])
+@pytest.mark.parametrize("mode", [pytest.param("exchange", marks=pytest.mark.ranks(3, 4)), "layer"])
 def test_several_images_a_step_are_spread_over_replicas(mode: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     """Three images, two a step: with ranks for two replicas each takes one, and the last step has one image."""
     mesh = meshes["mpi"]

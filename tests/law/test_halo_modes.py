@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
 from tiledseg.architecture.unet import UNet
@@ -133,6 +135,18 @@ def alone(setting: Setting, count: int, rate: float, objective: Objective | None
     return steps(undivided_setting(setting), Spread(), one_rank(), count, rate, objective)
 
 
+@cache
+def first_step(unet: UNet) -> Run:
+    """Of the undivided raster, by rank 0: several settings have the same network."""
+    return alone(Setting(Case(unet, (1, 1)), ParallelConfig()), 1, 0.0)
+
+
+@cache
+def first_outputs(unet: UNet) -> torch.Tensor:
+    """The same of its logits."""
+    return outputs(Setting(Case(unet, (1, 1)), ParallelConfig()), Spread(), one_rank())
+
+
 def undivided_setting(setting: Setting) -> Setting:
     return Setting(replace(setting.case, grid=(1, 1)), ParallelConfig())
 
@@ -178,21 +192,23 @@ def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 NINE = (EXACT[0], LAYER[1], LAYER[5], LAYER[9], LAYER[12], OVERLAP[0])
-ONE_STEP = [
-    pytest.param(setting, id=name(setting), marks=[pytest.mark.nine] if setting in NINE else [])
-    for setting in EXACT + SCATTER + LAYER + OVERLAP
-]
+
+
+def chosen(settings: list[Setting], everywhere: tuple[Setting, ...], *ranks: int) -> list[ParameterSet]:
+    """Settings with the numbers of ranks that show something of their own; those `everywhere` on nine too."""
+    nine, some = [pytest.mark.nine], [pytest.mark.ranks(*ranks)]
+    return [pytest.param(each, id=name(each), marks=nine if each in everywhere else some) for each in settings]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", ONE_STEP)
+@pytest.mark.parametrize("setting", chosen(EXACT + SCATTER + LAYER + OVERLAP, NINE, 2, 3, 4))
 def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
     setting: Setting, meshes: dict[str, Mesh]
 ) -> None:
     torch.set_num_threads(1)
     mesh = meshes["mpi"]
     found = steps(setting, setting.plan(mesh.size), mesh, 1, 0.0)
-    expected = mesh.on_root(lambda: alone(setting, 1, 0.0))
+    expected = mesh.on_root(lambda: first_step(setting.case.unet))
     assert found.losses == pytest.approx(expected.losses, rel=1e-12)
     assert difference(found.gradients, expected.gradients) < 1e-12
     assert difference(found.state, expected.state) < 1e-12
@@ -201,22 +217,20 @@ def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", ONE_STEP)
+@pytest.mark.parametrize("setting", chosen(EXACT + SCATTER + LAYER + OVERLAP, NINE, 2, 4))
 def test_outputs_are_those_of_the_undivided_network(setting: Setting, meshes: dict[str, Mesh]) -> None:
     """With dropout on, and norms over the image as in training."""
     torch.set_num_threads(1)
     mesh = meshes["mpi"]
     found_KHW = outputs(setting, setting.plan(mesh.size), mesh)
-    expected_KHW = mesh.on_root(lambda: outputs(undivided_setting(setting), Spread(), one_rank()))
+    expected_KHW = mesh.on_root(lambda: first_outputs(setting.case.unet))
     assert relative(found_KHW, expected_KHW) < 1e-12
     if setting.case.unet.norm == "none" and mesh.is_root:
         assert relative(expected_KHW, undivided(setting.case).logits_KHW) < 1e-12
 
 
-TWENTY = [
-    pytest.param(setting, id=name(setting), marks=[pytest.mark.nine] if setting in (EXACT[3], LAYER[1]) else [])
-    for setting in (EXACT[2], EXACT[3], LAYER[1], LAYER[5], LAYER[9], LAYER[10], LAYER[12])
-]
+TWENTY = chosen([EXACT[3], LAYER[9]], (EXACT[3], LAYER[9])) + chosen([LAYER[1]], (), 1, 2, 3, 4)
+TWENTY += chosen([EXACT[2], LAYER[5], LAYER[10], LAYER[12]], (), 2)
 
 
 @pytest.mark.mpi

@@ -63,8 +63,15 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
+RANKS = ((2, 3, 4), (2,), (3,), (2, 4), (3,), (2, 4))
+
+
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(("network", "parallel"), LAYER, ids=lambda value: getattr(value, "halo", type(value).__name__))
+@pytest.mark.parametrize(
+    ("network", "parallel"),
+    [pytest.param(*each, marks=pytest.mark.ranks(*ranks)) for each, ranks in zip(LAYER, RANKS, strict=True)],
+    ids=lambda value: getattr(value, "halo", type(value).__name__),
+)
 def test_the_same_steps_in_every_halo_mode(
     network: EveryLayer, parallel: ParallelConfig, meshes: dict[str, Mesh], exchanges: list[str]
 ) -> None:

@@ -81,11 +81,23 @@ SETTINGS = {
     "weighted-read": setting(gated("pixel", False)),
     "weighted-batch": setting(gated("batch", True), halo="layer"),
 }
+# The batch norms, over the ranks of an image, on every number of them.
+RANKS = {
+    "segnet-exchange": (3,),
+    "residual-exchange": (2,),
+    "residual50-group": (2,),
+    "gated-exchange": (4,),
+    "gated-pixel": (3,),
+    "weighted-read": (2,),
+    "weighted-batch": (4,),
+}
 OBJECTIVES = {"gated": EDGES, "weighted": WEIGHTED}
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.ranks(*RANKS.get(name, (2, 3, 4)))) for name in SETTINGS]
+)
 def test_a_step_in_each_mode(name: str, meshes: dict[str, Mesh]) -> None:
     """One step at rate 0. More would compare rounding: the gradient of a bias before a norm is 0 but for rounding, of
     either sign, and AdamW divides it by its own size."""

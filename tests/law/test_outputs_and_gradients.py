@@ -1,6 +1,7 @@
 """The law: tiles and ranks change no output and no gradient. Every network of the range, float64, one thread.
 
-Serially every case is run; under mpirun the tiles of every ninth case are shared by the ranks, over each transport.
+Serially every case is run, of the deepest networks every third one (all with TILEDSEG_NIGHTLY); under mpirun the tiles
+of every thirteenth case are shared by the ranks, over each transport.
 Outputs are equal to the last bit wherever this processor's convolutions are steady (`kernels.py`); in float32 too.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.conftest import NIGHTLY
 from tests.law.cases import GRIDS, IGNORED, KEY, Case, all_cases, gradients, relative, tiled_logits, undivided
 from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
@@ -75,9 +77,10 @@ def check(case: Case, mesh: Mesh) -> float:
 
 
 exact: list[bool] = []
+SERIAL_CASES = [case for number, case in enumerate(CASES) if NIGHTLY or case.unet.levels < 5 or number % 3 == 0]
 
 
-@pytest.mark.parametrize("case", CASES, ids=name)
+@pytest.mark.parametrize("case", SERIAL_CASES, ids=name)
 def test_tiles_change_no_output_and_no_gradient(case: Case) -> None:
     difference = check(case, alone())
     exact.append(difference == 0.0)
@@ -99,7 +102,7 @@ def test_most_outputs_are_equal_to_the_last_bit(capsys: pytest.CaptureFixture[st
 
 # Wide layers and narrow ones, one band and several: below and above what torch gives to its BLAS.
 SINGLE = [
-    *CASES[::5],
+    *SERIAL_CASES[::5],
     *(
         Case(UNet(3, 2, 3, channels, padding, upsampling=upsampling, bands=bands, classes=4), (3, 2))
         for channels, bands in ((8, 1), (16, 3), (32, 4))
@@ -143,7 +146,13 @@ def test_a_halo_that_is_one_alignment_too_small_is_seen(grid: tuple[int, int]) -
     assert (found_KHW[cut] - expected.logits_KHW[cut]).abs().max() > 1e-9
 
 
+SHARED = [
+    pytest.param(case, id=name(case), marks=() if number % 3 == 0 else pytest.mark.ranks(1 + number % 3))
+    for number, case in enumerate(CASES[4::13])
+]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("case", CASES[4::13], ids=name)
+@pytest.mark.parametrize("case", SHARED)
 def test_ranks_change_no_output_and_no_gradient(case: Case, mesh: Mesh) -> None:
     assert check(case, mesh) <= OUTPUT_BOUND

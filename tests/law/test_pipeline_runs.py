@@ -20,7 +20,7 @@ from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
 
-pytestmark = pytest.mark.usefixtures("small_views")
+pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 STEPS = 10
 
 
@@ -59,9 +59,17 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
     return meshes["gloo"].on_root(lambda: run(ten_steps(shared, shared / "one", "adamw"), alone()))
 
 
+SIX = ("1f1b", "folded", "replicas", "folded layer")
+RANKS = {"gpipe": (3,), "folded": (2, 4), "rounds": (2,)}
+
+
+def marks(kind: str) -> list[pytest.MarkDecorator]:
+    some = pytest.mark.ranks(*RANKS.get(kind, (2, 3, 4)))
+    return [some, pytest.mark.six] if kind in SIX else [some]
+
+
 @pytest.mark.mpi
-@pytest.mark.six
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in KINDS])
 def test_ten_steps_and_validations_are_those_of_one_rank(
     kind: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
@@ -106,6 +114,7 @@ def check_checkpoint(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.ranks(3)
 def test_bfloat16_is_no_less_exact_with_stages(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Activations travel in the dtype in which a layer gives them: the same roundings as on one rank."""
     mesh = meshes["gloo"]
@@ -142,6 +151,7 @@ def test_a_preset_with_its_norm_and_the_papers_balance(shared: Path, meshes: dic
 
 @pytest.mark.mpi
 @pytest.mark.six
+@pytest.mark.ranks(3)
 def test_a_run_goes_on_with_another_split(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
     """Five steps on all ranks as stages; the other five on one rank, on two stages, and on three."""
     mesh = meshes["gloo"]

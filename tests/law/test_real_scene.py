@@ -43,6 +43,7 @@ STEPS = 6
 
 pytestmark = [
     pytest.mark.mpi,
+    pytest.mark.usefixtures("without_plots"),
     pytest.mark.skipif(not all(path.exists() for path in FILES.values()), reason="no shared/data/naip-trees"),
 ]
 
@@ -90,7 +91,10 @@ def reference(meshes: dict[str, Mesh], scene: Path) -> list[dict]:
     return meshes["gloo"].on_root(lambda: run(whole, alone()))
 
 
-@pytest.mark.parametrize("mode", MODES)
+RANKS = {"read": (1, 2, 4), "exchange": (2, 4), "layer": (3, 4), "fused": (2,)}
+
+
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.ranks(*RANKS[mode])) for mode in MODES])
 def test_every_mode_has_the_loss_line_of_the_undivided_run(
     mode: str, scene: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:

@@ -20,6 +20,8 @@ from tiledseg.models.network import build_modules
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.preparation import update_of
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 
 def six_epochs(shared: Path, output: str) -> Config:
     config = configuration(shared, shared / output, "fp64", "adamw", None)
@@ -28,6 +30,7 @@ def six_epochs(shared: Path, output: str) -> Config:
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(1, 2, 4)
 def test_all_that_the_law_leaves_free_changes_no_loss(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Three epochs in one way, three in another: grid, halo, halo mode, stages, workers, transport."""
     whole = six_epochs(shared, "never-stopped")
@@ -52,6 +55,7 @@ def test_all_that_the_law_leaves_free_changes_no_loss(shared: Path, meshes: dict
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 3)
 def test_a_run_that_got_more_images_is_that_of_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
     """One image for two epochs, then two for eight, by a cosine: losses, rates and the end."""
     mesh = meshes["gloo"]
@@ -88,6 +92,7 @@ def test_all_ranks_agree_that_one_of_them_is_not_finite(meshes: dict[str, Mesh])
 
 
 @pytest.mark.mpi
+@pytest.mark.ranks(2, 4)
 def test_factors_of_the_rate_go_by_names_in_every_split(shared: Path, meshes: dict[str, Mesh]) -> None:
     """Three epochs on all ranks, three in stages, each of which holds a part of each group: the losses of one rank."""
     mesh = meshes["gloo"]

@@ -19,7 +19,7 @@ from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, Ru
 from tiledseg.config_file import to_yaml
 from tiledseg.training.start import start
 
-pytestmark = pytest.mark.usefixtures("small_views")
+pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 STEPS = 30
 
 
@@ -70,8 +70,15 @@ def alone() -> Mesh:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-10), ("fp32", 1e-5)], ids=["float64", "float32"])
-@pytest.mark.parametrize(("optimizer", "tiles_per_step"), [("adamw", None), ("sgd", 5)])
+@pytest.mark.parametrize(
+    ("optimizer", "tiles_per_step", "precision", "bound"),
+    [
+        ("adamw", None, "fp64", 1e-10),
+        pytest.param("adamw", None, "fp32", 1e-5, marks=pytest.mark.ranks()),
+        pytest.param("sgd", 5, "fp64", 1e-10, marks=pytest.mark.ranks(1, 3)),
+        pytest.param("sgd", 5, "fp32", 1e-5, marks=pytest.mark.ranks(2, 4)),
+    ],
+)
 def test_thirty_steps_give_the_loss_line_of_one_rank(
     precision: str, bound: float, optimizer: str, tiles_per_step: int | None, mesh: Mesh, tmp_path: Path
 ) -> None:

@@ -51,7 +51,14 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("how", ["read", "layer", "stages"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("read", marks=pytest.mark.ranks(1, 3)),
+        pytest.param("layer", marks=pytest.mark.ranks(2, 4)),
+        pytest.param("stages", marks=pytest.mark.ranks(2, 4)),
+    ],
+)
 def test_a_run_that_is_resumed_has_the_loss_lines_of_one_rank(
     how: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:

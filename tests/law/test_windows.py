@@ -31,6 +31,7 @@ from tiledseg.raster.draws import Drawer
 from tiledseg.raster.sampling import DrawnTile, Position, TileReference
 from tiledseg.tracing.build import known, network_modules
 
+pytestmark = pytest.mark.usefixtures("without_plots")
 H, W, BANDS, SIDE = 64, 48, 2, 24
 CHANGES: list[Any] = ["reflect", "turn", {"brightness": 0.4}, {"contrast": 0.4}]
 

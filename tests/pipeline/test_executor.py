@@ -163,6 +163,7 @@ def test_a_pipeline_gives_what_the_undivided_network_gives(case: Case, meshes: d
 
 @pytest.mark.mpi
 @pytest.mark.six
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize(
     ("schedule", "preset"), [(s, p) for s in SCHEDULES for p in PRESETS if s != "eager" or p == "small"]
 )

@@ -147,8 +147,13 @@ def test_blocks_of_pixels_become_channels(opened_mpi: OpenAxes) -> None:
     check_everywhere(opened_mpi, nn.PixelUnshuffle(2), image((2, 2, 12, 16), 5))
 
 
-@pytest.mark.nine
-@pytest.mark.parametrize("name", LAYERS)
+NINE = ("convolution, oblong", "max pool 3, overlapping, padded", "transposed 4, stride 2", "bilinear 3")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nine] if name in NINE else []) for name in LAYERS]
+)
 def test_layers_in_float32(opened_mpi: OpenAxes, name: str) -> None:
     check_everywhere(opened_mpi, LAYERS[name], image((2, 2, 14, 13), 5), dtype=torch.float32)
 
