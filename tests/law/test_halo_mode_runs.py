@@ -48,11 +48,7 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "mode",
-    [
-        pytest.param("exchange", marks=pytest.mark.ranks(2, 4)),
-        "layer",
-        pytest.param("fused", marks=pytest.mark.ranks(2, 4)),
-    ],
+    [pytest.param(mode, marks=pytest.mark.ranks(2, 4) if mode in ("exchange", "fused") else ()) for mode in MODES],
 )
 def test_thirty_steps_and_validations_are_those_of_mode_read(
     mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch

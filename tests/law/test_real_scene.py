@@ -94,7 +94,9 @@ def reference(meshes: dict[str, Mesh], scene: Path) -> list[dict]:
 RANKS = {"read": (1, 2, 4), "exchange": (2, 4), "layer": (3, 4), "fused": (2,)}
 
 
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.ranks(*RANKS[mode])) for mode in MODES])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.ranks(*RANKS.get(mode, (2, 3, 4)))) for mode in MODES]
+)
 def test_every_mode_has_the_loss_line_of_the_undivided_run(
     mode: str, scene: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
