@@ -53,7 +53,13 @@ SAID: dict[str, dict[str, Any]] = {
         "train.class_weights": [1, 4],
         "train.window": 128,
         "train.windows_per_step": 8,
-        "train.augment": [{"brightness": 0.2}, {"contrast": 0.2}],
+        "train.augment": [
+            {"reflect": "col"},
+            {"rotate": 45},
+            {"scale": [0.8, 1.25]},
+            {"brightness": 0.2},
+            {"contrast": 0.2},
+        ],
         "data.split": [3, 5],
     },
 }
