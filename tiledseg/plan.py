@@ -11,6 +11,7 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
@@ -22,9 +23,6 @@ from tiledseg.config_parallel import HALO_MODES
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
-from tiledseg.planning.answer.question import Question
-from tiledseg.planning.answer.report import Planned, plan
-from tiledseg.planning.answer.table import table
 from tiledseg.planning.jobs.job import planned_job
 from tiledseg.planning.jobs.script import batch_script, parse_minutes
 from tiledseg.planning.jobs.site import SYSTEMS, find_site
@@ -33,6 +31,10 @@ from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
+
+if TYPE_CHECKING:  # whoever asks for help, or flags wrongly, waits for no planner
+    from tiledseg.planning.answer.question import Question
+    from tiledseg.planning.answer.report import Planned
 
 MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 
@@ -44,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
+    from tiledseg.planning.answer.report import plan
+    from tiledseg.planning.answer.table import table
+
     question = _question(flags)
     emit = _emitted(flags)
     if flags.plot is not None:
@@ -165,6 +170,8 @@ def _network(flags: Namespace) -> Network:
 
 
 def _question(flags: Namespace) -> Question:
+    from tiledseg.planning.answer.question import Question
+
     return Question(
         size=_two("--size", flags.size),
         network=_network(flags),
