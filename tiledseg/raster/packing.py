@@ -99,7 +99,7 @@ def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
         found |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
     if packing.average and packing.codec in _LEVEL_NAMES:
         found["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
-    if dtype.kind == "f" and packing.codec != "none":
+    if dtype.kind == "f" and packing.codec != "none" and not packing.fast:
         found["predictor"] = "floating_point" if cog else "3"
     return found
 
