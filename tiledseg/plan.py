@@ -23,7 +23,6 @@ from tiledseg.config_parallel import HALO_MODES
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
-from tiledseg.planning.jobs.job import planned_job
 from tiledseg.planning.jobs.script import batch_script, parse_minutes
 from tiledseg.planning.jobs.site import SYSTEMS, find_site
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
@@ -64,6 +63,8 @@ def _main(argv: Sequence[str] | None) -> None:
 
 def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
     """What writes the batch script, if one is asked for."""
+    from tiledseg.planning.jobs.job import planned_job
+
     if flags.emit is None:
         for name in ("site", "time", "halo"):
             if getattr(flags, name) is not None:
