@@ -26,6 +26,24 @@ for time in range(2):
     library.free(ctypes.c_void_p(block))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+# 128 MB in small blocks, freed but for the last; pages held before and after they are given back.
+HOLES = """
+import ctypes, os
+from tiledseg.freed_memory import give_back_freed, keep_freed_memory
+keep_freed_memory(os.environ)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+blocks = [library.malloc(ctypes.c_size_t(64_000)) for _ in range(2_000)]
+for block in blocks:
+    ctypes.memset(block, 1, 64_000)
+for block in blocks[:-1]:
+    library.free(ctypes.c_void_p(block))
+def held():
+    return int(open("/proc/self/statm").read().split()[1])
+before = held()
+give_back_freed()
+print(before - held())
+"""
 glibc = pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")
 
 
@@ -45,6 +63,13 @@ def test_the_next_block_takes_the_pages_of_the_last() -> None:
 
 
 @glibc
+def test_what_is_kept_is_given_back_when_asked_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLES], env=clean_environment(), cwd=ROOT, capture_output=True, text=True
+    )
+    assert int(done.stdout) * 4096 > 100_000_000, done.stderr
+
+
 @pytest.mark.parametrize(
     ("environ", "reason"),
     [

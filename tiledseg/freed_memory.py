@@ -34,6 +34,14 @@ def keep_freed_memory(environ: Mapping[str, str]) -> None:
         library.mallopt(_TRIM_THRESHOLD, _NEVER)
 
 
+def give_back_freed() -> None:
+    """Gives the pages of freed blocks back to the system, all over the heap; kept ones are for tensors of other sizes
+    than come next. Nothing where the C library is another."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
 def why_not_kept(environ: Mapping[str, str]) -> str | None:
     """Why freed memory goes back to the system: the switch, the user's own word, another C library. None: it is kept.
 

@@ -4,7 +4,8 @@
 
 A U-Net with instance norm takes optimizer steps on a synthetic scene as one tile, three times by the command `train`:
 the image whole, without a limit; whole, in a control group of an eighth of what it needs, where the system kills it;
-and in blocks that lie in a file, in the same group. Losses of the first and the last are compared.
+and in blocks that lie in a file, in the same group. Losses of the first and the last are compared. `--small` is
+the form of the tests: there the program itself is most of what is needed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.planning.step_memory import training_memory
 
 MIB = 1 << 20
+SMALL_LIMIT = 330 * MIB
+
+
+class NoControlGroupError(RuntimeError):
+    """Nothing can be limited here."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +79,20 @@ class Trial:
         return [sys.executable, "-m", "tiledseg", "train", "--config", str(folder / f"{output}.yaml"), *options]
 
 
+SMALL = Trial(side=320, levels=2, channels=32, blocks=3, steps=1)
+
+
 def measure(trial: Trial, folder: Path, limit: int, store: Path) -> list[str]:
     """The lines of the report. Raises RuntimeError where blocks do not fit, or give other losses."""
     trial.write(folder)
     everything = 1 << 60
-    whole = run_limited(trial.command(folder, "whole"), everything)
-    if whole is None:
-        raise RuntimeError("no control group can be made here; run as root, or where cgroups are delegated")
+    whole = _run(trial.command(folder, "whole"), everything)
     _expect(whole)
-    killed = run_limited(trial.command(folder, "killed"), limit)
-    assert killed is not None, "there was one before"
-    options = "--memory.blocks", str(trial.blocks), "--memory.store", str(store)
-    blocks = run_limited(trial.command(folder, "blocks", *options), limit)
-    assert blocks is not None, "there was one before"
-    _expect(blocks)
+    killed, blocks = limited(trial, folder, limit, store)
     losses = {name: _losses(folder / name) for name in ("whole", "blocks")}
     distance = max(abs(a - b) / abs(a) for a, b in zip(losses["whole"], losses["blocks"], strict=True))
     if distance > 1e-5:
         raise RuntimeError(f"losses differ by {distance:.1e}: {losses}")
-    if killed.code == 0:
-        raise RuntimeError(f"the whole image fits {limit / MIB:.0f} MiB: there is nothing to show")
     return [
         f"{trial}: {trial.needed / MIB:.0f} MiB planned, {trial.needed / limit:.1f} times the limit, "
         f"{limit / MIB:.0f} MiB",
@@ -102,6 +102,25 @@ def measure(trial: Trial, folder: Path, limit: int, store: Path) -> list[str]:
         f"peak {blocks.peak / MIB:.0f} MiB",
         f"losses {losses['blocks']}, relative distance {distance:.1e}",
     ]
+
+
+def limited(trial: Trial, folder: Path, limit: int, store: Path) -> tuple[Done, Done]:
+    """The image whole and in blocks, under a limit; its files are in `folder`. Raises RuntimeError where blocks do not
+    fit, or the whole does."""
+    killed = _run(trial.command(folder, "killed"), limit)
+    if killed.code == 0:
+        raise RuntimeError(f"the whole image fits {limit / MIB:.0f} MiB: there is nothing to show")
+    options = "--memory.blocks", str(trial.blocks), "--memory.store", str(store)
+    blocks = _run(trial.command(folder, "blocks", *options), limit)
+    _expect(blocks)
+    return killed, blocks
+
+
+def _run(command: list[str], limit: int) -> Done:
+    done = run_limited(command, limit)
+    if done is None:
+        raise NoControlGroupError("no control group can be made here; run as root, or where cgroups are delegated")
+    return done
 
 
 def _expect(done: Done) -> None:
@@ -123,10 +142,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--times", type=float, default=8.0, help="what the image needs, over the limit")
     parser.add_argument("--store", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--small", action="store_true")
     options = parser.parse_args(arguments)
     trial = Trial(options.side, options.levels, options.channels, options.blocks, options.steps)
+    limit = int(trial.needed / options.times)
+    if options.small:
+        trial, limit = SMALL, SMALL_LIMIT
     with tempfile.TemporaryDirectory(dir=options.store) as folder:
-        print("\n".join(measure(trial, Path(folder), int(trial.needed / options.times), options.store)))
+        print("\n".join(measure(trial, Path(folder), limit, options.store)))
 
 
 if __name__ == "__main__":

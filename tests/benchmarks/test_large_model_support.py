@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.large_model_support import blocks
 from benchmarks.large_model_support.__main__ import main
+
+
+def test_a_step_in_blocks_runs_where_the_whole_one_is_killed(tmp_path: Path) -> None:
+    blocks.SMALL.write(tmp_path)
+    try:
+        killed, done = blocks.limited(blocks.SMALL, tmp_path, blocks.SMALL_LIMIT, tmp_path)
+    except blocks.NoControlGroupError as error:
+        pytest.skip(str(error))
+    assert killed.code == -9
+    assert done.code == 0 < done.peak < blocks.SMALL_LIMIT
 
 
 def test_the_small_form_fills_its_tables(

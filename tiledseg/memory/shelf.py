@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tiledseg.freed_memory import give_back_freed
 from tiledseg.memory.aligned import aligned_bytes
 from tiledseg.memory.file_store import FileStore
 from tiledseg.memory.saved import View
@@ -46,6 +47,9 @@ class MemoryShelf:
 
     def free(self, what: Any) -> None:
         """Nobody wants it any more."""
+
+    def rest(self) -> None:
+        """Nothing is spared here."""
 
     def close(self) -> None:
         """Nothing is kept here."""
@@ -103,6 +107,10 @@ class FileShelf:
         if what.slot in self._writing:
             self._forget(what.slot)
         self._store.give_back(what.slot)
+
+    def rest(self) -> None:
+        """What has been freed goes back to the system: whoever keeps blocks in a file is short of memory."""
+        give_back_freed()
 
     def close(self) -> None:
         """Ends the store."""

@@ -57,7 +57,8 @@ class BlockPass:
         bring: Bring | None = None,
         axes: Axes | None = None,
     ) -> None:
-        axes, shelf = axes or serial_axes(), shelf or MemoryShelf()
+        axes = axes or serial_axes()
+        self._shelf = shelf = shelf or MemoryShelf()
         self._network, self.program, self._cast = network, program, cast
         self._values, self._gradients = BlockValues(program, shelf), BlockGradients(program, shelf)
         self._messages = BlockMessages(program, axes, self._values, self._gradients)
@@ -121,12 +122,14 @@ class BlockPass:
         """This rank has all its blocks of a tensor: what others read of them goes there, and theirs comes."""
         self._messages.values(tensor)
         self._statistics.complete(tensor)
+        self._shelf.rest()
 
     def _complete_gradients(self, tensor: int) -> None:
         """All that this rank adds to a tensor's gradient has been added."""
         if self._wants[tensor]:
             self._messages.gradients(tensor)
             self._statistics.complete_gradients(tensor)
+            self._shelf.rest()
 
     def _blocks(self, index: int, backward: bool = False) -> Iterator[int]:
         """This rank's blocks, in their order; at each, what the next one reads begins to come."""

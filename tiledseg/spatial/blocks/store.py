@@ -65,6 +65,9 @@ class Shelf(Protocol):
 
     def free(self, what: Any) -> None: ...
 
+    def rest(self) -> None:
+        """Tensors of other sizes come next."""
+
     def close(self) -> None: ...
 
 
