@@ -62,7 +62,7 @@ def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: di
     assert figures["bytes_out"] > 0
     assert figures["bytes_in"] > 0
     assert figures["store"] == str(store)
-    assert figures["ahead"] > 0.2, "of two steps of a kind the second is known"
+    assert figures["steps"] > figures["known_steps"] > 0, "of two steps of a kind the second is known"
     assert list(store.iterdir()) == []
     assert threading.active_count() == threads
 

@@ -19,8 +19,8 @@ MIB = 2**20
 
 class Moved(NamedTuple):
     """What has left for files in `store` and come back, bytes of all ranks together; the longest that a rank has waited
-    for it; the most bytes that autograd alone held in a rank's memory; and the share of tensors that were on their way
-    when they were wanted, None where none was."""
+    for it; the most bytes that autograd alone held in a rank's memory; the share of tensors that were on their way when
+    they were wanted, None where none was; and passes forward and back, of which so many went on as an earlier one."""
 
     store: str
     bytes_out: int
@@ -28,6 +28,8 @@ class Moved(NamedTuple):
     waited_seconds: float
     peak_bytes: int
     ahead: float | None
+    steps: int
+    known_steps: int
 
     @property
     def in_words(self) -> str:
@@ -65,4 +67,5 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     waited = max(figures.waited_seconds for figures in each)
     ahead, wanted = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)
     share = ahead / wanted if wanted else None
-    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share)
+    steps, known = sum(figures.steps for figures in each), sum(figures.known_steps for figures in each)
+    return Moved(store, out, back, waited, max(figures.peak_bytes for figures in each), share, steps, known)
