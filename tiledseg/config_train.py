@@ -36,8 +36,8 @@ class TrainConfig:
         early_stop: epochs without a better score after which the run ends (default: never)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
-        tiles_per_batch: tiles of one shape that run as one batch, at most; auto: one, in fp64 as many as fit and pay;
-            images or small windows under a batch norm over a step, auto: up to 65,536 pixels (docs/plan.md)
+        tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
+            batch, at most; auto: one, of tiles in fp64 as many as fit and pay (docs/plan.md)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal

@@ -1,8 +1,5 @@
 """How many tiles of one shape run at once while training: as asked for, or as many as pay and fit.
 
-Where a batch norm has all images of a step go through the network together, several of these run at once, with no
-regard to memory either: all are held anyway.
-
 A batch saves what every call of a kernel costs besides its pixels, and holds the activations of all its tiles. Each
 tile has its own loss, its own dropout and its own statistics; what would not be so, or has no tiles that could run
 together, is refused where it is asked for, and else left at one.
@@ -14,17 +11,13 @@ what ranks, memory or a device would make it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.spread import Spread
-
-TOGETHER_PIXELS = 1 << 16  # of a batch of images that go together, measured on a CPU (benchmarks.windows)
 
 
 @dataclass(frozen=True)
@@ -55,15 +48,6 @@ def choose_batch(
         return min(case.asked, case.in_step)
     paying = min(case.own, case.paying // (pixels[0] * pixels[1]))
     return 1 if paying <= 1 else max(1, min(paying, 1 + case.left // further()))
-
-
-def together_batch(asked: int | None, images: int, tilings: Sequence[Tiling]) -> int:
-    """Images of a step of `images` that run at once where all of them go through the network together: as many as are
-    asked for, or up to `TOGETHER_PIXELS`, and no more than half a step. The same on any number of ranks and device."""
-    if asked is not None:
-        return min(asked, images)
-    pixels = max(math.prod(tiling.raster) for tiling in tilings)
-    return max(1, min(TOGETHER_PIXELS // pixels, -(-images // 2)))
 
 
 def _why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:

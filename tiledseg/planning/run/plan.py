@@ -20,7 +20,7 @@ from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost
-from tiledseg.planning.run.batch import BatchCase, choose_batch, together_batch
+from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, step_cost
 from tiledseg.planning.run.grid import choose_grid
@@ -58,7 +58,7 @@ class RunQuestion:
     nearly free), or all.
     `tiles_per_batch`: tiles of one shape that run at once (or images, where a norm over a step has all of these go
     together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
-    device can tell; of images see `together_batch`.
+    device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
     images. `loss`: what it needs beyond the network's usual one. `blocks`: tiles are computed in blocks, one after the
     other. `offload`: what autograd keeps leaves memory. `turned`: the rasters that are also shown with rows for
@@ -170,7 +170,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    batch, in_blocks = _images_at_once(question, graph, cut), question.blocks is not None
+    batch, in_blocks = _images_at_once(question, graph), question.blocks is not None
     asked = question.ranks, images, network.bands, value, speed, not in_blocks, batch
     spread = choose_spread(parallel, graph, tilings, *asked)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
@@ -258,12 +258,12 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
 
 
-def _images_at_once(question: RunQuestion, graph: Graph, tilings: Sequence[Tiling]) -> int:
+def _images_at_once(question: RunQuestion, graph: Graph) -> int:
     """Of a step whose images go through the network together; 1 where they do not."""
     images = question.images_per_step
     if not question.trains or not goes_together(question.parallel, graph, images):
         return 1
-    return together_batch(question.tiles_per_batch, images, tilings)
+    return min(question.tiles_per_batch or 1, images)
 
 
 def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int, step: int) -> tuple[int, int]:
