@@ -56,6 +56,9 @@ def test_help_loads_no_library(command: str) -> None:
     found = loaded_by(f"import sys; from tiledseg.cli import main; sys.exit(main(['{command}', '--help']))")
     assert f"tiledseg.{command}" in found
     assert not HEAVY & found
+    assert not {name for name in found if name.startswith("tiledseg.planning.answer")}, (
+        "whoever asks waits for no planner"
+    )
 
 
 def test_help_is_quick() -> None:

@@ -7,35 +7,16 @@ from tiledseg.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.plan")
 
-import json
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
-from tiledseg.architecture.presets import NAMES, PRESETS, build_network
-from tiledseg.byte_sizes import parse_bytes
+from tiledseg.architecture.presets import NAMES
 from tiledseg.command import Parser, add_format_option, json_map, run
 from tiledseg.config import ModelConfig
 from tiledseg.config_parallel import HALO_MODES
-from tiledseg.console import answer
-from tiledseg.errors import ConfigError, OutputError
-from tiledseg.outputs import check_outputs, whole
-from tiledseg.planning.jobs.script import batch_script, parse_minutes
-from tiledseg.planning.jobs.site import SYSTEMS, find_site
-from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
-from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.stages import ask_stages, parse_counts, parse_modes
+from tiledseg.planning.jobs.site import SYSTEMS
 from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
-
-if TYPE_CHECKING:  # whoever asks for help, or flags wrongly, waits for no planner
-    from tiledseg.planning.answer.question import Question
-    from tiledseg.planning.answer.report import Planned
-
-MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,54 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> None:
     flags = _parser().parse_args(argv)
-    from tiledseg.planning.answer.report import plan
-    from tiledseg.planning.answer.table import table
+    from tiledseg.plan_flags import answer_flags  # who asks for help waits for no planner
 
-    question = _question(flags)
-    emit = _emitted(flags)
-    if flags.plot is not None:
-        _check_plot(flags.plot)
-    planned = plan(question, _stages(flags))
-    if flags.plot is not None:
-        _plot(flags.plot, question, planned)
-    if emit is not None:
-        answer(emit(question, planned))
-    else:
-        answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
-
-
-def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
-    """What writes the batch script, if one is asked for."""
-    from tiledseg.planning.jobs.job import planned_job
-
-    if flags.emit is None:
-        for name in ("site", "time", "halo"):
-            if getattr(flags, name) is not None:
-                raise ConfigError(
-                    f"--{name} is {getattr(flags, name)}, but --emit is not given; give --emit slurm or lsf"
-                )
-        return None
-    if flags.format == "json":
-        raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
-    site = find_site(flags.emit, flags.site or "generic")
-    minutes = parse_minutes(flags.time or "2:00")
-    return lambda question, planned: batch_script(site, planned_job(question, planned, site, minutes, flags.halo))
-
-
-def _check_plot(path: str) -> None:
-    if Path(path).suffix.lower() != ".png":
-        raise OutputError(f"--plot is '{path}'; give a file name that ends in .png")
-    check_outputs([whole("--plot", path)])
-
-
-def _plot(path: str, question: Question, planned: Planned) -> None:
-    if planned.tiling is None:
-        raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
-    try:
-        from tiledseg.planning.answer.plot import write_plot  # matplotlib is slow to import, and an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
-    write_plot(path, question, planned.tiling, planned.pipeline)
+    answer_flags(flags)
 
 
 def _parser() -> Parser:
@@ -159,91 +95,3 @@ def _parser() -> Parser:
         "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step"
     )
     return parser
-
-
-def _network(flags: Namespace) -> Network:
-    network = build_network(_model(flags), flags.bands, flags.classes)
-    if flags.build is None:
-        return network
-    from tiledseg.tracing.build import known  # torch, and the code of the network's author
-
-    return known(network)
-
-
-def _question(flags: Namespace) -> Question:
-    from tiledseg.planning.answer.question import Question
-
-    return Question(
-        size=_two("--size", flags.size),
-        network=_network(flags),
-        grid=_grid(flags.grid),
-        stride=flags.stride,
-        precision=flags.precision,
-        gpu_memory=None if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
-        memory_budget=None if flags.memory_budget is None else parse_bytes(flags.memory_budget),
-        gpus_per_node=flags.gpus_per_node,
-        images=flags.images,
-        gpus=flags.gpus,
-        mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
-        machine=_machine(flags),
-        window=flags.window,
-    )
-
-
-def _stages(flags: Namespace) -> Parallelism | None:
-    parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule", "recompute")}
-    given = {key: value for key, value in parts.items() if value is not None}
-    if flags.stages is None:
-        if given:
-            flag = next(iter(given)).replace("_", "-")
-            raise ConfigError(f"--{flag} is {next(iter(given.values()))}, but --stages is not given; give --stages N")
-        return None
-    if flags.stride != 1:
-        raise ConfigError(
-            f"--stages is {flags.stages}, but networks of --stride {flags.stride} have no exact plan; leave it out"
-        )
-    if "balance" in given:
-        given["balance"] = parse_counts(given["balance"])
-    if "recompute" in given:
-        given["recompute"] = parse_modes(given["recompute"])
-    return ask_stages(flags.stages, **given)
-
-
-def _machine(flags: Namespace) -> Machine:
-    parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
-    given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
-    if given and flags.stride != 1:
-        raise ConfigError(
-            f"--{next(iter(given))} is given, but networks of --stride {flags.stride} have no exact plan; leave it out"
-        )
-    return Machine(**given)
-
-
-def _model(flags: Namespace) -> ModelConfig:
-    given = {key: getattr(flags, key) for key in MODEL_FLAGS if getattr(flags, key) is not None}
-    preset = PRESETS.get(flags.model)
-    for key, value in given.items():
-        fixed = getattr(preset, key, value)
-        if fixed != value:
-            flag = f"--{key.replace('_', '-')}"
-            raise ConfigError(
-                f"{flag} is {value}, but the preset {flags.model} has {fixed}; leave {flag} or --model out"
-            )
-    model = ModelConfig(name=flags.model, build=flags.build, arguments=flags.arguments or {}, **given)
-    model.check()
-    return model
-
-
-def _grid(words: Sequence[str]) -> tuple[int, int] | None:
-    if list(words) == ["auto"]:
-        return None
-    try:
-        return _two("--grid", [int(word) for word in words])
-    except ValueError:
-        raise ConfigError(f"--grid is '{' '.join(words)}'; give auto, Q, or rows and columns") from None
-
-
-def _two(flag: str, values: Sequence[int]) -> tuple[int, int]:
-    if len(values) > 2:
-        raise ConfigError(f"{flag} has {len(values)} values; give one, or rows and columns")
-    return values[0], values[-1]
