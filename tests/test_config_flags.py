@@ -60,7 +60,7 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 KNOWN = (
     "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
     "polygons_minimum_area, area, build, weights, classes, arguments, bands, mean, deviation, tiling, tta, normalize, "
-    "precision, parallel, references, workers, verbosity"
+    "precision, parallel, memory, references, workers, verbosity"
 )
 
 

@@ -131,7 +131,12 @@ def test_a_limit_of_the_size_of_files_is_seen_beforehand() -> None:
         "check_outputs([Output('--output', 'm.tif', size=5001)])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=clean_environment(), check=False
+        [sys.executable, "-B", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean_environment(),
+        check=False,
     )
     assert "it takes 5001 bytes, but files may have 5000 here; raise the limit (ulimit -f)" in done.stderr
     assert "line 3, in <module>" not in done.stderr, "the smaller one is accepted"

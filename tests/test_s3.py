@@ -133,8 +133,8 @@ def test_two_ranks_read_by_keys_of_their_own(material: Material, tmp_path: Path)
     done = mpirun(2, "-c", without_keys, *train_from_bucket(material, tmp_path / "no"), seconds=120)
     assert done.code != 0
     assert len(done.errors) == 1, done.err
-    assert done.errors[0].startswith("error: rank 1 on ")
-    for words in (f"cannot open {HOME}/images/", "AWS_SECRET_ACCESS_KEY", "on every rank"):
+    assert done.errors[0].startswith("error: rank 1 on "), done.err
+    for words in (f"cannot open {HOME}/", "AWS_SECRET_ACCESS_KEY", "on every rank"):
         assert words in done.errors[0]
 
 

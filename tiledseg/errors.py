@@ -53,6 +53,10 @@ class WriteError(TiledsegError, OSError):
     whole. One line suffices: the fault is the disk's."""
 
 
+class ReadError(TiledsegError, OSError):
+    """A file that the first rank has looked at cannot be read by this one, or has become another since."""
+
+
 class MemoryLimitError(TiledsegError, MemoryError):
     """Memory, or a store beside it, is too small for what was asked: the message says how much that was, how much there
     is, and what would fit."""

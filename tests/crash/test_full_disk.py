@@ -16,7 +16,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 
 LIMITED = (
     "import os, resource, sys; limit = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)); "
-    "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
+    "os.execv(sys.executable, [sys.executable, '-B', '-m', *sys.argv[2:]])"  # -B: no half bytecode for others
 )
 
 

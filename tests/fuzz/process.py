@@ -125,6 +125,7 @@ def _be_child(body: Callable[[], int], folder: Path, outputs: Sequence[int], int
 
 def _arm(interruption: Interruption) -> None:
     if interruption.largest_file is not None:
+        sys.dont_write_bytecode = True  # others would find it half written
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (interruption.largest_file, interruption.largest_file))
     if interruption.event is None:

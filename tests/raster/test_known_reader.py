@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rasterio
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.known_reader import KnownReader
@@ -33,7 +33,7 @@ def test_nothing_is_opened_before_the_first_read_which_gives_the_rasters_own_pix
     with KnownReader(info, lambda: open_raster(str(path))) as reader:
         assert reader.info is info
         reader.release()
-        with pytest.raises(RasterError, match=r"a\.tif"):
+        with pytest.raises(ReadError, match=r"a\.tif"):
             reader.read(BOX)
         (tmp_path / "away.tif").rename(path)
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_file_that_has_become_another_is_refused_before_a_pixel_of_it_counts(t
     write(path, 10, 13)
     with (
         KnownReader(info, lambda: open_raster(str(path))) as reader,
-        pytest.raises(RasterError, match="was 10 x 12 px, 2 bands of uint8 when the run began and is 10 x 13 px"),
+        pytest.raises(ReadError, match="was 10 x 12 px, 2 bands of uint8 when the run began and is 10 x 13 px"),
     ):
         reader.read(Box.of_shape((2, 2)))
 

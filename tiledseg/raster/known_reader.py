@@ -11,15 +11,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, ReadError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
 
 class KnownReader(RasterReader):
-    """What `opener` opens, a raster of `info`. The first read raises what the opener raises, and RasterError where the
-    file has become another since it was looked at."""
+    """What `opener` opens, a raster of `info`. The first read raises ReadError, of this rank alone, where it cannot be
+    opened here or has become another since it was looked at."""
 
     def __init__(self, info: RasterInfo, opener: Callable[[], RasterReader]) -> None:
         self.info = info
@@ -36,7 +36,10 @@ class KnownReader(RasterReader):
             if self._closed:
                 raise RasterError(f"{self.info.path} is read after its reader was closed; open it again")
             if self._source is None:
-                source = self._opener()
+                try:
+                    source = self._opener()
+                except RasterError as error:
+                    raise ReadError(str(error)) from error
                 _check_unchanged(self.info, source)
                 self._source = source
             return self._source
@@ -56,4 +59,4 @@ def _check_unchanged(known: RasterInfo, source: RasterReader) -> None:
     then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in (known, source.info))
     if then != now:
         source.close()
-        raise RasterError(f"{known.path} was {then} when the run began and is {now}; start the run again")
+        raise ReadError(f"{known.path} was {then} when the run began and is {now}; start the run again")
