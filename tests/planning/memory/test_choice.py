@@ -7,8 +7,8 @@ import math
 import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
+from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.items import price
-from tiledseg.planning.memory.search import choose
 
 
 @pytest.mark.parametrize("seed", range(40))

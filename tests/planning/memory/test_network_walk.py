@@ -13,9 +13,9 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 from tiledseg.models.network import build_network
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.items import price
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
-from tiledseg.planning.memory.search import choose
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
 

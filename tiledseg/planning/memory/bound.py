@@ -1,87 +1,145 @@
-"""The least that the rest of a choice can cost, whatever is chosen: a lower bound for the search.
+"""The least that the rest of a choice can cost, whatever is chosen: lower bounds for the search.
 
-Nobody asks here who else must be there when an item is rebuilt, but for those that serve it alone. What is then left is
-a knapsack whose limits are nested: at each moment the items kept below it must fit. It is solved backwards over the
-items, for the bytes that are kept already, in `CELLS` steps; sizes are rounded down, so a bound it remains.
+Left out is who must lie there, besides, when an item is rebuilt of others long before it. What is then left is a
+knapsack: at each moment the items kept below it must fit. It is solved backwards over the items, for the bytes that are
+kept already, in `CELLS` steps at most: exactly, where items' sizes are multiples of so few; else sizes are rounded
+down, so a bound it remains. Items that are rebuilt on the way to one soon after are known, so that they are paid for.
+For one long after that is `expected` to be rebuilt, they are paid for in advance, and it gives that back if it is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from tiledseg.planning.memory.items import Item
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
+from tiledseg.planning.memory.items import Walk, run_of
+from tiledseg.planning.memory.parts import NEAR, Part
 
 CELLS = 4096
 
-Options = list[tuple[int, float]]  # bytes kept, seconds
+Table = list[float]  # of bytes kept, in cells: seconds at least
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Seconds that are paid when an item is rebuilt, for another at a later place."""
+
+    index: int
+    place: int
+    seconds: float
 
 
 class Rests:
-    """`least`: of the items from a place on. `rooms`: bytes that may be kept while each is decided, and after the last:
-    at the moments since the one before."""
+    """Of the items of a walk from a place on, in the order in which they are decided.
 
-    def __init__(self, items: Sequence[Options], rooms: Sequence[float], budget: int) -> None:
-        self.cell = max(1, -(-budget // CELLS))
-        cells = max(0, budget) // self.cell + 1
-        table = self._limited([0.0] * cells, rooms[-1])
-        self.tables = [table]
-        for options, room in zip(reversed(items), reversed(rooms[:-1]), strict=True):
-            table = self._limited(self._best(table, options), room)
-            self.tables.append(table)
-        self.tables.reverse()
+    `rooms`: bytes that may be kept while each is decided, and after the last: at the moments since the one before.
+    `part`: the choices that there are. `expected`: a choice that the best is expected to resemble.
+    """
 
-    def least(self, place: int, kept: int) -> float:
-        """Seconds at least of the items from `place` on, where `kept` bytes are kept before them; infinite where
-        nothing fits."""
-        table = self.tables[place]
-        return table[min(kept // self.cell, len(table) - 1)]
+    def __init__(
+        self,
+        walk: Walk,
+        order: Sequence[int],
+        rooms: Sequence[float],
+        budget: int,
+        part: Part,
+        expected: Sequence[str] | None,
+    ) -> None:
+        self.walk, self.order, self.rooms, self.part = walk, order, rooms, part
+        unit = math.gcd(*(item.bytes for item in walk.items)) or 1
+        self.cell = unit if budget // unit < CELLS else max(1, -(-budget // CELLS))
+        self.cells = max(0, budget) // self.cell + 1
+        self.at = {index: place for place, index in enumerate(order)}
+        self.advances = list(self._advances(expected))
+        self.budget, self.base, self.before = budget, part.base(walk), walk.rebuilding
+        self.tables: dict[tuple[int, int], Table] = {}
 
-    def _best(self, table: list[float], options: Options) -> list[float]:
-        found = [math.inf] * len(table)
-        for size, seconds in options:
-            after = table[size // self.cell :]
-            after += [table[-1]] * (len(table) - len(after))
-            found = [min(here, there + seconds) for here, there in zip(found, after, strict=True)]
+    def least(self, place: int, kept: int, again: int) -> float:
+        """Seconds at least of the items from `place` on, where `kept` bytes are kept before them, and those of `again`,
+        as bits, are rebuilt; infinite where nothing fits."""
+        paid = sum(each.seconds for each in self.advances if again >> each.index & 1 and each.place >= place)
+        return paid + self._table(place, again & self.near[place])[min(kept // self.cell, self.cells - 1)]
+
+    def _advances(self, expected: Sequence[str] | None) -> Iterator[Advance]:
+        for index, (item, words) in enumerate(zip(self.walk.items, self.part.words, strict=True)):
+            again = words == (REBUILD,) or (REBUILD in words and expected is not None and expected[index] == REBUILD)
+            for parent in item.parents if item.asked and again else ():
+                before = self.walk.items[parent]
+                is_far = self.at[index] - self.at[parent] > NEAR
+                if is_far and not before.stays and not before.is_there(item.after) and before.can_be(REBUILD):
+                    yield Advance(parent, self.at[index], before.rebuild)
+
+    @cached_property
+    def near(self) -> list[int]:
+        """At each place the items before it of which one soon after may be rebuilt, as bits."""
+        found = [0] * (len(self.order) + 1)
+        for index in range(len(self.walk.items)):
+            askers = (self.at[k] for k in range(len(self.at)) if self.walk.askers[index] >> k & 1)
+            own = self.at[index]
+            last = max((place for place in askers if place - own <= NEAR), default=own)
+            for place in range(own + 1, last + 1):
+                found[place] |= 1 << index
         return found
 
-    def _limited(self, table: list[float], room: float) -> list[float]:
-        if math.isinf(room):
+    def _table(self, place: int, again: int) -> Table:
+        found = self.tables.get((place, again))
+        if found is None:
+            found = self.tables[place, again] = self._limited(self._made(place, again), self.rooms[place])
+        return found
+
+    def _made(self, place: int, again: int) -> Table:
+        if place == len(self.order):
+            return [0.0] * self.cells
+        found: Table | None = None
+        for choice in self.part.words[self.order[place]]:
+            size, seconds, now = self._option(place, choice, again)
+            after = self._shifted(self._table(place + 1, now & self.near[place + 1]), size // self.cell, seconds)
+            if choice == REBUILD:
+                after = self._limited(after, self._room_again(place, again))
+            found = after if found is None else [a if a < b else b for a, b in zip(found, after, strict=True)]
+        assert found is not None, "each item can be kept"
+        return found
+
+    def _option(self, place: int, choice: str, again: int) -> tuple[int, float, int]:
+        """Bytes that are kept, seconds, and who is rebuilt so far."""
+        index = self.order[place]
+        item = self.walk.items[index]
+        if choice != REBUILD:
+            back = sum(each.seconds for each in self.advances if each.place == place)
+            return item.bytes * (choice == KEEP), (item.offload if choice == OFFLOAD else 0.0) - back, again
+        seconds = run_of(self.walk, index, item.after, again).seconds if item.asked else 0.0
+        seconds += sum(each.seconds for each in self.advances if each.index == index)
+        return 0, seconds, again | 1 << index
+
+    def _room_again(self, place: int, again: int) -> float:
+        """Bytes that may be kept before the item of a place, where it is rebuilt: those of which it is rebuilt lie
+        there then, and there is room for the work."""
+        index = self.order[place]
+        item, moment = self.walk.items[index], self.walk.items[index].after
+        if not item.asked or (place and self.walk.items[self.order[place - 1]].after == moment):
+            return math.inf
+        lying = sum(self.walk.items[each].bytes for each in self._origins(index, moment, again))
+        work = run_of(self.walk, index, moment, again).work
+        askers = (k for k in range(len(self.at)) if item.stays and self.walk.askers[index] >> k & 1)
+        before = min([self.before[moment], *(self.before[self.walk.items[k].after] for k in askers)])
+        return self.budget - max(self.base[moment] + lying, before + lying + work)
+
+    def _origins(self, index: int, moment: int, again: int) -> set[int]:
+        found = set[int]()
+        for parent in self.walk.items[index].parents:
+            if again >> parent & 1 and not self.walk.items[parent].is_there(moment):
+                found |= {parent} if self.walk.items[parent].stays else self._origins(parent, moment, again)
+        return found
+
+    def _shifted(self, table: Table, cells: int, seconds: float) -> Table:
+        after = table[cells:] + [table[-1]] * min(cells, self.cells)
+        return [value + seconds for value in after] if seconds else after
+
+    def _limited(self, table: Table, room: float) -> Table:
+        if room >= self.cells * self.cell:
             return table
-        fitting = max(0, math.floor(room) // self.cell + 1)
-        return table[:fitting] + [math.inf] * (len(table) - fitting)
-
-
-def options_of(items: Sequence[Item]) -> list[Options]:
-    """What can become of each, less than it costs at most. What nobody asks for but a single other item that is rebuilt
-    of it is decided with that one."""
-    serving = _serving(items)
-    return [
-        [(0, 0.0)] if index in serving.values() else _options(item, items[serving[index]] if index in serving else None)
-        for index, item in enumerate(items)
-    ]
-
-
-def _serving(items: Sequence[Item]) -> dict[int, int]:
-    """Of an item the one that serves it alone, the largest."""
-    children: dict[int, list[int]] = {}
-    for index, item in enumerate(items):
-        for parent in item.parents:
-            children.setdefault(parent, []).append(index)
-    alone = [index for index, item in enumerate(items) if _is_alone(items, item, children.get(index, []))]
-    return {children[index][0]: index for index in sorted(alone, key=lambda index: items[index].bytes)}
-
-
-def _is_alone(items: Sequence[Item], item: Item, children: Sequence[int]) -> bool:
-    return not item.asked and len(children) == 1 and items[children[0]].after == item.after
-
-
-def _options(item: Item, servant: Item | None) -> Options:
-    if not item.asked:
-        return [(0, 0.0)]
-    found = [(item.bytes, 0.0), (0, item.offload)]
-    if servant is None:
-        found.append((0, item.rebuild))
-    else:
-        found += [(servant.bytes, item.rebuild), (0, item.rebuild + min(servant.rebuild, servant.offload))]
-    return [(size, seconds) for size, seconds in found if seconds < math.inf]
+        fitting = max(0, math.floor(room) // self.cell + 1) if room >= 0 else 0
+        return table[:fitting] + [math.inf] * (self.cells - fitting)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import KEEP, REBUILD, MemoryPolicy
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.best import Chosen, choose
 from tiledseg.planning.memory.items import Walk, price
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
-from tiledseg.planning.memory.search import Chosen, choose
 from tiledseg.planning.step_memory import fixed_memory
 
 ASSUMED = Speed()

@@ -12,54 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
-from tiledseg.planning.memory.bound import Rests, options_of
-from tiledseg.planning.memory.items import Walk, price, run_of
-
-# States looked at after a moment: first to find a good choice, then to prove the best; further, if none was found.
-WIDTHS = (32, 200)
-MORE_WIDTHS = (1500,)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A choice for each item. `least`: seconds below which no choice fits; those of this one where it is the best."""
-
-    choices: tuple[str, ...]
-    seconds: float
-    peak: int
-    least: float
-
-    @property
-    def proven(self) -> bool:
-        return self.gap <= 1e-9
-
-    @property
-    def gap(self) -> float:
-        """Share of the seconds that a better choice could save, at most."""
-        return 0.0 if self.seconds == 0 else max(0.0, 1 - self.least / self.seconds)
-
-
-def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
-    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits. `quick`: some good
-    one will do."""
-    best: Chosen | None = None
-    search = _Search(walk, budget)
-    for width in WIDTHS[:1] if quick else (*WIDTHS, *MORE_WIDTHS):
-        if best is not None and width > WIDTHS[-1]:
-            break
-        found, least = search.run(width, math.inf if best is None else best.seconds)
-        if found is not None:
-            cost = price(walk, found)
-            best = Chosen(found, cost.seconds, cost.peak, min(least, cost.seconds))
-        elif best is not None:
-            best = replace(best, least=min(max(least, best.least), best.seconds))
-        if math.isinf(least) if best is None else best.proven:
-            break
-    return best
+from tiledseg.planning.memory.bound import Rests
+from tiledseg.planning.memory.items import Walk, run_of
+from tiledseg.planning.memory.parts import Part
 
 
 class _State(NamedTuple):
@@ -80,25 +38,31 @@ class _State(NamedTuple):
         return self.asked, self.sent, self.gone, self.thin
 
 
-class _Search:
-    """One problem. Each run is a pass over the moments."""
+def order_of(walk: Walk) -> list[int]:
+    """The items in the order in which they are decided."""
+    return sorted(range(len(walk.items)), key=lambda index: (walk.items[index].after, index))
 
-    def __init__(self, walk: Walk, budget: int) -> None:
-        self.walk, self.budget = walk, budget
-        self.order = sorted(range(len(walk.items)), key=lambda index: (walk.items[index].after, index))
-        self.rests = self._rests()
+
+class Search:
+    """The choices of one part. Each run is a pass over the moments."""
+
+    def __init__(self, walk: Walk, budget: int, part: Part, expected: Sequence[str] | None) -> None:
+        self.walk, self.budget, self.part = walk, budget, part
+        self.order = order_of(walk)
+        edges = [-1, *(walk.items[index].after for index in self.order), len(walk.base) - 1]
+        rooms = [self._room(low, high, part.base(walk)) for low, high in itertools.pairwise(edges)]
+        self.rests = Rests(walk, self.order, rooms, budget, part, expected)
         self.most = self.least = math.inf
         self.waiting = 0
 
-    def _rests(self) -> Rests:
-        options = options_of(self.walk.items)
-        edges = [-1, *(self.walk.items[index].after for index in self.order), len(self.walk.base) - 1]
-        rooms = [self._room(low, high) for low, high in itertools.pairwise(edges)]
-        return Rests([options[index] for index in self.order], rooms, self.budget)
+    @property
+    def bound(self) -> float:
+        """Seconds below which there is no choice."""
+        return self.rests.least(0, 0, 0)
 
-    def _room(self, low: int, high: int) -> float:
+    def _room(self, low: int, high: int, base: Sequence[int]) -> float:
         """Bytes that may lie there at the moments after `low`, up to `high`."""
-        return self.budget - max(self.walk.base[low + 1 : high + 1], default=-math.inf)
+        return self.budget - max(base[low + 1 : high + 1], default=-math.inf)
 
     def run(self, width: int, most: float) -> tuple[tuple[str, ...] | None, float]:
         """The best choice of less than `most` seconds that at most `width` states lead to, None where none does; and
@@ -109,12 +73,13 @@ class _Search:
         self.waiting = (1 << len(items)) - 1  # not yet decided
         moments = sorted({item.after for item in items} | {item.back(OFFLOAD) for item in items})
         decided, last = 0, len(self.walk.base) - 1
-        states = [_State(0, 0.0, 0, 0, 0, 0, ())] if self._room(-1, min(moments, default=last)) >= 0 else []
+        first = self._room(-1, min(moments, default=last), self.walk.base)
+        states = [_State(0, 0.0, 0, 0, 0, 0, ())] if first >= 0 else []
         for moment, following in itertools.pairwise([*moments, last]):
             entering = [index for index in self.order[decided:] if items[index].after == moment]
             decided += len(entering)
             self.waiting &= ~sum(1 << index for index in entering)
-            room = self._room(moment, following)
+            room = self._room(moment, following, self.walk.base)
             passed = [after for state in states for after in self._pass(state, moment, entering, room)]
             states = self._narrow(passed, decided, width)
         best = min(states, key=lambda state: state.seconds, default=None)
@@ -154,16 +119,17 @@ class _Search:
         return found
 
     def _decide(self, state: _State, index: int) -> Iterator[_State]:
-        item, bit = self.walk.items[index], 1 << index
+        item, bit, words = self.walk.items[index], 1 << index, self.part.words[index]
         lies = state.lies + item.bytes
-        yield state._replace(lies=lies, chosen=(KEEP, state.chosen))
-        if item.can_be(REBUILD) and not (item.asked and self._parents(index, state.thin) & state.gone):
+        if KEEP in words:
+            yield state._replace(lies=lies, chosen=(KEEP, state.chosen))
+        if REBUILD in words and not (item.asked and self._parents(index, state.thin) & state.gone):
             chosen = (REBUILD, state.chosen)
             if item.stays:
                 yield state._replace(lies=lies, asked=state.asked | bit, chosen=chosen)
             else:
                 yield state._replace(thin=state.thin | bit, chosen=chosen)
-        if item.can_be(OFFLOAD):
+        if OFFLOAD in words:
             sent, seconds = state.sent | bit, state.seconds + item.offload
             yield state._replace(lies=lies, seconds=seconds, sent=sent, chosen=(OFFLOAD, state.chosen))
 
@@ -229,7 +195,7 @@ class _Search:
         for state in states:
             kept = state.lies - sum(self.walk.items[index].bytes for index in _bits(state.asked | state.sent))
             owed = sum(self.walk.items[index].rebuild for index in _bits(state.asked))
-            least = state.seconds + owed + self.rests.least(decided, kept)
+            least = state.seconds + owed + self.rests.least(decided, kept, state.thin | state.asked | state.gone)
             if least < self.most:
                 gone = self._still(state.gone, self.waiting)
                 thin = self._still(state.thin, self.waiting | state.asked)

@@ -1,0 +1,31 @@
+"""The choice for U-Nets of up to 8 levels is proven best in less than a second."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tiledseg.architecture.options import NORMS
+from tiledseg.architecture.unet import UNet
+from tiledseg.planning.memory.choice import step_choices
+
+MOST_SECONDS = 2.0  # of the processor, on a machine that others load too; less than 1 by itself
+
+
+@pytest.mark.parametrize("levels", range(2, 9))
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_choice_is_proven_in_a_second(levels: int, norm: str) -> None:
+    """At parts of the way from what is there whatever is chosen to all that is kept."""
+    unet = UNet(levels, norm=norm)
+    step = step_choices(unet.graph(), unet.bands, (1024, 1024), 4)
+    low = step.fixed + max(step.walk.base)
+    for share in (0.35, 0.65):
+        budget = int(low + share * (step.kept - low))
+        begin = time.process_time()
+        found = step.choose(budget)
+        seconds = time.process_time() - begin
+        assert found is not None
+        assert found.extra > 0
+        assert found.peak <= budget
+        assert (found.gap < 1e-9, seconds < MOST_SECONDS) == (True, True)

@@ -1,0 +1,108 @@
+"""The cheapest choice whose peak fits a budget: exact for the additive model of `items`.
+
+A part of all choices is searched with few states at a time (`search`). Where that proves nothing, it is split by what
+becomes of a skip and of who takes it (`parts`), the largest first; the part of the least bound is the next. One whose
+bound is no less than the best known choice is done with. Skips nest, so that few are split, but at budgets that hardly
+anything fits: there the work ends after `MOST_PARTS`, and the gap says what is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tiledseg.planning.memory.items import Walk, price
+from tiledseg.planning.memory.parts import Part, links
+from tiledseg.planning.memory.search import Search, order_of
+
+NARROW = 40  # states after a moment, at first
+WIDE = (NARROW, 300)  # and then, in a part that can be split
+WIDEST = (NARROW, 1000, 4000)  # in one that cannot
+MOST_PARTS, FEW_PARTS = 40, 6  # searched; where some good choice will do
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A choice for each item. `least`: seconds below which no choice fits; those of this one where it is the best."""
+
+    choices: tuple[str, ...]
+    seconds: float
+    peak: int
+    least: float
+
+    @property
+    def proven(self) -> bool:
+        return self.gap <= 1e-9
+
+    @property
+    def gap(self) -> float:
+        """Share of the seconds that a better choice could save, at most."""
+        return 0.0 if self.seconds == 0 else max(0.0, 1 - self.least / self.seconds)
+
+
+def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
+    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits. `quick`: some good
+    one will do."""
+    tree = _Tree(walk, budget, quick)
+    tree.grow()
+    if tree.best is None:
+        return None
+    cost = price(walk, tree.best)
+    return Chosen(tree.best, cost.seconds, cost.peak, max(0.0, min(tree.least, cost.seconds)))
+
+
+class _Tree:
+    """Parts that are still to be searched, by their bounds. `seconds`: of the best choice known; `least`: below which
+    there is none."""
+
+    def __init__(self, walk: Walk, budget: int, quick: bool) -> None:
+        self.walk, self.budget, self.quick = walk, budget, quick
+        self.links = links(walk, order_of(walk))
+        self.best: tuple[str, ...] | None = None
+        self.seconds = math.inf
+        self.unproven = math.inf  # of parts that are searched and not proven: their least bound
+        self.open: list[tuple[float, int, Part]] = []
+        self.numbers = itertools.count()
+
+    @property
+    def least(self) -> float:
+        return min([self.unproven, self.seconds, *(bound for bound, *_ in self.open)])
+
+    def grow(self) -> None:
+        self._add(Part.whole(self.walk))
+        for _ in range(FEW_PARTS if self.quick else MOST_PARTS):
+            if self.open and not self._is_beaten(self.open[0][0]):
+                self._visit(*heapq.heappop(self.open))
+
+    def _visit(self, bound: float, _: int, part: Part) -> None:
+        ends = part.decided == len(self.links)
+        left = max(bound, self._search(part, (NARROW,) if self.quick else WIDEST if ends else WIDE))
+        if self._is_beaten(left):
+            return
+        if ends or (self.quick and self.best is not None):
+            self.unproven = min(self.unproven, left)
+            return
+        for each in part.split(self.walk, self.links[part.decided]):
+            self._add(each)
+
+    def _is_beaten(self, bound: float) -> bool:
+        return bound >= self.seconds * (1 - 1e-12)
+
+    def _add(self, part: Part) -> None:
+        bound = Search(self.walk, self.budget, part, self.best).bound
+        if not self._is_beaten(bound):
+            heapq.heappush(self.open, (bound, next(self.numbers), part))
+
+    def _search(self, part: Part, widths: Sequence[int]) -> float:
+        """Seconds below which the part has no choice but those that are known."""
+        least = math.inf
+        for width in widths:
+            found, least = Search(self.walk, self.budget, part, self.best).run(width, self.seconds)
+            if found is not None:
+                self.best, self.seconds = found, price(self.walk, found).seconds
+            if self._is_beaten(least):
+                break
+        return least
