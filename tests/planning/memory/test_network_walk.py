@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.nn.functional import cross_entropy
 
+from benchmarks.planned_peaks import CONTEXT, allocated_peak, walk_of
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
-from tiledseg.models.network import build_network
-from tiledseg.planning.cost import layer_costs
+from tiledseg.geometry.memory_words import KEEP, REBUILD
 from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.items import price
-from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.step_memory import training_memory
-from tiledseg.tracing.allocations import AllocationMeter
-
-CONTEXT = 64, 96
-
-
-def walk_of(network: Network, width: int = 4) -> NetworkWalk:
-    graph = network.graph()
-    costs = layer_costs(graph, network.bands, CONTEXT, width)
-    return network_walk(graph, costs, network.bands * CONTEXT[0] * CONTEXT[1] * width, width, Speed())
-
-
-def measured_peak(network: Network, policy: MemoryPolicy) -> int:
-    """Most bytes of one forward and backward pass, without weights and their gradients."""
-    module = build_network(network.graph(), network.bands, seed=0).train().follow(policy)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    source = torch.randn(1, network.bands, *CONTEXT)
-    with AllocationMeter([t for p in module.parameters() for t in (p, p.grad)]) as meter:
-        logits = module(source.clone())
-        labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
-        loss = cross_entropy(logits, labels, reduction="sum")
-        del logits
-        loss.backward()
-    return meter.peak
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
@@ -76,4 +48,4 @@ def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: fl
     assert chosen.peak <= share * full
     policy = found.policy(chosen.choices)
     assert found.choices(policy) == chosen.choices
-    assert measured_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)
+    assert allocated_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)

@@ -1,0 +1,105 @@
+"""Planned peaks of training steps in which some is computed once more, beside what PyTorch allocates.
+
+    python -m benchmarks.planned_peaks
+
+U-Nets of 2 to 4 levels, all norms, all upsamplings, at budgets between what is there whatever is chosen and all that is
+kept. A line for each setting that is off by more than 2 %; then how many are not, the median and the worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
+from tiledseg.models.network import build_network
+from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.tracing.allocations import AllocationMeter
+
+CONTEXT = 64, 96
+SHARES = 0.2, 0.35, 0.5, 0.7, 0.9
+OFF = 0.02
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network, the share of the way that its budget is, and bytes."""
+
+    network: Network
+    share: float
+    planned: int
+    allocated: int
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.allocated - 1
+
+
+def walk_of(network: Network, width: int = 4) -> NetworkWalk:
+    graph = network.graph()
+    costs = layer_costs(graph, network.bands, CONTEXT, width)
+    return network_walk(graph, costs, network.bands * CONTEXT[0] * CONTEXT[1] * width, width, Speed())
+
+
+def allocated_peak(network: Network, policy: MemoryPolicy) -> int:
+    """Most bytes of one forward and backward pass, without weights and their gradients."""
+    module = build_network(network.graph(), network.bands, seed=0).train().follow(policy)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    x_BCHW = torch.randn(1, network.bands, *CONTEXT)
+    with AllocationMeter([t for p in module.parameters() for t in (p, p.grad) if t is not None]) as meter:
+        logits_BKHW = module(x_BCHW.clone())
+        labels_BHW = torch.zeros(1, *logits_BKHW.shape[2:], dtype=torch.long)
+        loss = cross_entropy(logits_BKHW, labels_BHW, reduction="sum")
+        del logits_BKHW
+        loss.backward()
+    return meter.peak
+
+
+def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
+    """Those whose budget anything fits."""
+    found = walk_of(network)
+    low = max(found.walk.base)
+    high = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
+    for share in shares:
+        chosen = choose(found.walk, int(low + share * (high - low)), quick=True)
+        if chosen is not None:
+            yield Setting(network, share, chosen.peak, allocated_peak(network, found.policy(chosen.choices)))
+
+
+def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[Network]:
+    for count in levels:
+        for norm in norms:
+            for upsampling in UPSAMPLINGS:
+                yield UNet(count, base_channels=8, norm=norm, upsampling=upsampling)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--norms", nargs="+", choices=NORMS, default=NORMS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    found = [each for network in networks(options.levels, options.norms) for each in settings(network, SHARES)]
+    for each in found:
+        if abs(each.error) > OFF:
+            print(f"{each.network}, share {each.share}: {each.planned} planned, {each.allocated} allocated")
+    within = sum(abs(each.error) <= OFF for each in found)
+    median = statistics.median(abs(each.error) for each in found)
+    worst = max(found, key=lambda each: abs(each.error))
+    print(f"{within} of {len(found)} within 2 %, half within {median:.3%}, the worst {worst.error:+.2%} planned")
+
+
+if __name__ == "__main__":
+    main()
