@@ -7,6 +7,7 @@ import math
 import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
+from tiledseg.planning.memory import best, bound, parts
 from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.items import price
 
@@ -37,6 +38,24 @@ def test_the_choice_is_the_cheapest_of_all(seed: int) -> None:
         assert found.seconds == min(fitting)
         assert found.proven
         assert found.gap == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_parts_lose_no_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each link is split, however near: what no part's bound may hide is found."""
+    monkeypatch.setattr(parts, "NEAR", 0)
+    monkeypatch.setattr(bound, "NEAR", 0)
+    monkeypatch.setattr(best, "WIDE", (1,))
+    monkeypatch.setattr(best, "WIDEST", (1, 4000))
+    monkeypatch.setattr(best, "MOST_PARTS", 4000)
+    walk = drawn_walk(2000 + seed, most=7)
+    priced = [price(walk, choices) for choices in all_choices(walk)]
+    peaks = sorted({each.peak for each in priced})
+    for budget in (peaks[0], peaks[len(peaks) // 3], peaks[len(peaks) * 2 // 3]):
+        found = choose(walk, budget)
+        assert found is not None
+        assert found.seconds == min(each.seconds for each in priced if each.peak <= budget)
+        assert found.proven
 
 
 def test_nothing_to_choose() -> None:

@@ -54,7 +54,7 @@ class Rests:
         self.cells = max(0, budget) // self.cell + 1
         self.at = {index: place for place, index in enumerate(order)}
         self.advances = list(self._advances(expected))
-        self.budget, self.base, self.before = budget, part.base(walk), walk.rebuilding
+        self.budget, self.before = budget, walk.rebuilding
         self.tables: dict[tuple[int, int], Table] = {}
 
     def least(self, place: int, kept: int, again: int) -> float:
@@ -125,7 +125,7 @@ class Rests:
         work = run_of(self.walk, index, moment, again).work
         askers = (k for k in range(len(self.at)) if item.stays and self.walk.askers[index] >> k & 1)
         before = min([self.before[moment], *(self.before[self.walk.items[k].after] for k in askers)])
-        return self.budget - max(self.base[moment] + lying, before + lying + work)
+        return self.budget - max(self.walk.base[moment] + lying, before + lying + work)
 
     def _origins(self, index: int, moment: int, again: int) -> set[int]:
         found = set[int]()

@@ -19,11 +19,11 @@ NEAR = 3  # places between an item and one that is rebuilt of it which a bound o
 
 @dataclass(frozen=True)
 class Part:
-    """`words`: what may become of each item. `lying`: of items that are rebuilt for others the bytes, and the moments
-    (first, last) at which they then lie there at least. `decided`: links."""
+    """`words`: what may become of each item. `lying`: items that are rebuilt for others, and of each a moment up to
+    which it lies there at least. `decided`: links."""
 
     words: tuple[tuple[str, ...], ...]
-    lying: tuple[tuple[int, int, int], ...] = ()
+    lying: tuple[tuple[int, int], ...] = ()
     decided: int = 0
 
     @classmethod
@@ -42,14 +42,18 @@ class Part:
             words[index] = (REBUILD,)
             item = walk.items[index]
             if item.stays and index != link[0]:
-                lying = (*lying, (item.bytes, item.lies_from, until))
+                lying = (*lying, (index, until))
         yield Part(tuple(words), lying, self.decided + 1)
 
     def base(self, walk: Walk) -> list[int]:
         """At each moment the bytes that are there whatever is chosen of this part."""
         found = list(walk.base)
-        for size, first, last in self.lying:
-            found[first : last + 1] = [each + size for each in found[first : last + 1]]
+        until: dict[int, int] = {}
+        for index, last in self.lying:
+            until[index] = max(last, until.get(index, last))
+        for index, last in until.items():
+            for moment in range(walk.items[index].lies_from, last + 1):
+                found[moment] += walk.items[index].bytes
         return found
 
 
