@@ -47,7 +47,7 @@ def test_parts_lose_no_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bound, "NEAR", 0)
     monkeypatch.setattr(best, "WIDE", (1,))
     monkeypatch.setattr(best, "WIDEST", (1, 4000))
-    monkeypatch.setattr(best, "MOST_PARTS", 4000)
+    monkeypatch.setattr(best, "MOST_STATES", 10**9)
     walk = drawn_walk(2000 + seed, most=7)
     priced = [price(walk, choices) for choices in all_choices(walk)]
     peaks = sorted({each.peak for each in priced})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.efficiency import tiling_efficiency
@@ -13,9 +13,11 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.tensor_limit import is_countable
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
 
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
 
@@ -50,6 +52,8 @@ def _told(choice: MemoryChoice) -> dict[str, Any]:
 
 
 def _step(question: Question, context: tuple[int, int]) -> StepChoices:
+    from tiledseg.planning.memory.choice import step_choices  # and NumPy, where a budget is asked about
+
     network = question.network
     return step_choices(network.graph(), network.bands, context, question.bytes_per_value)
 

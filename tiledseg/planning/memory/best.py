@@ -3,7 +3,7 @@
 A part of all choices is searched with few states at a time (`search`). Where that proves nothing, it is split by what
 becomes of a skip and of who takes it (`parts`), the largest first; the part of the least bound is the next. One whose
 bound is no less than the best known choice is done with. Skips nest, so that few are split, but at budgets that hardly
-anything fits: there the work ends after `MOST_PARTS`, and the gap says what is left.
+anything fits: there the work ends after `MOST_STATES`, and the gap says what is left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from tiledseg.planning.memory.search import Search, order_of
 NARROW = 40  # states after a moment, at first
 WIDE = (NARROW, 300)  # and then, in a part that can be split
 WIDEST = (NARROW, 1000, 4000)  # in one that cannot
-MOST_PARTS, FEW_PARTS = 40, 6  # searched; where some good choice will do
+MOST_STATES = 60_000  # looked at, in all: a second's work
+FEW_PARTS = 2  # searched, where some good choice will do
+LAST = 1500  # states after a moment, where none has been found that fits
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
     one will do."""
     tree = _Tree(walk, budget, quick)
     tree.grow()
+    if tree.best is None and tree.open and not quick:
+        tree.look_wider()
     if tree.best is None:
         return None
     cost = price(walk, tree.best)
@@ -66,6 +70,7 @@ class _Tree:
         self.unproven = math.inf  # of parts that are searched and not proven: their least bound
         self.open: list[tuple[float, int, Part]] = []
         self.numbers = itertools.count()
+        self.states = 0  # looked at
 
     @property
     def least(self) -> float:
@@ -73,9 +78,18 @@ class _Tree:
 
     def grow(self) -> None:
         self._add(Part.whole(self.walk))
-        for _ in range(FEW_PARTS if self.quick else MOST_PARTS):
-            if self.open and not self._is_beaten(self.open[0][0]):
-                self._visit(*heapq.heappop(self.open))
+        parts = 0
+        while self.open and not self._is_beaten(self.open[0][0]):
+            if self.states >= MOST_STATES or (self.quick and parts == FEW_PARTS):
+                return
+            self._visit(*heapq.heappop(self.open))
+            parts += 1
+
+    def look_wider(self) -> None:
+        """Through the whole at once."""
+        found, _ = Search(self.walk, self.budget, Part.whole(self.walk), None).run(LAST, math.inf)
+        if found is not None:
+            self.best, self.seconds = found, price(self.walk, found).seconds
 
     def _visit(self, bound: float, _: int, part: Part) -> None:
         ends = part.decided == len(self.links)
@@ -100,9 +114,11 @@ class _Tree:
         """Seconds below which the part has no choice but those that are known."""
         least = math.inf
         for width in widths:
-            found, least = Search(self.walk, self.budget, part, self.best).run(width, self.seconds)
+            search = Search(self.walk, self.budget, part, self.best)
+            found, least = search.run(width, self.seconds)
+            self.states += search.states
             if found is not None:
                 self.best, self.seconds = found, price(self.walk, found).seconds
-            if self._is_beaten(least):
+            if self._is_beaten(least) or self.states >= MOST_STATES:
                 break
         return least

@@ -14,13 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.planning.memory.items import Walk, run_of
 from tiledseg.planning.memory.parts import NEAR, Part
 
 CELLS = 4096
 
-Table = list[float]  # of bytes kept, in cells: seconds at least
+Table = NDArray[np.float64]  # of bytes kept, in cells: seconds at least
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Rests:
         """Seconds at least of the items from `place` on, where `kept` bytes are kept before them, and those of `again`,
         as bits, are rebuilt; infinite where nothing fits."""
         paid = sum(each.seconds for each in self.advances if again >> each.index & 1 and each.place >= place)
-        return paid + self._table(place, again & self.near[place])[min(kept // self.cell, self.cells - 1)]
+        return paid + float(self._table(place, again & self.near[place])[min(kept // self.cell, self.cells - 1)])
 
     def _advances(self, expected: Sequence[str] | None) -> Iterator[Advance]:
         for index, (item, words) in enumerate(zip(self.walk.items, self.part.words, strict=True)):
@@ -92,14 +95,14 @@ class Rests:
 
     def _made(self, place: int, again: int) -> Table:
         if place == len(self.order):
-            return [0.0] * self.cells
+            return np.zeros(self.cells)
         found: Table | None = None
         for choice in self.part.words[self.order[place]]:
             size, seconds, now = self._option(place, choice, again)
             after = self._shifted(self._table(place + 1, now & self.near[place + 1]), size // self.cell, seconds)
             if choice == REBUILD:
                 after = self._limited(after, self._room_again(place, again))
-            found = after if found is None else [a if a < b else b for a, b in zip(found, after, strict=True)]
+            found = after if found is None else np.minimum(found, after)
         assert found is not None, "each item can be kept"
         return found
 
@@ -135,11 +138,12 @@ class Rests:
         return found
 
     def _shifted(self, table: Table, cells: int, seconds: float) -> Table:
-        after = table[cells:] + [table[-1]] * min(cells, self.cells)
-        return [value + seconds for value in after] if seconds else after
+        over = min(cells, self.cells)
+        return np.concatenate([table[over:], np.full(over, table[-1])]) + seconds
 
     def _limited(self, table: Table, room: float) -> Table:
         if room >= self.cells * self.cell:
             return table
-        fitting = max(0, math.floor(room) // self.cell + 1) if room >= 0 else 0
-        return table[:fitting] + [math.inf] * (self.cells - fitting)
+        found = table.copy()
+        found[max(0, math.floor(room) // self.cell + 1) if room >= 0 else 0 :] = math.inf
+        return found

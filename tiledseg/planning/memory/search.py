@@ -54,6 +54,7 @@ class Search:
         self.rests = Rests(walk, self.order, rooms, budget, part, expected)
         self.most = self.least = math.inf
         self.waiting = 0
+        self.states = 0  # that have been looked at
 
     @property
     def bound(self) -> float:
@@ -81,6 +82,7 @@ class Search:
             self.waiting &= ~sum(1 << index for index in entering)
             room = self._room(moment, following, self.walk.base)
             passed = [after for state in states for after in self._pass(state, moment, entering, room)]
+            self.states += len(passed)
             states = self._narrow(passed, decided, width)
         best = min(states, key=lambda state: state.seconds, default=None)
         if best is None:
