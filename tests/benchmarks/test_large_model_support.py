@@ -18,7 +18,7 @@ def test_a_step_in_blocks_runs_where_the_whole_one_is_killed(tmp_path: Path) -> 
     except blocks.NoControlGroupError as error:
         pytest.skip(str(error))
     assert killed.code == -9
-    assert done.code == 0 < done.peak < blocks.SMALL_LIMIT
+    assert done.code == 0 < done.peak <= blocks.SMALL_LIMIT, "files that were read may fill the rest of the limit"
 
 
 def test_the_small_form_fills_its_tables(
