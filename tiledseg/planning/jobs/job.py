@@ -11,6 +11,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import Planned
 from tiledseg.planning.jobs.site import Site
+from tiledseg.planning.staged_pipeline import StagedPipeline
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
     if planned.pipeline is not None:
         if halo not in (None, "read"):
             raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")
-        ranks, more, what = _pipelines(planned, gpus, per_node)
+        ranks, more, what = _pipelines(planned.pipeline, gpus, per_node)
     else:
         ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
     nodes, grid = -(-ranks // per_node), planned.tiling.grid
@@ -79,15 +80,14 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
     return ranks, flags, f"{image} GPUs share one in mode {mode}"
 
 
-def _pipelines(planned: Planned, gpus: int, per_node: int) -> tuple[int, list[str], str]:
-    assert planned.pipeline is not None
-    case = planned.pipeline.case
+def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, list[str], str]:
+    case = pipeline.case
     ranks = _full(gpus, case.stages, per_node)
     modes = case.modes[0] if len(set(case.modes)) == 1 else f"'[{','.join(case.modes)}]'"
     flags = [
         f"--parallel.stages {case.stages}",
         f"--parallel.schedule {case.schedule}",
-        f"--parallel.balance '[{','.join(map(str, planned.pipeline.balance))}]'",
+        f"--parallel.balance '[{','.join(map(str, pipeline.balance))}]'",
         f"--parallel.recompute {modes}",
         f"--parallel.micro_batches {case.micro_batches}",
         f"--train.tiles_per_step {ranks // case.stages * case.micro_batches}",

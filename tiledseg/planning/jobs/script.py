@@ -10,7 +10,29 @@ from tiledseg.planning.jobs.job import Job
 from tiledseg.planning.jobs.site import Site
 
 _MOST_MINUTES = 7 * 24 * 60
-_DIRECTIVE = {"slurm": "#SBATCH", "lsf": "#BSUB"}
+
+# What the batch systems call things, for the part that all scripts have (`run.sh`).
+_SLURM = {
+    "directive": "#SBATCH",
+    "job": "SLURM_JOB_ID",
+    "task": "SLURM_ARRAY_TASK_ID",
+    "array": "--array=1-N",
+    "signal": "USR1",
+    "stopping": """\
+# USR1 comes to this shell before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75.
+# TERM (scancel) does the same, but then nothing is submitted again.""",
+}
+_LSF = {
+    "directive": "#BSUB",
+    "job": "LSB_JOBID",
+    "task": "LSB_JOBINDEX",
+    "array": '-J "tiledseg[1-N]"',
+    "signal": "USR2",
+    "stopping": """\
+# USR2 comes five minutes before the job's end, and goes on to the ranks: they write a checkpoint and leave with 75, at
+# which LSF submits the job again (-Q 75). After TERM (bkill) it does not.""",
+}
+_NAMES = {"slurm": _SLURM, "lsf": _LSF}
 
 # What Open MPI's mpirun hands to ranks on other nodes only if told.
 _HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"
@@ -18,7 +40,8 @@ _HANDED_ON = "PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS TILEDSEG_END_TIME"
 
 def batch_script(site: Site, job: Job) -> str:
     """A script for `sbatch` or `bsub`, ready to run: `jobs/` has those of the paper's setting."""
-    words = {
+    names = _NAMES[site.system]
+    words = names | {
         "title": job.title,
         "nodes": str(job.nodes),
         "per_node": str(job.per_node),
@@ -28,11 +51,11 @@ def batch_script(site: Site, job: Job) -> str:
         "local": site.local,
         "launcher": site.launcher,
         "flags": "\n".join(f"    {each}" for each in job.flags),
-        "directives": "\n".join(f"{_DIRECTIVE[site.system]} {each}" for each in site.directives),
+        "directives": "\n".join(f"{names['directive']} {each}" for each in site.directives),
         "exports": "\n".join(f"export {each}" for each in site.exports),
         "handed_on": " ".join([_HANDED_ON, *(each.split("=")[0] for each in site.exports)]),
     }
-    text = _template(site.system)
+    text = _template(site.system).replace("@run@\n", _template("run"))
     if site.system == "lsf":
         words["nodes_directive"] = _lsf_nodes(site, job)
         text = text.replace("@launch@\n", _template(f"lsf-{site.launcher}"))
