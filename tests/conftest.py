@@ -70,6 +70,13 @@ def kernels_as_they_come() -> None:
         sys.modules["torch"].set_deterministic_debug_mode("default")
 
 
+@pytest.fixture(autouse=True)
+def no_pauses_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that tests have damaged are tried as often as any, but at once."""
+    if "tiledseg.raster.retrying" in sys.modules:
+        monkeypatch.setattr(sys.modules["tiledseg.raster.retrying"], "PAUSES", (0.0, 0.0, 0.0))
+
+
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[str, Mesh]]:
     """Gloo's and MPI's mesh over the same ranks; alone, both are serial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_the_defaults_need_images_only() -> None:
         ("train.class_weights", ("median", [-1.0, 2.0], {"1": 1e9})),
         ("train.ema", (-0.1, 1.0)),
         ("train.early_stop", (0,)),
+        ("train.largest_loss", (0.0, -1.0, math.nan)),
         ("train.seed", (-1,)),
         ("train.checkpoint_every", (0,)),
         ("train.keep_checkpoints", (0,)),

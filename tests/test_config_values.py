@@ -33,9 +33,11 @@ OPTIONAL = (
     "data.split",
     "train.tiles_per_step",
     "train.early_stop",
+    "train.largest_loss",
     "train.window",
     "train.windows_per_step",
     "parallel.micro_batches",
+    "parallel.machine",
 )
 FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")
 VALUES = {

@@ -44,13 +44,17 @@ before = held()
 give_back_freed()
 print(before - held())
 """
+# The kernel's pages for a second block of 100 MB, once nothing is kept any more.
+NO_MORE = PAGES.replace("import keep_freed_memory", "import keep_freed_memory, keep_no_more").replace(
+    "library = ", "keep_no_more(os.environ)\nlibrary = "
+)
 glibc = pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")
 
 
-def pages(extra: dict[str, str]) -> int:
+def pages(extra: dict[str, str], program: str = PAGES) -> int:
     environ = {k: v for k, v in clean_environment().items() if not k.startswith(("MALLOC_", "GLIBC_", "TILEDSEG_"))}
     done = subprocess.run(
-        [sys.executable, "-c", PAGES], capture_output=True, text=True, timeout=60, cwd=ROOT, env={**environ, **extra}
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, env={**environ, **extra}
     )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -60,6 +64,12 @@ def pages(extra: dict[str, str]) -> int:
 def test_the_next_block_takes_the_pages_of_the_last() -> None:
     assert pages({}) < 100 < 20_000 < pages({SWITCH: "0"})
     assert pages({"MALLOC_TRIM_THRESHOLD_": "131072"}) > 20_000
+
+
+@glibc
+def test_what_was_to_be_kept_is_given_back_from_a_word_on() -> None:
+    assert pages({}, NO_MORE) > 20_000
+    assert pages({"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}, NO_MORE) < 100  # the user's word stays
 
 
 @glibc

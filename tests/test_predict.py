@@ -18,7 +18,7 @@ from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError, OutputError
-from tiledseg.inference import map_files, predictor
+from tiledseg.inference import fetching, map_files
 from tiledseg.models.network import build_modules
 from tiledseg.predict import main, parse_grid
 from tiledseg.tile import main as tile
@@ -123,13 +123,13 @@ def test_fp64_is_the_trained_network_in_float64(
     options += ["--train.tiles_per_step", "1"]
     assert train([*material.train_command(run)[1:], *options]) == 0
     found: list[torch.Tensor] = []
-    original = predictor._probabilities
+    original = fetching.shares_of
 
-    def seen(scores_KHW: torch.Tensor, valid_HW: NDArray) -> NDArray:
+    def seen(scores_KHW: torch.Tensor) -> torch.Tensor:
         found.append(scores_KHW.clone())
-        return original(scores_KHW, valid_HW)
+        return original(scores_KHW)
 
-    monkeypatch.setattr(predictor, "_probabilities", seen)
+    monkeypatch.setattr(fetching, "shares_of", seen)
     files = ["--tiling.grid", "1", "--probabilities", str(tmp_path / "p.tif"), "--precision", "fp64"]
     assert predict(run, image, tmp_path / "m.tif", *files) == 0
     checkpoint = find_checkpoint(str(run))
@@ -230,7 +230,7 @@ def test_precisions_agree_but_for_rounding(
             np.testing.assert_allclose(file.read(), whole[2], atol=tolerance)
 
 
-@pytest.mark.parametrize("what", ["_probabilities", "publish"])
+@pytest.mark.parametrize("what", ["shares_of", "publish"])
 def test_a_failure_leaves_the_old_map_and_nothing_else(
     trained: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -240,10 +240,10 @@ def test_a_failure_leaves_the_old_map_and_nothing_else(
     def fail(*_: object) -> None:
         raise OutputError("the disk is full; make room")
 
-    monkeypatch.setattr(map_files if what == "publish" else predictor, what, fail)
+    monkeypatch.setattr(map_files if what == "publish" else fetching, what, fail)
     assert predict(trained, image, output, "--probabilities", str(tmp_path / "shares.tif")) == 2
     assert output.read_bytes() == b"old"
-    if what == "_probabilities":
+    if what == "shares_of":
         assert [path.name for path in tmp_path.iterdir()] == ["map.tif"]
 
 

@@ -177,3 +177,57 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(
     assert train(material, folder, *options, "--train.epochs", "9", "--train.checkpoint_every", "100") == 1
     assert "the loss is " in capfd.readouterr().err
     assert not (folder / "checkpoints").exists()
+
+
+def test_damaged_checkpoints_are_named_with_their_fault_and_the_one_that_is_taken(
+    material: Material, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = material.root / "damaged-ones"
+    assert train(material, folder, "--train.epochs", "2") == 0
+    flipped, torn = (folder / "checkpoints" / name for name in ("step-000006", "step-000004"))
+    data = bytearray((flipped / "model.safetensors").read_bytes())
+    data[-3] ^= 1
+    (flipped / "model.safetensors").write_bytes(data)
+    (torn / "manifest.json").write_text((torn / "manifest.json").read_text()[:200])
+    left = copy(folder, "all-damaged")
+    assert train(material, folder, "--train.epochs", "2", "--run.verbosity", "1") == 0
+    said = capsys.readouterr().err.splitlines()
+    one, other = (line for line in said if line.startswith("warning: ") and "going on from step-000002" in line)
+    assert f"{flipped} is damaged: model.safetensors does not match its checksum" in one
+    assert f"{torn} is no whole checkpoint: manifest.json cannot be read" in other
+    assert summary(folder)["steps"] == 6
+
+    (left / "checkpoints" / "step-000002" / "optimizer.safetensors").unlink()
+    before = tree(left)
+    assert train(material, left, "--train.epochs", "2") == 2
+    said = capsys.readouterr().err
+    assert "no checkpoint in" in said
+    assert said.count("\n") == 1
+    assert tree(left) == before, "and nothing begins anew"
+
+
+@pytest.mark.parametrize("ended", ["finished", "killed long after", "killed soon"])
+def test_checkpoints_that_are_gone_are_missed(
+    material: Material, begun: Path, capsys: pytest.CaptureFixture[str], ended: str
+) -> None:
+    """A run began anew without a word, and its first write removed the metrics of the one before."""
+    folder = copy(begun, f"gone-{ended.replace(' ', '-')}")
+    shutil.rmtree(folder / "checkpoints")
+    every = {"finished": "9", "killed long after": "1", "killed soon": "9"}[ended]
+    if ended != "finished":
+        (folder / "summary.json").unlink()
+        more = (folder / "metrics.jsonl").read_text().splitlines()[0]
+        more = json.dumps({**json.loads(more), "step": 3})
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write(more + "\n")
+    before = tree(folder)
+    options = (*one_image(material), *WHOLE, "--train.epochs", "2", "--train.checkpoint_every", every)
+    code = train(material, folder, *options, "--run.verbosity", "1")
+    said = capsys.readouterr().err
+    if ended == "killed soon":
+        assert code == 0
+        assert "has 3 steps, but there is no checkpoint of them: the run begins anew" in said
+    else:
+        assert code == 2
+        assert "but no checkpoint is left in" in said
+        assert tree(folder) == before

@@ -196,9 +196,10 @@ def test_blocks_change_memory_only(material: Material, finished: dict[str, Path]
     """Training and validations, on tiles and on the raster held out."""
     folder = material.root / f"blocks-{store}"
     place = () if store == "host" else ("--memory.store", str(material.root))
-    assert train(material, folder, "--memory.blocks", "[2,3]", *place) == 0
+    assert train(material, folder, "--memory.blocks", "[2,3]", "--train.checkpoint_every", "6", *place) == 0
     if store == "file":  # and goes on in memory
         drop_later(folder / "checkpoints", 6)
+        assert [path.name for path in (folder / "checkpoints").glob("step-*")] == ["step-000006"]
         assert train(material, folder, "--memory.blocks", "3") == 0
     found, expected = lines(folder), lines(finished["adamw-fp64"])
     for mine, theirs in zip(found, expected, strict=True):

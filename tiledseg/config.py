@@ -14,6 +14,7 @@ from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, numbe
 from tiledseg.config_data import DataConfig
 from tiledseg.config_memory import MemoryConfig
 from tiledseg.config_parallel import ParallelConfig
+from tiledseg.config_recompute import recompute_of
 from tiledseg.config_train import TrainConfig
 from tiledseg.errors import ConfigError
 
@@ -199,6 +200,7 @@ class Config:
         groups = self.data, self.tiling, self.model, self.parallel, self.memory, self.optimizer, self.train, self.run
         for group in groups:
             group.check()
+        recompute_of(self.memory, self.parallel)
         self._check_windows()
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from tiledseg.byte_sizes import MOST_BYTES, parse_bytes
 from tiledseg.config_checks import AUTO, check_values, number, one_of, shown
 from tiledseg.errors import ConfigError
+from tiledseg.schedules import IN_STAGES
+from tiledseg.schedules import RECOMPUTE as MODES
 
 NONE = "none"
 RECOMPUTE = (AUTO, NONE, "compact", "all")
@@ -28,7 +30,8 @@ class MemoryConfig:
             more, tensors are computed once more in the backward pass in place of being kept
         recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
             demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
-            activations), or all (convolutions too, but for skips and the ends of levels)
+            activations), or all (convolutions too, but for skips and the ends of levels); of whole stages of a pipeline
+            always or except_last (the newest micro-batch), or a list with never, except_last or always for each
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (the fewest that fit memory)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, or all
@@ -38,7 +41,7 @@ class MemoryConfig:
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
-    recompute: str = AUTO
+    recompute: list[str] | str = AUTO
     offload: str = NONE
     blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
@@ -46,15 +49,22 @@ class MemoryConfig:
     def check(self) -> None:
         check_values("memory", self)
         self.bytes()
-        one_of("memory.recompute", self.recompute, RECOMPUTE)
+        self._check_recompute()
         if self.recompute not in (AUTO, NONE) and self.in_blocks:
             raise ConfigError(
-                f"memory.recompute is {self.recompute}, but memory.blocks is {shown(self.blocks)}, which computes "
-                "blocks once more as it is; leave recompute out"
+                f"memory.recompute is {shown(self.recompute)}, but memory.blocks is {shown(self.blocks)}, which "
+                "computes blocks once more as it is; leave recompute out"
             )
         self.blocks_shape()
         one_of("memory.offload", self.offload, OFFLOAD)
         self._check_store()
+
+    def _check_recompute(self) -> None:
+        if isinstance(self.recompute, str):
+            one_of("memory.recompute", self.recompute, (*RECOMPUTE, *IN_STAGES))
+            return
+        for mode in self.recompute:
+            one_of("memory.recompute", mode, MODES)
 
     def _check_store(self) -> None:
         if not self.store:

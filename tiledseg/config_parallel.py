@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
 from tiledseg.errors import ConfigError
-from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
+from tiledseg.schedules import NEVER, RECOMPUTE, SCHEDULES, Word, chunk_ranks
 
 HALO_MODES = ("read", "exchange", "scatter", "layer")
 MESH = "auto, or ranks along rows and columns as [R, C]"
@@ -33,10 +33,12 @@ class ParallelConfig:
         schedule: 1f1b, gpipe, folded (the encoder's part of a stage and its mirror in the decoder on one rank) or eager
             (1f1b that hides messages, for more memory)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
-        recompute: compute a stage's forward pass again in place of keeping its activations: never, except_last or
-            always, for all stages, or a list with one of them for each
+        recompute: a shorthand of memory.recompute for stages: compute a stage's forward pass again in place of keeping
+            its activations: never, except_last or always, for all stages, or a list with one of them for each
         transport: auto, nccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
+        machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
+            tiling.grid auto and fusion auto are the quickest, and the time of a run is told (docs/plan.md)
     """
 
     exact: bool = True
@@ -48,9 +50,10 @@ class ParallelConfig:
     balance: list[int] | str = number("auto", 1, MOST, remedy=BALANCE)
     schedule: str = "1f1b"
     micro_batches: int | None = number(None, 1, MOST)
-    recompute: list[str] | str = "never"
+    recompute: list[str] | str = NEVER
     transport: str = "auto"
     deadline: float = number(600.0, 1.0, 30 * 86400.0)
+    machine: str | None = None
 
     @property
     def shares_images(self) -> bool:
@@ -119,16 +122,17 @@ class ParallelConfig:
             raise ConfigError(f"parallel.balance is {shown(self.balance)}; give {BALANCE}")
         return tuple(values)
 
-    def recompute_modes(self) -> tuple[str, ...]:
-        """One mode for each stage."""
-        if isinstance(self.recompute, str):
-            return (self.recompute,) * self.stages
-        if len(self.recompute) != self.stages:
+    def recompute_modes(self, key: str = "parallel.recompute", word: Word | None = None) -> tuple[str, ...]:
+        """One mode for each stage, of the `word` of another `key` if given."""
+        said = self.recompute if word is None else word
+        if isinstance(said, str):
+            return (said,) * self.stages
+        if len(said) != self.stages:
             raise ConfigError(
-                f"parallel.recompute has {len(self.recompute)} parts, but parallel.stages is {self.stages}; give one "
-                "for each stage, or one word for all"
+                f"{key} has {len(said)} parts, but parallel.stages is {self.stages}; give one for each stage, or one "
+                "word for all"
             )
-        return tuple(self.recompute)
+        return tuple(said)
 
     def mesh_rows_cols(self) -> tuple[int, int] | None:
         """(rows, cols) of ranks an image, or None for auto."""

@@ -34,10 +34,14 @@ class TrainConfig:
         best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
             iou.CLASS
         early_stop: epochs without a better score after which the run ends (default: never)
+        largest_loss: of a step, above which the run ends and names the tile, as it does where loss or gradient is not
+            finite (default: any finite one)
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
             batch, at most; auto: one, of tiles in fp64 as many as fit and pay (docs/plan.md)
+        compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
+            which is off as long as nothing has been measured (docs/gpu.md)
         precision: fp32, bf16 (autocast) or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
@@ -73,8 +77,10 @@ class TrainConfig:
     ema: float = number(0.0, 0.0, 1.0, below=True)
     best: str = "none"
     early_stop: int | None = number(None, 1, MOST)
+    largest_loss: float | None = number(None, 0.0, 1e15, above=True)
     class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
     tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
+    compile: bool | str = AUTO
     precision: str = "fp32"
     seed: int = number(0, 0, 2**63 - 1)
     checkpoint_every: int = number(100, 1, MOST)
@@ -109,11 +115,16 @@ class TrainConfig:
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
         self.batch()
+        one_of("train.compile", self.compiles(), (AUTO, "on", "off"))
         if self.tiles_per_step is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
                 "give one of them"
             )
+
+    def compiles(self) -> str:
+        """auto, on or off; the last two are yes and no to YAML."""
+        return {True: "on", False: "off"}[self.compile] if isinstance(self.compile, bool) else self.compile
 
     def batch(self) -> int | None:
         """Tiles of a batch, or None for auto."""

@@ -1,4 +1,7 @@
-"""`tiledseg doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher."""
+"""`tiledseg doctor`: what each rank of a job runs on, and how fast they talk. Run it under any launcher.
+
+`tiledseg doctor --rehearse -n 1200 --config run.yaml`, on one process: what would fail in a job of 1200 ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ if __name__ == "__main__":
     enter("tiledseg.doctor")
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING
 from tiledseg.comm.session import run_on_mesh
 from tiledseg.command import Parser, add_format_option, run
 from tiledseg.console import answer
+from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns
 
 if TYPE_CHECKING:
@@ -33,8 +38,38 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = Parser(prog="tiledseg doctor", description="Shows the ranks of a job and measures all-reduces.")
     add_format_option(parser)
     parser.add_argument("--transport", default="auto", help="auto, nccl, gloo or mpi (default auto)")
-    arguments = parser.parse_args(argv)
+    parser.add_argument(
+        "--rehearse", action="store_true", help="walk the set-up of a run (--config, keys) on -n ranks without them"
+    )
+    parser.add_argument("-n", dest="ranks", type=int, default=1, help="ranks of the rehearsal")
+    parser.add_argument("--gpu-memory", default="16GiB", help="what a rank of the rehearsal has (default 16GiB)")
+    parser.add_argument("--gpus-per-node", type=int, default=6, help="ranks of a node of the rehearsal (default 6)")
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.rehearse:
+        return _rehearse(arguments, rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return run_on_mesh(lambda mesh: _diagnose(mesh, arguments.format), arguments.transport)
+
+
+def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
+    """Code 1 where the job would fail by what only its ranks show; what its configuration shows is bad input."""
+    from tiledseg.byte_sizes import parse_bytes
+    from tiledseg.config_classes import read_classes
+    from tiledseg.config_file import parse_config
+    from tiledseg.training.preparation import prepare
+    from tiledseg.training.rehearsal.rehearse import in_words, rehearse
+
+    for name, value in (("-n", arguments.ranks), ("--gpus-per-node", arguments.gpus_per_node)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; give at least 1")
+    config = parse_config(rest, "tiledseg doctor --rehearse", "Walks the set-up of a run without its ranks.")
+    config.data.classes = read_classes(config.data.classes)
+    memory = parse_bytes(arguments.gpu_memory)
+    preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
+    found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node, memory)
+    answer(json.dumps(asdict(found), indent=2) if arguments.format == "json" else in_words(found))
+    return int(bool(found.fails))
 
 
 def _diagnose(mesh: Mesh, form: str) -> None:

@@ -16,6 +16,8 @@ SWITCH = "TILEDSEG_KEEP_FREED_MEMORY"
 # Of malloc.h: no block gets a mapping of its own, and the end of the heap is never given back.
 _MMAP_MAX, _NO_BLOCK = -4, 0
 _TRIM_THRESHOLD, _NEVER = -1, -1
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 20
+_MAPPINGS, _TRIMMED = 65536, 128 << 10  # what glibc starts with
 
 # What a user says of the same matter, by glibc's two ways.
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
@@ -32,6 +34,17 @@ def keep_freed_memory(environ: Mapping[str, str]) -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, _NO_BLOCK)
         library.mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def keep_no_more(environ: Mapping[str, str]) -> None:
+    """Takes `keep_freed_memory` back: from now on a block of a MiB and more goes back when it is freed, and what lies
+    free goes back at once. The process holds what its tensors hold, and a step takes longer (decision 0012)."""
+    if why_not_kept(environ) is None:
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_MAX, _MAPPINGS)
+        library.mallopt(_MMAP_THRESHOLD, _LARGE)
+        library.mallopt(_TRIM_THRESHOLD, _TRIMMED)
+        give_back_freed()
 
 
 def give_back_freed() -> None:

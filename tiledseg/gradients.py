@@ -27,6 +27,7 @@ from torch import nn
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.work import Work
 
+CPU = torch.device("cpu")
 BUCKET_BYTES = 8 << 20  # large enough to reach the network's bandwidth, small enough that several overlap with backward
 
 
@@ -94,6 +95,11 @@ class GradientReducer:
             work.wait()
         self._last = set()
 
+    def total(self) -> torch.Tensor:
+        """The sum of all numbers of the gradient, a float64 on its device: not finite where one of them is not."""
+        sums = [flat.sum(dtype=torch.float64) for flat in self.buckets]
+        return torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.float64)
+
     def deliver(self) -> None:
         """Give every parameter its gradient: what its bucket holds now."""
         for parameter, total in self._sums.items():
@@ -156,23 +162,26 @@ def sum_gradients(parameters: Iterable[nn.Parameter], communicator: Communicator
             parameter.grad = total.view(parameter.shape).to(parameter.dtype)
 
 
-def scale_gradients(reducer: GradientReducer, factor: float) -> None:
+def scale_gradients(reducer: GradientReducer, factor: float | torch.Tensor) -> None:
     """Multiply every gradient by `factor`."""
     for flat in reducer.buckets:
         flat.mul_(factor)
 
 
-def clip_gradients(reducer: GradientReducer, largest_norm: float, stages: Communicator) -> None:
+def clip_gradients(
+    reducer: GradientReducer, largest_norm: float, stages: Communicator, device: torch.device = CPU
+) -> None:
     """Scale the whole gradient down to `largest_norm` where it is longer (L2 norm, taken in float64).
 
-    `stages` joins the ranks that hold the parts of the network, one each; all of them call it.
+    `stages` joins the ranks that hold the parts of the network, one each; all of them call it. `device`: where
+    the sums lie, also on a rank without weights.
     """
-    squares = torch.zeros(1, dtype=torch.float64)
-    squares += sum(float(flat.double().square().sum()) for flat in reducer.buckets)
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for flat in reducer.buckets:
+        squares += flat.double().square().sum()
     stages.all_reduce_sum(squares).wait()
-    norm = float(squares) ** 0.5
-    if norm > largest_norm:
-        scale_gradients(reducer, largest_norm / norm)
+    norm = squares.sqrt()
+    scale_gradients(reducer, torch.where(norm > largest_norm, largest_norm / norm, 1.0))  # the host does not ask
 
 
 def _group(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:

@@ -6,6 +6,7 @@ end the run with words about one innocent file. Standard library only.
 
 from __future__ import annotations
 
+import os
 import resource
 
 from tiledseg.errors import ConfigError
@@ -14,14 +15,30 @@ _LEAST = 64  # what one rank with one image and a few reading threads takes, and
 _ENOUGH = 65536  # the most that is asked for: some programs walk through all numbers below the limit
 
 
-def allow_open_files(enough: int = _ENOUGH) -> None:
+def allow_open_files(enough: int = _ENOUGH, least: int = _LEAST, what: str = "") -> None:
     """Raise this process's limit as far as is `enough` and the system lets it.
 
-    Raises ConfigError where that is too few for any run.
+    Raises ConfigError where that is fewer than `least`; `what`: whose they are, where it is not any run's.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = enough if hard == resource.RLIM_INFINITY else min(hard, enough)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if hard != resource.RLIM_INFINITY and hard < _LEAST:
-        raise ConfigError(f"no more than {hard} files may be open here, {_LEAST} are needed; raise it (ulimit -n)")
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise _too_few(hard, least, what)
+
+
+def check_parent(least: int, what: str) -> None:
+    """Raises ConfigError where this process's parent may not have `least` files open, and the system says so."""
+    try:
+        soft, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+    except (AttributeError, OSError):  # not Linux, or another user's
+        return
+    if soft != resource.RLIM_INFINITY and soft < least:
+        raise _too_few(soft, least, what)
+
+
+def _too_few(limit: int, least: int, what: str) -> ConfigError:
+    return ConfigError(
+        f"no more than {limit} files may be open here, {least} are needed{what and f' {what}'}; raise it (ulimit -n)"
+    )

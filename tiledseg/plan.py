@@ -14,6 +14,7 @@ from tiledseg.architecture.presets import NAMES
 from tiledseg.command import Parser, add_format_option, json_map, run
 from tiledseg.config import ModelConfig
 from tiledseg.config_parallel import HALO_MODES
+from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.site import SYSTEMS
 from tiledseg.schedules import SCHEDULES
 from tiledseg.widths import ACTIVATION_BYTES
@@ -24,23 +25,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(lambda: _main(argv))
 
 
-def _main(argv: Sequence[str] | None) -> None:
+def _main(argv: Sequence[str] | None) -> int:
     flags = _parser().parse_args(argv)
+    if flags.calibrate is not None:
+        from tiledseg.calibrate import calibrate_to  # torch: what is measured runs on it
+
+        return calibrate_to(flags.calibrate)
+    if flags.size is None:
+        raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
     from tiledseg.plan_flags import answer_flags  # who asks for help waits for no planner
 
     answer_flags(flags)
+    return 0
 
 
 def _parser() -> Parser:
     default = ModelConfig()
     parser = Parser(prog="tiledseg plan", description="Calculates halos, efficiency, memory and cluster of a tiling.")
     raster = parser.add_argument_group("raster and grid")
-    raster.add_argument(
-        "--size", nargs="+", type=int, required=True, metavar="N", help="side, or height and width (px)"
-    )
-    raster.add_argument(
-        "--grid", nargs="+", default=["8"], metavar="Q", help="Q, or rows and columns of tiles, or auto (default 8)"
-    )
+    raster.add_argument("--size", nargs="+", type=int, metavar="N", help="side, or height and width (px)")
+    raster.add_argument("--grid", nargs="+", metavar="Q", help="Q, or rows and columns of tiles, or auto (default 8)")
     raster.add_argument("--window", type=int, metavar="N", help="side of random windows (px), of train.window")
     raster.add_argument("--bands", type=int, default=4, help="input bands (default 4)")
     raster.add_argument("--classes", type=int, default=2, help="classes (default 2)")
@@ -74,6 +78,8 @@ def _parser() -> Parser:
     modes.add_argument(
         "--mesh", nargs="+", type=int, metavar="R", help="rows and columns of ranks an image (default: one a tile)"
     )
+    modes.add_argument("--machine", metavar="FILE|NAME", help="profile of the machine, of plan --calibrate or by name")
+    modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
     modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")
     modes.add_argument("--bandwidth", metavar="B", help="bytes/s between ranks, 10GB say (default 10GB, assumed)")
     modes.add_argument("--latency", metavar="T", help="seconds a message, 20us say (default 20us, assumed)")
@@ -83,8 +89,21 @@ def _parser() -> Parser:
     pipeline.add_argument("--micro-batches", type=int, metavar="M", help="tiles a step (default: 4 a stage)")
     pipeline.add_argument("--schedule", choices=SCHEDULES, help="order of the passes (default 1f1b)")
     pipeline.add_argument(
-        "--recompute", metavar="MODE", help="never (default), except_last, always; or a list, one a stage"
+        "--recompute",
+        metavar="MODE",
+        help="as memory.recompute: auto, none, compact, all; of --stages never, except_last, always, or a list",
     )
+    found = parser.add_argument_group("search")
+    found.add_argument(
+        "--search",
+        action="store_true",
+        help="the best settings for --gpus of a --machine, in place of the plan of some",
+    )
+    found.add_argument("--images-per-step", type=int, metavar="B", help="images of a step of either (default 1)")
+    found.add_argument(
+        "--scaling", metavar="A:B", help="time and efficiency on A to B GPUs, 64:1536 say, in place of it"
+    )
+    found.add_argument("--csv", metavar="FILE.csv", help="writes the points of --scaling")
     job = parser.add_argument_group("batch job")
     job.add_argument("--emit", choices=SYSTEMS, help="prints a batch script for the plan in place of the plan")
     job.add_argument("--site", help="generic (default), frontier, perlmutter; under lsf generic, summit")
@@ -92,6 +111,6 @@ def _parser() -> Parser:
     job.add_argument("--halo", choices=HALO_MODES, help="mode of the job (default: the one that the plan chooses)")
     add_format_option(parser)
     parser.add_argument(
-        "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step"
+        "--plot", metavar="FILE.png", help="draws the tiles, E against the grid, and the pipeline's step; or --scaling"
     )
     return parser

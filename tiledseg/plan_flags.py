@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.byte_sizes import parse_bytes
 from tiledseg.config import ModelConfig
+from tiledseg.config_checks import MOST, Range
+from tiledseg.config_memory import RECOMPUTE as NODES
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, whole
@@ -19,16 +24,30 @@ from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.table import table
 from tiledseg.planning.jobs.job import planned_job
 from tiledseg.planning.jobs.script import batch_script, parse_minutes
-from tiledseg.planning.jobs.site import find_site
+from tiledseg.planning.jobs.site import Site, find_site
 from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.stages import ask_stages, parse_counts, parse_modes
+from tiledseg.writing import replacing
 
+_SEARCHED = (
+    "mesh", "stages", "balance", "micro_batches", "schedule", "recompute", "halo", "memory_budget", "window",
+)  # fmt: skip
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 
 
 def answer_flags(flags: Namespace) -> None:
     """Prints the plan or the batch script, and draws the picture. Raises ConfigError, OutputError."""
+    if flags.csv is not None and flags.scaling is None:
+        raise ConfigError(f"--csv is {flags.csv}, but --scaling is not given; leave it out")
+    if flags.scaling is not None:
+        _scaling(flags)
+        return
+    if flags.search:
+        _search(flags)
+        return
+    if flags.images_per_step is not None:
+        raise ConfigError(f"--images-per-step is {flags.images_per_step}, but --search is not given; leave it out")
     question = _question(flags)
     emit = _emitted(flags)
     if flags.plot is not None:
@@ -42,8 +61,71 @@ def answer_flags(flags: Namespace) -> None:
         answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
 
 
+def _search(flags: Namespace) -> None:
+    """Prints the best settings, or the batch script of the winner."""
+    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched, searched_job
+
+    images = _images_per_step(flags, "--search")
+    job = _job_asked(flags)
+    question = searchable(_question(flags), _grid(flags.grid) if flags.grid else None)
+    found = searched(question, images)
+    if job is not None:
+        answer(batch_script(job[0], searched_job(question, images, found.winner, *job)))
+        return
+    part = search_part(question, images, found)
+    answer(json.dumps({"search": part}, indent=2) if flags.format == "json" else search_table(part))
+
+
 def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
     """What writes the batch script, if one is asked for."""
+    job = _job_asked(flags)
+    if job is None:
+        return None
+    return lambda question, planned: batch_script(job[0], planned_job(question, planned, *job, flags.halo))
+
+
+def _images_per_step(flags: Namespace, word: str) -> int:
+    """Of a search or a scaling study, whose flags are checked. Raises ConfigError for those that it decides."""
+    for name in (*_SEARCHED, *(["plot"] if flags.scaling is None else [])):
+        if getattr(flags, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is {getattr(flags, name)}, but {word} finds settings; leave {flag} or it out")
+    if flags.stride != 1:
+        raise ConfigError(f"{word} is given, but networks of --stride {flags.stride} have no exact plan; leave it out")
+    images = 1 if flags.images_per_step is None else flags.images_per_step
+    Range(1, MOST).check("--images-per-step", images)
+    if images > flags.images:
+        raise ConfigError(f"--images-per-step is {images}, but --images is {flags.images}; give at most so many")
+    return images
+
+
+def _scaling(flags: Namespace) -> None:
+    """Prints how the time goes down with the GPUs."""
+    from tiledseg.planning.answer.scaling import scaling_csv, scaling_part, scaling_table, scaling_title
+    from tiledseg.planning.answer.search import searchable
+    from tiledseg.planning.search.scaling import parse_range
+
+    numbers, images = parse_range(flags.scaling), _images_per_step(flags, "--scaling")
+    for name in ("search", "gpus", "emit", "site", "time"):
+        if getattr(flags, name):
+            raise ConfigError(f"--{name} is given, but --scaling has GPUs of its own and no job; leave one of them out")
+    plotter = None if flags.plot is None else _plotter("scaling_plot")
+    if flags.plot is not None:
+        _check_plot(flags.plot)
+    outputs = {"--csv": flags.csv, "--plot": flags.plot}
+    check_outputs([whole(flag, path) for flag, path in outputs.items() if path is not None])
+    question = replace(_question(flags), gpus=numbers[-1])
+    part = scaling_part(searchable(question, _grid(flags.grid) if flags.grid else None), images, numbers)
+    if flags.csv is not None:
+        with replacing(flags.csv) as path:
+            path.write_text(scaling_csv(part), encoding="utf-8")
+    if plotter is not None:
+        plotter.write_scaling_plot(flags.plot, part, scaling_title(question, images, numbers))
+    answer(json.dumps({"scaling": part}, indent=2) if flags.format == "json" else scaling_table(part))
+
+
+def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
+    """The site of the batch script, and its minutes, if one is asked for."""
     if flags.emit is None:
         for name in ("site", "time", "halo"):
             if getattr(flags, name) is not None:
@@ -55,7 +137,7 @@ def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
         raise ConfigError(f"--emit {flags.emit} prints a script and --format json a plan; leave one of them out")
     site = find_site(flags.emit, flags.site or "generic")
     minutes = parse_minutes(flags.time or "2:00")
-    return lambda question, planned: batch_script(site, planned_job(question, planned, site, minutes, flags.halo))
+    return site, minutes
 
 
 def _check_plot(path: str) -> None:
@@ -67,11 +149,15 @@ def _check_plot(path: str) -> None:
 def _plot(path: str, question: Question, planned: Planned) -> None:
     if planned.tiling is None:
         raise ConfigError(f"--plot draws exact tiles, but --stride is {question.stride}; leave one of them out")
+    _plotter("plot").write_plot(path, question, planned.tiling, planned.pipeline)
+
+
+def _plotter(name: str) -> ModuleType:
+    """What draws, imported late: matplotlib is slow to import, and an extra."""
     try:
-        from tiledseg.planning.answer.plot import write_plot  # matplotlib is slow to import, and an extra
+        return import_module(f"tiledseg.planning.answer.{name}")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
-    write_plot(path, question, planned.tiling, planned.pipeline)
 
 
 def _network(flags: Namespace) -> Network:
@@ -89,7 +175,7 @@ def _question(flags: Namespace) -> Question:
     return Question(
         size=_two("--size", flags.size),
         network=_network(flags),
-        grid=_grid(flags.grid),
+        grid=_grid(flags.grid or ["8"]),
         stride=flags.stride,
         precision=flags.precision,
         gpu_memory=None if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
@@ -100,11 +186,14 @@ def _question(flags: Namespace) -> Question:
         mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
         machine=_machine(flags),
         window=flags.window,
+        recompute=flags.recompute if flags.recompute in NODES else "auto",
     )
 
 
 def _stages(flags: Namespace) -> Parallelism | None:
     parts = {key: getattr(flags, key) for key in ("balance", "micro_batches", "schedule", "recompute")}
+    if flags.recompute in NODES:
+        del parts["recompute"]
     given = {key: value for key, value in parts.items() if value is not None}
     if flags.stages is None:
         if given:
@@ -125,11 +214,16 @@ def _stages(flags: Namespace) -> Parallelism | None:
 def _machine(flags: Namespace) -> Machine:
     parsers = {"flops": parse_flops, "bandwidth": parse_bandwidth, "latency": parse_latency}
     given = {key: parse(getattr(flags, key)) for key, parse in parsers.items() if getattr(flags, key) is not None}
-    if given and flags.stride != 1:
+    named = ["machine"] * (flags.machine is not None) + list(given)
+    if named and flags.stride != 1:
         raise ConfigError(
-            f"--{next(iter(given))} is given, but networks of --stride {flags.stride} have no exact plan; leave it out"
+            f"--{named[0]} is given, but networks of --stride {flags.stride} have no exact plan; leave it out"
         )
-    return Machine(**given)
+    if flags.machine is None:
+        return replace(Machine(), **given)  # type: ignore[arg-type]  # three of its figures
+    from tiledseg.machine_file import find_machine  # YAML, which few plans read
+
+    return Machine.known(find_machine(flags.machine), **given)
 
 
 def _model(flags: Namespace) -> ModelConfig:

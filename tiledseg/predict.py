@@ -140,6 +140,12 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--parallel.deadline", dest="deadline", type=float, default=600.0, help="see train --help (default 600 seconds)"
     )
+    parser.add_argument(
+        "--parallel.machine",
+        dest="machine",
+        metavar="FILE|NAME",
+        help="profile by which a grid of auto is quickest",
+    )
     parser.add_argument("--workers", type=int, default=2, help="reading threads a rank (default 2)")
     parser.add_argument("--verbosity", type=int, choices=(0, 1, 2), default=1, help="default 1")
     return parser
@@ -201,6 +207,11 @@ def parse_memory(options: Namespace) -> MemoryConfig:
     pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.blocks)
     single = int(options.blocks) if options.blocks.isdecimal() else options.blocks
     memory = MemoryConfig(blocks=[int(pair[1]), int(pair[2])] if pair else single, store=options.store)
+    if memory.in_file and not memory.in_blocks:
+        raise ConfigError(
+            f"--memory.store is {memory.store}, but --memory.blocks is none: nothing would lie there; give "
+            "--memory.blocks too, auto say, or leave --memory.store out"
+        )
     memory.check()
     memory.check_folder()
     return memory
@@ -281,6 +292,7 @@ def _work(
         grid=grid,
         precision=options.precision,
         parallel=parallelism(parallel),
+        machine=options.machine,
         references=options.references,
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",

@@ -15,7 +15,18 @@ _PLACEMENTS: dict[str, Callable[[Ranks], Ranks]] = {
     "eager": lambda ranks: ranks,
 }
 SCHEDULES = tuple(_PLACEMENTS)
-RECOMPUTE = ("never", "except_last", "always")  # of which micro-batches a stage keeps inputs only
+NEVER = "never"
+RECOMPUTE = (NEVER, "except_last", "always")  # of which micro-batches a stage keeps inputs only
+IN_STAGES = RECOMPUTE[1:]
+
+Word = list[str] | str
+"""Of what is computed once more: one for all stages, or one for each."""
+
+
+def split_recompute(said: Word, shorthand: Word) -> tuple[Word, Word]:
+    """Of what `memory.recompute` says, and of its shorthand for stages `parallel.recompute`: the word for nodes, and
+    that for stages."""
+    return ("auto", said) if isinstance(said, list) or said in IN_STAGES else (said, shorthand)
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.gpu.lines import FILE, read_lines, write_line
+from benchmarks.gpu.report import table
 from benchmarks.gpu.running import Place, Program, run_parts
 from benchmarks.gpu.wheels import install_missing
 
@@ -31,6 +32,8 @@ PARTS = (
     Program("large_tensors", 60),
     Program("mapping", 50),
     Program("small_costs", 50),
+    Program("large_models", 60),
+    Program("element_bytes", 45),
 )
 BUSY = 4  # the small form also runs on machines that others keep busy
 
@@ -48,6 +51,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="battery-") as work:
         failed = _run(options, Path(work), environ)
     print(_summary(read_lines(options.out), failed))
+    print(table(read_lines(options.out)))
     return 1 if failed else 0
 
 

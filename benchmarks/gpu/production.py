@@ -15,14 +15,19 @@ from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import OptimizerConfig
+from tiledseg.execution.carrying import sender
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.tiling import make_tiling
+from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.normalizer import Normalizer, Rule
+from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.statistics import Normalization
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.preparation import update_of
 from tiledseg.training.step import Stepper, StepResult, StepRules
@@ -33,26 +38,44 @@ IGNORED = 255
 class ProductionStep:
     """One rank, one image of `size` x `size` pixels, one tile. The image is drawn; nothing is read from a disk."""
 
-    def __init__(self, unet: UNet, size: int, precision: str, device: torch.device) -> None:
+    def __init__(self, unet: UNet, size: int, precision: str, device: torch.device, compiles: bool = False) -> None:
         mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
         network = build_modules(unet, seed=0)
-        parallel = ParallelRun.open(Spread(), network, mesh, precision)
+        parallel = ParallelRun.open(Spread(), network, mesh, precision, compiles=compiles)
         passes = parallel.over([tiling])
         self._parts = passes.mode.share([TileReference(0, 0)])
         draw = np.random.default_rng(1)
-        x_CHW = draw.standard_normal((unet.bands, size, size), dtype=np.float32)
-        y_HW = draw.integers(0, unet.classes, (size, size), dtype=np.uint8)
-        self.sample = Sample(0, tiling.tiles[0], x_CHW, y_HW, np.ones((size, size), dtype=bool))
+        self.sample = drawn_sample(tiling.tiles[0], unet.bands, unet.classes, draw)
+        self._send = sender(device)
         optimizer = build_optimizer(network.parameters(), update_of(OptimizerConfig()))
         self._stepper = Stepper(optimizer, mesh, passes, parallel.axes, StepRules(IGNORED, 0))
 
+    def run_ahead(self, steps: int) -> None:
+        """So many optimizer steps, the next input on its way while one is computed, as the trainer reads ahead."""
+        parts = self._parts
+        samples = prefetch([self.sample] * steps, self._send, threads=1, depth=2)
+        for step in range(steps):
+            self._stepper.run(step, samples, parts, stop=False)
+
     def run(self) -> StepResult:
-        """One optimizer step."""
-        return self._stepper.run(0, iter([self.sample]), self._parts, stop=False)
+        """One optimizer step, its input sent as the trainer's threads send it."""
+        return self._stepper.run(0, iter([self._send(self.sample)]), self._parts, stop=False)
 
     def close(self) -> None:
         self._stepper.close()
+
+
+def drawn_sample(tile: Tile, bands: int, classes: int, draw: np.random.Generator) -> Sample:
+    """Bytes, as most rasters hold, with classes, all of them valid."""
+    shape = tile.context.shape
+    pixels_CHW = draw.integers(0, 256, (bands, *shape), dtype=np.uint8)
+    y_HW = draw.integers(0, classes, tile.core.shape, dtype=np.uint8)
+    info = RasterInfo("drawn", *shape, bands, "uint8")
+    rule = Rule(
+        Normalizer(Normalization((127.5,) * bands, (73.9,) * bands), "uint8", "float32"), None, tile.context, info
+    )
+    return Sample(0, tile, pixels_CHW, y_HW, np.ones(tile.core.shape, dtype=bool), rule=rule)
 
 
 def step_flop(unet: UNet, size: int) -> int:

@@ -1,13 +1,17 @@
 """The time of a training step as a share of what the same device reaches in a matrix product and in a copy.
 
 Three ways, each in fp32, TF32 and bf16: `default` (as `train` by default: deterministic kernels), `fast` (cuDNN chooses
-by timing), `compiled` (fast, and torch.compile): forward and backward of the network alone. Then the production step:
-the trainer's own, with its reducer and optimizer, deterministic and not. Last, where its time goes.
+by timing), `compiled` (fast, and torch.compile): forward and backward of the network alone. Before them the production
+step: the trainer's own, with its reducer and optimizer, in the same ways, the share of the time in which the GPU
+computes, and where that goes.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +22,7 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import ProductionStep, finish, forget_peak, median_seconds, peak_bytes, step_flop
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.models import compiled
 from tiledseg.models.network import build_modules
 from tiledseg.training.objective import cross_entropy_sums
 
@@ -52,10 +57,12 @@ def main() -> int:
             f"matrix product {precision}", "TFLOP/s", partial(matrix_rate, sizes, precision, part.device)
         )
     for precision in ("bf16", "tf32", "fp32"):
-        for deterministic in (True, False):
-            name = f"production step {precision} {'deterministic' if deterministic else 'fast'}"
-            step = partial(production, sizes, precision, deterministic, part.device, rates[precision])
-            part.measure(name, "ms", step, needs=4)
+        for way in ("default", "fast"):
+            step = partial(production, part, sizes, precision, way, rates[precision])
+            part.measure(f"production step {precision} {way}", "ms", step, needs=4)
+    whole = partial(production, part, sizes, "bf16", "compiled", rates["bf16"])
+    part.measure("production step bf16 compiled", "ms", whole, needs=COMPILE_SECONDS if sizes is LARGE else 4)
+    part.measure("busy while training", "share of the time", lambda: busy(part, sizes), needs=4)
     part.measure("longest kernels", "us a step", lambda: longest_kernels(sizes, part.device), needs=4)
     for way in WAYS:
         for precision in ("bf16", "tf32", "fp32"):
@@ -90,17 +97,49 @@ def set_kernels(way: str, precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def production(
-    sizes: Sizes, precision: str, deterministic: bool, device: torch.device, rate: float | None
-) -> dict[str, Any]:
-    """The trainer's own step."""
-    set_kernels("default" if deterministic else "fast", precision)
-    forget_peak(device)
-    step = ProductionStep(sizes.unet, sizes.side, "bf16" if precision == "bf16" else "fp32", device)
+def production(part: Part, sizes: Sizes, precision: str, way: str, rate: float | None) -> dict[str, Any]:
+    """The trainer's own step; `compiled` as by `train.compile`."""
+    set_kernels(way, precision)
+    forget_peak(part.device)
+    torch._dynamo.reset()
+    compiles = way == "compiled" and (sizes is LARGE or not part.small)
+    with _traced_only() if way == "compiled" and not compiles else nullcontext():
+        own = "bf16" if precision == "bf16" else "fp32"
+        step = ProductionStep(sizes.unet, sizes.side, own, part.device, way == "compiled")
+        try:
+            return _figures(sizes, median_seconds(step.run, part.device, sizes.repeats), part.device, rate)
+        finally:
+            step.close()
+
+
+@contextmanager
+def _traced_only() -> Iterator[None]:
+    """The small form shows that the step can be traced; code would take long to generate."""
+    backend, compiled.INDUCTOR = compiled.INDUCTOR, "eager"
     try:
-        return _figures(sizes, median_seconds(step.run, device, sizes.repeats), device, rate)
+        yield
+    finally:
+        compiled.INDUCTOR = backend
+
+
+def busy(part: Part, sizes: Sizes) -> float:
+    """The share of the time of ten steps, inputs sent ahead, in which kernels run, as the profiler adds them up."""
+    from torch.profiler import ProfilerActivity, profile
+
+    part.needs_gpu()
+    set_kernels("fast", "bf16")
+    step = ProductionStep(sizes.unet, sizes.side, "bf16", part.device)
+    try:
+        step.run_ahead(3)
+        finish(part.device)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            begun = time.perf_counter()
+            step.run_ahead(10)
+            finish(part.device)
+            seconds = time.perf_counter() - begun
     finally:
         step.close()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6 / seconds
 
 
 def network_alone(part: Part, sizes: Sizes, precision: str, way: str, rate: float | None) -> dict[str, Any]:

@@ -14,18 +14,22 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.part import Part, begin_part
-from benchmarks.gpu.production import ProductionStep, finish, median_seconds
+from benchmarks.gpu.production import ProductionStep, drawn_sample, finish, median_seconds
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.precision import make_deterministic, to_network_input
+from tiledseg.execution.carrying import bytes_on_the_way, labels, network_input, sender
+from tiledseg.execution.precision import make_deterministic
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.raster.dataset import Sample
 
 
 def main() -> int:
     part = begin_part(__file__)
     small = part.small or part.device.type == "cpu"
     side = 64 if small else 1440
-    part.measure("input, pageable", "GB/s", lambda: pageable(side, part.device))
-    part.measure("input, pinned", "GB/s", lambda: pinned(part, side))
-    part.measure("input, pinned beside a kernel", "share hidden", lambda: hidden(part, side))
+    part.measure("input as float32, pageable", "ms a tile", lambda: pageable(side, part.device))
+    part.measure("input as stored, pinned", "ms a tile", lambda: as_stored(side, part.device))
+    part.measure("input as stored beside a kernel", "share hidden", lambda: hidden(part, side))
     unet = UNet(3, base_channels=4) if small else UNet(5, base_channels=64)
     dropped = UNet(unet.levels, base_channels=unet.base_channels, dropout=0.2)
     for name, network in (("step", unet), ("step with dropout", dropped)):
@@ -34,43 +38,48 @@ def main() -> int:
     return int(part.failed)
 
 
-def draw(side: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((4, side, side), dtype=np.float32)
+def drawn(side: int) -> Sample:
+    """A tile of four bands of bytes."""
+    tile = make_tiling((side, side), (1, 1), Footprint(1, 0, 0)).tiles[0]
+    return drawn_sample(tile, 4, 5, np.random.default_rng(0))
 
 
-def pageable(side: int, device: torch.device) -> float:
-    """As the trainer sends a tile: from the array that the reader has made, channels last on arrival."""
-    x_CHW = draw(side)
-    return x_CHW.nbytes / median_seconds(lambda: to_network_input(x_CHW, device), device, 10) / 1e9
+def pageable(side: int, device: torch.device) -> dict[str, float]:
+    """As it was before: normalised by the host beforehand, copied as float32 from pageable memory."""
+    sample = drawn(side)
+    x_CHW, y_HW = sample.x_CHW, sample.y_HW
+
+    def bring() -> None:
+        assert y_HW is not None, "it has been drawn"
+        torch.from_numpy(x_CHW)[None].to(device).contiguous(memory_format=torch.channels_last)
+        torch.from_numpy(y_HW).to(device)
+
+    return {"ms": 1e3 * median_seconds(bring, device, 10), "bytes": x_CHW.nbytes + x_CHW[0].size}
 
 
-def pinned(part: Part, side: int) -> float:
-    """The same bytes from pinned memory."""
-    part.needs_gpu()
-    x_CHW = draw(side)
-    source = torch.from_numpy(x_CHW).pin_memory()
+def as_stored(side: int, device: torch.device) -> dict[str, float]:
+    """As the trainer brings a tile: copied into pinned memory and sent by `sender`, normalised on the device."""
+    sample, send = drawn(side), sender(device)
 
-    def send() -> torch.Tensor:
-        return source[None].to(part.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+    def bring() -> None:
+        there = send(sample)
+        network_input(there, device)
+        labels(there, device)
 
-    return x_CHW.nbytes / median_seconds(send, part.device, 10) / 1e9
+    return {"ms": 1e3 * median_seconds(bring, device, 10), "bytes": bytes_on_the_way(sample)}
 
 
 def hidden(part: Part, side: int) -> float:
-    """The share of a pinned copy, on a stream of its own, that a matrix product hides."""
+    """The share of a tile's way to the network that a matrix product hides, which was asked for first."""
     part.needs_gpu()
-    source, stream = torch.from_numpy(draw(side)).pin_memory(), torch.cuda.Stream()
+    sample, send = drawn(side), sender(part.device)
     a = torch.randn(8192, 8192, device=part.device, dtype=torch.bfloat16)
 
-    def send() -> None:
-        with torch.cuda.stream(stream):
-            source.to(part.device, non_blocking=True)
-
     def both() -> None:
-        send()
         a @ a
+        send(sample)
 
-    copy, product, together = (median_seconds(f, part.device, 10) for f in (send, lambda: a @ a, both))
+    copy, product, together = (median_seconds(f, part.device, 10) for f in (lambda: send(sample), lambda: a @ a, both))
     return (copy + product - together) / copy
 
 

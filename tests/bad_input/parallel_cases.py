@@ -50,6 +50,7 @@ BLOCKS = (
         "recompute-beyond-the-budget", "--memory.recompute all --memory.budget 1kB", "memory.budget", "recompute all"
     ),
     train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
+    predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
     train("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
     train("offload-by-no-name", "--memory.offload some --memory.store ROOT/folder", "memory.offload", "some", "all"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
@@ -73,6 +74,10 @@ BLOCKS = (
     predict("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
     predict("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     predict("blocks-with-views", f"{_BLOCKS} --tta turns", "--tta", "turns", "--memory.blocks", "leave one out"),
+    train("compile-by-no-name", "--train.compile maybe", "train.compile", "maybe", "auto, on, off"),
+    train("compiled-in-blocks", f"{_BLOCKS} --train.compile on", "train.compile", "memory.blocks", "leave it out"),
+    train("compiled-layers", f"{_LAYER} --train.compile on", "train.compile", "parallel.halo", "exchange"),
+    train("compiled-and-recomputed", "--train.compile on --memory.recompute all", "train.compile", "memory.recompute"),
     train("blocks-of-two-tiles", f"{_BLOCKS} --train.tiles_per_batch 2", "tiles_per_batch", "memory.blocks"),
 )
 
@@ -97,6 +102,22 @@ PIPELINES = (
     train("balance-of-two", f"{_PIPELINES} --parallel.balance [6,7]", "parallel.balance", "2 parts", "3", "auto"),
     train("balance-not-folded", f"{_PIPELINES} --parallel.schedule folded --parallel.balance [4,4,5]", "3 parts", "5"),
     train("recompute-word", f"{_PIPELINES} --parallel.recompute often", "parallel.recompute", "often", "except_last"),
+    train("recompute-of-stages-without", "--memory.recompute always", "memory.recompute", "always", "stages is 1"),
+    train(
+        "recompute-by-two-words",
+        f"{_PIPELINES} --memory.recompute except_last --parallel.recompute always",
+        "memory.recompute is except_last",
+        "parallel.recompute is always",
+        "leave",
+    ),
+    train(
+        "recompute-of-none-and-stages",
+        f"{_PIPELINES} --memory.recompute none --parallel.recompute always",
+        "memory.recompute is none",
+        "parallel.recompute is always",
+    ),
+    train("memory-recompute-of-two", f"{_PIPELINES} --memory.recompute [always,never]", "memory.recompute", "2 parts"),
+    train("memory-recompute-mode", f"{_PIPELINES} --memory.recompute [all,never,never]", "memory.recompute", "'all'"),
     train("recompute-of-two", f"{_PIPELINES} --parallel.recompute [always,never]", "2 parts", "3", "one word for all"),
     train("no-micro-batches", f"{_PIPELINES} --parallel.micro_batches 0", "parallel.micro_batches", "0", "at least 1"),
     train("mesh-times-stages", f"{_EXCHANGE} --parallel.mesh [2,1] {_PIPELINES}", "stages", "3", "ranks"),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.gpu import running, wheels
-from benchmarks.gpu.lines import read_lines
+from benchmarks.gpu.figures import FIGURES
+from benchmarks.gpu.lines import FILE, read_lines
 from benchmarks.gpu.part import Part
+from benchmarks.gpu.report import BEGIN, END, MEASURED, PAGES, device_of, keep, table, with_table
 from tests.comm.launching import ROOT, clean_environment, run_job
 
 FOLDER = ROOT / "benchmarks/gpu"
@@ -28,8 +32,62 @@ def test_the_small_form_runs_whole(tmp_path: Path) -> None:
     assert parts == {path.stem for path in FOLDER.glob("*.py") if "begin_part(__file__)" in path.read_text()}
     assert {path.name for path in tmp_path.iterdir()} == {"measurements.jsonl", "battery.log"}
     by_name = {(line["part"], line["name"]): line for line in lines}
-    assert by_name["training_step", "production step fp32 deterministic"]["value"]["ms"] > 0
+    assert by_name["training_step", "production step fp32 default"]["value"]["ms"] > 0
     assert run_job(command, environ=clean_environment()).code == 2, "an earlier run's lines must stay as they are"
+    there = {(line["part"], _any_size(line["name"])) for line in lines}
+    named = [(f.part, _any_size(name)) for f in FIGURES for name in (f.name, f.over) if name is not None]
+    assert [name for name in named if name not in there] == [], "a figure of a line that the battery does not write"
+    assert device_of(lines) is None, "a CPU's times are no figures of a GPU"
+    assert "none of these figures exists" in table(lines)
+
+
+def _any_size(name: str) -> str:
+    """The small form has other sizes."""
+    return re.sub(r"\d+ px", "N px", name)
+
+
+def test_the_pages_have_the_table_of_the_lines_that_are_kept() -> None:
+    expected = table(read_lines(MEASURED))
+    for page in PAGES:
+        assert with_table(page.read_text(), expected) == page.read_text(), (
+            f"{page}: make it anew by benchmarks.gpu.report"
+        )
+
+
+def test_a_table_tells_what_is_measured_what_keeps_its_promise_and_what_is_not_there(tmp_path: Path) -> None:
+    first, ratio = FIGURES[0], next(figure for figure in FIGURES if figure.over)
+    ok = {"state": "ok", "seconds": 1.0}
+    lines: list[dict[str, Any]] = [
+        {"part": "versions", "name": "versions", "value": {"torch": "9.9", "commit": "abc"}, **ok},
+        {"part": "versions", "name": "device", "value": {"name": "NVIDIA X"}, **ok},
+        {"part": first.part, "name": first.name, "value": {first.key: 0.61}, **ok},
+        {"part": FIGURES[1].part, "name": FIGURES[1].name, "value": {FIGURES[1].key: 0.59}, **ok},
+        {
+            "part": FIGURES[2].part,
+            "name": FIGURES[2].name,
+            "state": "failed",
+            "reason": "out of memory",
+            "seconds": 1.0,
+        },
+        {"part": ratio.part, "name": ratio.name, "value": {ratio.key: 1.0}, **ok},
+        {"part": ratio.part, "name": ratio.over, "value": {ratio.key: 4.0}, **ok},
+    ]
+    made = table(lines)
+    assert made.startswith("Measured on one NVIDIA X, torch 9.9, commit abc.")
+    rows = made.splitlines()[4:]
+    assert rows[0].endswith("| at least 0.60 | 0.61 |")
+    assert rows[1].endswith("| at least 0.60 | 0.59, **promise not kept** |")
+    assert rows[2].endswith("| not measured: out of memory |")
+    assert rows[FIGURES.index(ratio)].endswith("| at most 0.50 | 0.25 |")
+    assert rows[-1].endswith("| not measured: the battery did not come to it |")
+    assert len(rows) == len(FIGURES)
+    page, folder = tmp_path / "page.md", tmp_path / "run"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    folder.mkdir()
+    (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keep(folder, read_lines(folder), tmp_path / "kept", (page,))
+    assert page.read_text() == f"before\n{BEGIN}\n{made}\n{END}\nafter\n"
+    assert read_lines(tmp_path / "kept") == lines
 
 
 def test_a_part_that_fails_or_hangs_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

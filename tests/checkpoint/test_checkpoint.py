@@ -16,12 +16,11 @@ from tiledseg.checkpoint.folder import (
     contents_of,
     drop_later,
     find_checkpoint,
-    load_network,
-    load_optimizer,
     newest_checkpoint,
     newest_step,
     save_checkpoint,
 )
+from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.training.optimizer import build_optimizer

@@ -18,9 +18,9 @@ from tiledseg.checkpoint import folder as module
 from tiledseg.checkpoint.folder import (
     clean_leftovers,
     find_checkpoint,
-    load_network,
     newest_checkpoint,
 )
+from tiledseg.checkpoint.loading import load_network
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -39,6 +39,8 @@ def work(mesh, way: str) -> int | None:
         raise RasterError("a.tif is missing")
     if way == "fine":
         return None
+    if way == "unconnected":
+        return first_message(mesh)
     if way in STANDSTILLS:
         return stand_still(mesh, way, x)
     for step in range(10_000_000):
@@ -73,6 +75,24 @@ def stand_still(mesh, way: str, x) -> None:
             mesh.communicator.all_reduce_sum(x).wait()
     if mesh.is_root:
         print("done", flush=True)
+
+
+def first_message(mesh) -> None:
+    """Rank 2 is stopped before the first message between it and rank 0, which are no neighbours among four in a ring:
+    nothing connects them yet."""
+    import torch
+
+    from tiledseg.comm.point_to_point import Message
+
+    messages = mesh.communicator.point_to_point()
+    if mesh.rank == 2:
+        print(f"failing at {time.time()}", flush=True)
+        with doing("counting sheep"):
+            _hold_up("stop")
+    if mesh.rank == 0:
+        time.sleep(2.0)
+        messages.start([], [Message(2, torch.zeros(1))]).wait()
+    mesh.communicator.barrier()
 
 
 def _hold_up(way: str) -> None:

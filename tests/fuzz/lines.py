@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.fuzz.files import LAST
@@ -67,7 +68,7 @@ def draw_trial(draw: random.Random, folder: Path) -> Trial:
     return draw.choice((_plan, _plan, _predict, _speed, _tile, _evaluate, _scene, _doctor))(draw)
 
 
-def _options(draw: random.Random, known: dict[str, tuple[str, ...]], most: int) -> list[str]:
+def _options(draw: random.Random, known: Mapping[str, tuple[str, ...]], most: int) -> list[str]:
     words: list[str] = []
     for name in draw.sample(list(known), min(len(known), draw.randrange(1, most + 1))):
         value = draw.choice(known[name])
@@ -145,7 +146,7 @@ def _doctor(draw: random.Random) -> Trial:
     return Trial("doctor", words, str(words), (), _json)
 
 
-def _exists(name: str) -> object:
+def _exists(name: str) -> Callable[[Path, Outcome], list[str]]:
     def check(folder: Path, outcome: Outcome) -> list[str]:
         made = (folder / name).exists() or outcome.out.startswith("usage:")
         return [] if made else [f"exit 0 without {name}"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.law.test_training_steps import alone, configuration, losses, run
+from tests.opens import opens
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
@@ -52,6 +53,33 @@ def test_all_that_the_law_leaves_free_changes_no_loss(shared: Path, meshes: dict
     recorded = find_checkpoint(shared / "changed").saved.resumed
     assert [entry.step for entry in recorded][:2] == [3, 5]
     assert {"data.workers", "data.prefetch", "tiling.grid", "tiling.halo"} <= recorded[0].changed.keys()
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2, 4)
+def test_a_checkpoint_is_read_as_often_as_by_one_rank(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """Opens of its files by all ranks together; the losses are those of a run never stopped, to the last bit."""
+    mesh = meshes["gloo"]
+
+    def averaged(output: str, epochs: int) -> Config:
+        config = six_epochs(shared, output)
+        return replace(config, train=replace(config.train, epochs=epochs, ema=0.9, keep_checkpoints=9))
+
+    run(averaged("read", 2), mesh)
+    mesh.on_root(lambda: shutil.copytree(shared / "read", shared / "read-alone") and None)
+    checkpoint = Path("checkpoints", "step-000002")
+    by_one = mesh.on_root(
+        lambda: opens(shared / "read-alone" / checkpoint, lambda: run(averaged("read-alone", 3), alone()))
+    )
+    found: list[dict] = []
+
+    def resume() -> None:
+        mesh.communicator.barrier()
+        found[:] = run(averaged("read", 3), mesh)
+
+    assert opens(shared / "read" / checkpoint, resume) == by_one
+    assert min(by_one[f"{name}.safetensors"] for name in ("model", "optimizer", "average")) >= 1
+    assert losses(found) == losses(run(averaged("read-through", 3), mesh))
 
 
 @pytest.mark.mpi

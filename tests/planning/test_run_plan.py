@@ -119,7 +119,7 @@ def test_it_is_made_without_torch() -> None:
 @pytest.mark.parametrize("machine", [Machine(latency=1e-3), Machine(latency=0, bandwidth=1e15)])
 def test_plan_prints_what_the_run_would_be_planned_with(mesh: tuple[int, int], machine: Machine) -> None:
     """Time, memory and fusion of each mode: of the same function, asked as `train` asks it."""
-    asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine)
+    asked = question(grid=(2, 3), ranks=mesh[0] * mesh[1], machine=machine, memory=1 << 40)
     sizes = Question((150, 230), asked.network, (2, 3), mesh=mesh, machine=machine)
     rows = plan(sizes)[0]["modes"]["costs"]
     assert {row["mode"] for row in rows} == {"read", "exchange", "scatter", "layer"}

@@ -96,6 +96,23 @@ def test_in_flight_and_the_default_number_of_micro_batches(capsys: pytest.Captur
     assert answer(capsys, "--size 1000 --grid 2 --stages 3")["micro_batches"] == 4, "an image has 4 tiles"
 
 
+def test_recompute_takes_the_words_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the memory of a step, in each halo mode and in stages; the job hands the word on."""
+    flags = ["--size", "1000", "--grid", "2", "--stages", "3"]
+
+    def bytes_by(word: str) -> list[int]:
+        assert main([*flags, "--recompute", word, "--format", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        modes = [row["memory_rank"] for row in found["modes"]["costs"]]
+        return [found["memory"]["total"], *modes, max(row["memory"]["total"] for row in found["stages"]["by_stage"])]
+
+    none, compact, everything = map(bytes_by, ("none", "compact", "all"))
+    assert bytes_by("auto") == none
+    assert all(a > b > c for a, b, c in zip(none, compact, everything, strict=True))
+    assert main([*flags, "--recompute", "compact", "--emit", "slurm"]) == 0
+    assert "--memory.recompute compact" in capsys.readouterr().out
+
+
 def test_the_memory_decides_over_the_balance(capsys: pytest.CaptureFixture[str]) -> None:
     """A limit below the fastest balance's need gives another that fits; a given balance is only judged."""
     flags = "--size 1000 --grid 2 --stages 3"
@@ -212,6 +229,8 @@ def test_counts_as_people_write_them() -> None:
         ("--balance [40,49]", ["--balance is [40,49]", "--stages"]),
         ("--micro-batches 4", ["--micro-batches is 4", "--stages"]),
         ("--schedule gpipe", ["--schedule is gpipe", "--stages"]),
+        ("--recompute all --memory-budget 1GiB", ["--recompute is all", "--memory-budget"]),
+        ("--recompute all --stride 2", ["--recompute is all", "--stride is 2"]),
         ("--stages 2 --recompute often", ["--recompute is 'often'", "except_last"]),
         ("--stages 3 --recompute [always,never]", ["--recompute has 2 parts", "--stages is 3"]),
         ("--recompute always", ["--recompute is always", "--stages"]),

@@ -13,12 +13,14 @@ from tests.tracing.networks import Mixed, Outer, Pointed
 from tests.tracing.styles import ChannelNorm, Inverted, Shuffled, Unpooling
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.memory_policy import keep_all, named_policy
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import Cut, cut_network
 from tiledseg.pipeline.schedule import Route
 from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.memory.items import price
 from tiledseg.planning.stages_cost import StagePrices
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.memory import with_measured_memory
@@ -150,3 +152,33 @@ def test_recomputed_stages_keep_their_inputs_and_need_the_rest_once(norm: str) -
         # What the second forward pass was given and what it hands out may stay as long, though nobody needs it.
         more = found.kept + found.backward - memory.activations - memory.backward
         assert -128 <= more <= 128 + memory.inputs + prices.costs[stop - 1].output_bytes
+
+
+@pytest.mark.parametrize("balance", BALANCES[:3], ids=lambda balance: f"{len(balance)}-stages")
+@pytest.mark.parametrize("norm", NORMS)
+def test_where_all_is_kept_the_items_are_those_of_the_stage(norm: str, balance: tuple[int, ...]) -> None:
+    unet = UNet(3, base_channels=4, norm=norm, classes=3, dropout=0.1)
+    graph = unet.graph()
+    prices = StagePrices(graph, layer_costs(graph, unet.bands, CONTEXTS["same"]), 4)
+    for run in cuts(balance):
+        found, memory = prices.walk(*run), prices.memory(*run)
+        kept = found.lying(keep_all(graph))
+        assert found.kept(kept) == memory.activations
+        assert price(found.walk, kept).peak == memory.activations + memory.backward
+
+
+@pytest.mark.parametrize("word", ["compact", "all"])
+@pytest.mark.parametrize("norm", ["none", "instance", "batch", "pixel"])
+@pytest.mark.parametrize("balance", [BALANCES[0], (24, 25), (30, 19)], ids=lambda balance: str(balance[0]))
+def test_stages_by_a_policy(norm: str, word: str, balance: tuple[int, ...]) -> None:
+    """What is kept of a micro-batch, and the peak, within 2 %."""
+    unet = UNet(3, base_channels=8, norm=norm, classes=3)
+    graph, context = unet.graph(), (64, 96)
+    policy = named_policy(graph, unet.bands, word)
+    prices = StagePrices(graph.with_memory(policy), layer_costs(graph, unet.bands, context), 4)
+    network = build_modules(unet, seed=0).follow(policy)
+    measured = measured_chunks(network, cut_network(graph, balance, "1f1b", len(balance)), context)
+    for run, found in zip(cuts(balance), measured, strict=True):
+        memory = prices.memory(*run)
+        assert found.kept == pytest.approx(memory.activations, rel=0.02)
+        assert found.kept + found.backward == pytest.approx(memory.activations + memory.backward, rel=0.02)

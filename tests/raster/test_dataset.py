@@ -13,8 +13,9 @@ from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.raster import dataset as dataset_module
-from tiledseg.raster.dataset import Dataset, Normalizer
+from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.normalizer import Normalizer
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.reader import RasterReader, open_raster
 from tiledseg.raster.statistics import Normalization

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,22 @@ import pytest
 import tiledseg
 from tests.crash.runs import Material, weights
 from tiledseg.architecture.unet import UNet
-from tiledseg.errors import BudgetError
+from tiledseg.errors import BudgetError, ConfigError
+from tiledseg.geometry.decomposition import decompose
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_words import KEEP
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.mode_cost import Task, mode_cost
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.pipeline import balanced_pipeline
+from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 
 
 def question(network: UNet, memory: int, **given: Any) -> RunQuestion:
-    return RunQuestion(network, (Extent((96, 128)),), 1, memory, grid=(1, 1), **given)
+    asked = {"rasters": (Extent((96, 128)),), "ranks": 1, "grid": (1, 1), "memory": memory} | given
+    return RunQuestion(network, **asked)
 
 
 @pytest.mark.parametrize("network", UNETS, ids=["instance", "none"])
@@ -40,8 +48,69 @@ def test_what_does_not_fit_is_said_or_refused() -> None:
     assert "use a finer tiling.grid" in plan_run(asked).warnings[0]
     with pytest.raises(BudgetError, match=r"memory.budget is 1048576 bytes, .* needs \d+, and \d+ with all rebuilt"):
         plan_run(question(UNETS[0], 1 << 20, budgeted=True))
-    with pytest.raises(BudgetError, match=r"with parallel.halo layer and with stages nothing is rebuilt"):
-        plan_run(question(UNETS[0], 1 << 20, budgeted=True, parallel=Parallelism(halo="layer")))
+    layer = question(UNETS[0], 1 << 20, budgeted=True, parallel=Parallelism(halo="layer"), ranks=2)
+    with pytest.raises(BudgetError, match=r"largest block of an image needs \d+, and \d+ .* more ranks an image"):
+        plan_run(layer)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "balance", "share"),
+    [
+        ("1f1b", None, 0.5),
+        ("1f1b", (20, 29), 0.7),
+        ("1f1b", (40, 9), 0.5),
+        ("gpipe", None, 0.7),
+        ("gpipe", (40, 9), 0.9),
+    ],
+)
+def test_a_plan_fits_the_memory_of_each_stage(schedule: str, balance: tuple[int, ...] | None, share: float) -> None:
+    """With all micro-batches that it keeps at once, as the memory of stages by that policy says too."""
+    parallel = Parallelism(stages=2, recompute=("never",) * 2, schedule=schedule, balance=balance, timed=False)
+    network = UNet(3, base_channels=8, norm="pixel")
+    asked = question(network, 1 << 40, ranks=2, grid=(2, 2), parallel=parallel, rasters=(Extent((192, 288)),))
+    budget = int(share * max(stage_bytes(asked, plan_run(asked), network.graph())))
+    plan = plan_run(replace(asked, memory=budget, budgeted=True))
+    assert plan.rebuilt is not None
+    assert plan.rebuilt.items
+    by_policy = network.graph().with_memory(plan.rebuilt.policy)
+    assert max(stage_bytes(asked, plan, by_policy)) == pytest.approx(plan.rebuilt.peak, rel=0.01)
+    assert plan.rebuilt.peak <= budget < plan.rebuilt.kept
+
+
+def test_a_stage_that_fits_by_no_choice_is_named() -> None:
+    parallel = Parallelism(stages=2, recompute=("never",) * 2, balance=(20, 29), timed=False)
+    with pytest.raises(ConfigError, match=r"stage 0 of parallel.balance \[20,29\] needs about"):
+        plan_run(question(UNet(3, base_channels=8), 1 << 18, ranks=2, parallel=parallel, budgeted=True))
+
+
+def stage_bytes(asked: RunQuestion, plan: RunPlan, graph: Graph) -> list[int]:
+    assert plan.pipeline is not None
+    given = replace(asked.parallel, balance=plan.pipeline.balance)
+    staged = balanced_pipeline(given, graph, asked.network.bands, plan.micro_batch, None, None)
+    return staged.case.rank_bytes(staged.balance)
+
+
+@pytest.mark.parametrize("fusion", [1, 3])
+@pytest.mark.parametrize("network", UNETS, ids=["instance", "none"])
+def test_a_plan_fits_the_memory_of_all_ranks_of_an_image(network: UNet, fusion: int) -> None:
+    """Their blocks differ: at the image's border there is padding in place of halo."""
+    parallel = Parallelism(halo="layer", fusion=fusion)
+    asked = question(network, 1 << 40, ranks=6, grid=(2, 3), parallel=parallel, rasters=(Extent((192, 288)),))
+    kept = plan_run(asked)
+    assert kept.rebuilt is None
+    for share in (0.9, 0.75):
+        budget = int(share * kept.memory)
+        plan = plan_run(replace(asked, memory=budget))
+        assert plan.rebuilt is not None
+        assert plan.memory == plan.rebuilt.peak <= budget
+        assert plan.rebuilt.kept == kept.memory
+        by_policy = replace(network.graph(), memory=plan.rebuilt.policy)
+        again = mode_cost(
+            Task(by_policy, network.bands, decompose(plan.tilings[0], (2, 3))), Machine(), "layer", fusion
+        )
+        assert again.memory == plan.memory
+    overlapped = plan_run(replace(asked, memory=budget, parallel=replace(asked.parallel, overlap=True, fusion=1)))
+    assert overlapped.rebuilt is None or set(overlapped.rebuilt.policy.inside) == {KEEP}
 
 
 def test_the_least_that_is_refused_with_does_fit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.choose_objective import EDGE_KEYS
@@ -51,6 +53,7 @@ OTHERS: dict[str, Any] = {
     "parallel.recompute": "always",
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
+    "parallel.machine": "summit",
     "memory.budget": "16GiB",
     "memory.recompute": "compact",
     "memory.blocks": 2,
@@ -73,9 +76,11 @@ OTHERS: dict[str, Any] = {
     "train.loss": {"cross_entropy": 1.0, "dice": 0.5},
     "train.label_smoothing": 0.1,
     "train.ema": 0.9,
+    "train.largest_loss": 50.0,
     "train.best": "mean_iou",
     "train.class_weights": {"1": 4.0},
     "train.tiles_per_batch": 2,
+    "train.compile": True,
     "train.precision": "bf16",
     "train.seed": 9,
     "train.checkpoint_every": 7,
@@ -185,6 +190,31 @@ def test_the_same_in_other_words(material: Material, checkpoints: dict[str, Path
     assert changed_by(material, checkpoints["middle"], config) == {}
     config.tiling.grid = [2, 2]
     assert changed_by(material, checkpoints["middle"], config) == {"tiling.grid": {"from": 2, "to": [2, 2]}}
+
+
+def test_recompute_of_stages_by_either_key(material: Material, checkpoints: dict[str, Path]) -> None:
+    """`parallel.recompute` is a shorthand: a checkpoint with it goes on by `memory.recompute` without a change."""
+    config = config_of(material, material.root / "run")
+    shorthand, word, other = (deepcopy(config) for _ in range(3))
+    shorthand.parallel.recompute = word.memory.recompute = ["always", "never"]
+    other.memory.recompute = "except_last"
+    found = find_checkpoint(checkpoints["middle"])
+    assert found is not None
+    of_before = replace(found, saved=replace(found.saved, config=replaced_stages(shorthand)))
+    prepared = prepare(config, 1 << 30, 1)
+
+    def resumed(now: Config) -> tuple[Resumed, ...]:
+        return begin(of_before, replace(prepared, recipe=recipe_of(replaced_stages(now)))).resumed
+
+    assert resumed(shorthand) == resumed(word) == ()
+    assert resumed(other)[0].changed == {
+        "parallel.recompute": {"from": ["always", "never"], "to": "never"},
+        "memory.recompute": {"from": "auto", "to": "except_last"},
+    }
+
+
+def replaced_stages(config: Config) -> Config:
+    return replace(config, parallel=replace(config.parallel, stages=2))
 
 
 def test_classes_are_named_while_a_run_goes_on(material: Material, checkpoints: dict[str, Path]) -> None:

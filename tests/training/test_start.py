@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rasterio
 import torch
 
 from tests.crash.runs import Material
@@ -22,6 +24,7 @@ from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
 from tiledseg.training.run_folder.check import check_run_folder
 from tiledseg.training.start import start
+from tiledseg.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -118,14 +121,45 @@ def test_what_a_crash_has_left_is_cleared(material: Material, finished: Path, tm
     assert not list((folder / "checkpoints").glob(".*"))
 
 
-def test_a_fresh_run_does_not_go_on_with_the_log_of_one_without_checkpoint(
+def test_a_run_whose_checkpoints_are_gone_begins_anew_without_its_log_alone(
     material: Material, finished: Path, tmp_path: Path
 ) -> None:
     folder = copy(finished, tmp_path)
     lines = (folder / "metrics.jsonl").read_text().count("\n")
     shutil.rmtree(folder / "checkpoints")
+    before = tree(folder)
+    with pytest.raises(OutputError, match=r"has 3 steps, but no checkpoint is left .* or move metrics.jsonl away"):
+        run(config_of(material, folder))
+    assert tree(folder) == before
+    (folder / "metrics.jsonl").rename(tmp_path / "old.jsonl")
     assert run(config_of(material, folder)) == 0
     assert (folder / "metrics.jsonl").read_text().count("\n") == lines
+
+
+def test_a_raster_that_is_written_to_in_mid_run_is_said(
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, said = config_of(material, tmp_path / "run"), "was written to while the run read it"
+    config.run.verbosity = 1
+    image = tmp_path / "image.tif"
+    named = config.data.images if isinstance(config.data.images, str) else config.data.images[0]
+    shutil.copy(named, image)
+    config.data.images = str(image) if isinstance(config.data.images, str) else [str(image), *config.data.images[1:]]
+    assert run(config) == 0
+    assert said not in capfd.readouterr().err
+    log_step = Trainer._log_step
+
+    def write_then_log(trainer: Trainer, *arguments: Any) -> None:
+        with rasterio.open(image, "r+") as raster:
+            raster.write(raster.read(1), 1)
+        log_step(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "_log_step", write_then_log)
+    config.run.output = str(tmp_path / "other")
+    assert run(config) == 0
+    assert f"warning: {image} {said}" in capfd.readouterr().err
+    (note,) = json.loads((tmp_path / "other" / "summary.json").read_text())["warnings"]
+    assert note.startswith(f"{image} {said}")
 
 
 def test_never_refuses_a_used_folder_and_takes_an_unused_one(

@@ -13,14 +13,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from tiledseg.checkpoint.check import (
@@ -35,7 +36,6 @@ from tiledseg.checkpoint.check import (
     sha256,
     verified,
 )
-from tiledseg.checkpoint.tensors import factors_of
 from tiledseg.errors import CheckpointError
 from tiledseg.outputs import files_below
 from tiledseg.writing import flush, writing
@@ -58,25 +58,37 @@ class Contents:
     average: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+Copy = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def _as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU and contiguous; the same memory where it is both."""
+    return tensor.detach().contiguous().cpu()
+
+
 def contents_of(
-    network: nn.Module, optimizer: torch.optim.Optimizer, average: Mapping[str, torch.Tensor] | None = None
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    average: Mapping[str, torch.Tensor] | None = None,
+    copy: Copy = _as_it_is,
 ) -> Contents:
-    """What this rank holds of a checkpoint; what is on the meta device is another stage's."""
-    whole, numbers = optimizer.state_dict(), _numbers(optimizer)
+    """What this rank holds of a checkpoint; what is on the meta device is another stage's. `copy` gives of a tensor,
+    under a name of its own among all, what is written: what training goes on with, unless it is a `Snapshot`'s."""
+    whole, numbers = optimizer.state_dict(), numbers_of(optimizer)
     entries = {
-        f"{numbers[index]}.{name}": torch.as_tensor(value).detach().contiguous().cpu()
+        f"{numbers[index]}.{name}": copy(f"optimizer {numbers[index]}.{name}", torch.as_tensor(value))
         for index, entries in whole["state"].items()
         for name, value in entries.items()
         if value is not None
     }
     options = {key: value for key, value in whole["param_groups"][0].items() if key not in ("indices", "factor")}
     groups = [{**options, "params": list(range(len(numbers)))}]
-    weights = {k: v.detach().contiguous().cpu() for k, v in network.state_dict().items() if not v.is_meta}
-    averaged = {name: tensor.detach().contiguous().cpu() for name, tensor in (average or {}).items()}
+    weights = {k: copy(f"weights {k}", v) for k, v in network.state_dict().items() if not v.is_meta}
+    averaged = {name: copy(f"average {name}", tensor) for name, tensor in (average or {}).items()}
     return Contents(weights, entries, groups, averaged)
 
 
-def _numbers(optimizer: torch.optim.Optimizer) -> list[int]:
+def numbers_of(optimizer: torch.optim.Optimizer) -> list[int]:
     """Of each parameter as the optimizer counts them, group by group, its number in the network, as its group says."""
     found: list[int] = []
     for group in optimizer.param_groups:
@@ -199,6 +211,15 @@ def clean_leftovers(folder: Path) -> None:
         _delete(path)
 
 
+def unfinished_bytes(folder: Path) -> int:
+    """What has been written of a checkpoint that has no name yet: it grows as long as the writing makes progress."""
+    found = 0
+    for path in folder.glob(f"{_PARTIAL}*/*"):
+        with suppress(FileNotFoundError):  # it has got its name
+            found += path.stat().st_size
+    return found
+
+
 def drop_later(folder: Path, step: int) -> None:
     """Remove the checkpoints after `step`: a run that goes on from `step` found them damaged and makes them anew."""
     kept = [path for path in _found(folder) if _step_of(path) <= step]
@@ -214,63 +235,6 @@ def point_best(folder: Path, step: int | None) -> None:
         _point(folder, BEST, name_of(step))
     else:
         (folder / BEST).unlink(missing_ok=True)
-
-
-def load_average(checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
-    """The average of the weights, by name; None where the run takes none."""
-    return load_file(checkpoint.path / AVERAGE) if checkpoint.averages else None
-
-
-def load_network(checkpoint: Checkpoint, network: nn.Module, average: bool = False) -> None:
-    """Fill `network` with the checkpoint's weights, or their `average` where it has one, bit for bit.
-
-    Raises CheckpointError where they do not fit.
-    """
-    saved = load_file(checkpoint.path / (AVERAGE if average and checkpoint.averages else MODEL))
-    own = network.state_dict()
-    wrong = sorted(saved.keys() ^ own.keys()) or sorted(k for k in own if own[k].shape != saved[k].shape)
-    if wrong:
-        here = tuple(own[wrong[0]].shape) if wrong[0] in own else "absent"
-        there = tuple(saved[wrong[0]].shape) if wrong[0] in saved else "absent"
-        raise CheckpointError(
-            f"{checkpoint.path} is of another model: '{wrong[0]}' is {there} there and {here} in this network; "
-            "use the configuration it was trained with"
-        )
-    network.load_state_dict(saved)
-
-
-def load_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
-    """Fill `optimizer` with the checkpoint's state; raises CheckpointError where it is of another optimizer.
-
-    Hyperparameters are this run's: only what the optimizer has gathered comes from the checkpoint. The state of
-    parameters on the meta device, which another stage holds, is left out; so is that of frozen ones, and a momentum
-    that this run has none of. Parameters that were frozen have none there, and start anew.
-    """
-    tensors = load_file(checkpoint.path / OPTIMIZER)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    counts = len({key.partition(".")[0] for key in tensors}), len(parameters)
-    names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
-    may_lack = any(0 in factors.values() for factors in factors_of(checkpoint.saved))
-    may_lack = may_lack or any(not (p.requires_grad or p.is_meta) for p in parameters)
-    if names[0] != names[1] or counts[0] > counts[1] or (tensors and counts[0] < counts[1] and not may_lack):
-        there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
-        raise CheckpointError(
-            f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "
-            "optimizer.name"
-        )
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    places = {number: place for place, number in enumerate(_numbers(optimizer))}
-    for key, tensor in tensors.items():
-        number, _, name = key.partition(".")
-        index = places[int(number)]
-        unused = name == "momentum_buffer" and not optimizer.param_groups[0]["momentum"]
-        if parameters[index].requires_grad and not unused:
-            state.setdefault(index, {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    for parameter, entries in optimizer.state.items():
-        for name, value in entries.items():
-            if value.shape == parameter.shape:  # the parameter's strides: the fused update wants them alike
-                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _found(folder: Path) -> list[Path]:

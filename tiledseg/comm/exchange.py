@@ -116,19 +116,21 @@ class BytePointToPoint(ABC):
             return DoneWork()
         lent: list[torch.Tensor] = []
         outgoing = [Message(peer, self._carried(tensor, lent)) for peer, tensor in sends]
-        for message, carried in zip(sends, outgoing, strict=True):
+        for message, posted in zip(sends, outgoing, strict=True):
             if self._must_stage(message.tensor):
-                carried.tensor.copy_(as_bytes(message.tensor))  # not asynchronous: posted on the next line
+                posted.tensor.copy_(as_bytes(message.tensor))  # not asynchronous: posted on the next line
         incoming = [Message(peer, self._carried(tensor, lent)) for peer, tensor in receives]
-        finish = self._post(outgoing, incoming)
+        carried = [*outgoing, *incoming]
+        with waiting("messages with %s", _Peers(carried)):  # the first one of a pair connects it, which may take both
+            finish = self._post(outgoing, incoming)
         self.meter.messages += len(outgoing)
         self.meter.bytes += sum(message.tensor.numel() for message in outgoing)
         staged = [
-            (message.tensor, carried.tensor)
-            for message, carried in zip(receives, incoming, strict=True)
+            (message.tensor, posted.tensor)
+            for message, posted in zip(receives, incoming, strict=True)
             if self._must_stage(message.tensor)
         ]
-        return ExchangeWork(finish, [*outgoing, *incoming], staged, lent, self._buffers, self.meter)
+        return ExchangeWork(finish, carried, staged, lent, self._buffers, self.meter)
 
     @abstractmethod
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:

@@ -11,11 +11,14 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import TypeVar
 
 from tiledseg.comm.launch import Launch
 from tiledseg.console import flush, say
-from tiledseg.errors import CommunicationError, InputError, TiledsegError
+from tiledseg.errors import CommunicationError, TiledsegError
 from tiledseg.signals import Stopped, ending
+
+E = TypeVar("E", bound=TiledsegError)
 
 INTERRUPTED = 130
 TRACEBACK = "TILEDSEG_TRACEBACK"
@@ -38,7 +41,7 @@ def exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, (TiledsegError, Stopped)) else 1
 
 
-def mark_agreed(error: InputError) -> InputError:
+def mark_agreed(error: E) -> E:
     """Marks an error that every rank raises with the same words, so that rank 0 alone prints it. Returns it."""
     vars(error)["agreed"] = True
     return error

@@ -18,20 +18,19 @@ COLLECTIVE_TIMEOUT = timedelta(days=365)
 class ProcessGroups:
     """The process groups over `ranks`, which are those of the job in the communicator's own order.
 
-    `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself. None of
-    them is None: torch takes None for the whole job, so that a sum over a part would silently be one over all.
-    `gpu_messages` is NCCL's second group, or None where messages of GPU tensors go through host memory. They are two
-    because the first operation of a group connects its ranks, all of which take part in it; `turns` keeps them apart.
+    `host` is Gloo's, for CPU tensors and objects. `gpu` carries GPU tensors: NCCL's group, or `host` itself, and then
+    their messages go through host memory. None of them is None: torch takes None for the whole job, so that a sum over
+    a part would silently be one over all. NCCL's group carries sums and messages alike: on every rank they start in one
+    common order (docs/communication.md), so that one communicator is enough.
     """
 
     ranks: tuple[int, ...]
     host: dist.ProcessGroup
     gpu: dist.ProcessGroup
-    gpu_messages: dist.ProcessGroup | None = None
 
     @property
     def with_nccl(self) -> bool:
-        return self.gpu_messages is not None
+        return self.gpu is not self.host
 
     def carrier(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         return self.gpu if tensor.is_cuda else self.host
@@ -42,8 +41,7 @@ class ProcessGroups:
         return [values[places[rank]] for rank in self.ranks]
 
     def destroy(self) -> None:
-        if self.gpu_messages is not None:
-            dist.destroy_process_group(self.gpu_messages)
+        if self.with_nccl:
             dist.destroy_process_group(self.gpu)
         dist.destroy_process_group(self.host)
 
@@ -58,25 +56,23 @@ def whole_job() -> ProcessGroups:
 def new_groups(ranks: Sequence[int], with_nccl: bool) -> ProcessGroups | None:
     """New groups over `ranks` of the job, in this order; None on a rank that is not among them.
 
-    Collective over the whole job, in one order. torch's groups count their ranks in ascending order, whatever the order
-    in which they are given (`sort_ranks=False` is known to the newest versions only): messages and broadcasts therefore
-    name the ranks of the job.
+    Collective over the whole job, in one order, though nobody waits here for another: who is not among them does not
+    even talk to the store (30 us a group), and members connect when they first talk. torch's groups count their ranks
+    in ascending order, whatever the order in which they are given (`sort_ranks=False` is known to the newest versions
+    only): messages and broadcasts therefore name the ranks of the job.
     """
     host = _new_group(ranks, "gloo")
-    gpu, gpu_messages = (_new_group(ranks, "nccl") for _ in range(2)) if with_nccl else (host, None)
+    gpu = _new_group(ranks, "nccl") if with_nccl else host
     if dist.get_rank() not in ranks:
         return None
-    return ProcessGroups(tuple(ranks), host, gpu, gpu_messages)
+    return ProcessGroups(tuple(ranks), host, gpu)
 
 
 def nccl_beside_gloo(device: torch.device) -> ProcessGroups:
-    """NCCL's groups over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective.
-
-    The one for messages connects its ranks only when it is used.
-    """
+    """NCCL's group over all ranks for GPU tensors; the default Gloo group keeps objects and CPU tensors. Collective."""
     whole = whole_job()
     gpu = dist.new_group(backend="nccl", timeout=COLLECTIVE_TIMEOUT, device_id=device)
-    return ProcessGroups(whole.ranks, whole.host, gpu, _new_group(whole.ranks, "nccl"))
+    return ProcessGroups(whole.ranks, whole.host, gpu)
 
 
 def _new_group(ranks: Sequence[int], backend: str) -> dist.ProcessGroup:

@@ -59,11 +59,20 @@ def await_all_ranks(store: dist.Store, launch: Launch) -> None:
     try:
         store.wait(["all ranks are here"], timeout)
     except RuntimeError as error:
-        late = [rank for rank in range(launch.size) if not store.check([f"rank {rank} is here"])]
-        raise CommunicationError(
-            f"{len(late)} of {launch.size} ranks did not arrive within {timeout.total_seconds():g} s: "
-            f"{name_ranks(late)}; start them together, or look for what holds them up"
-        ) from error
+        raise CommunicationError(_who_is_late(store, launch.size, timeout.total_seconds())) from error
+
+
+def _who_is_late(store: dist.Store, size: int, seconds: float) -> str:
+    """In words, the same on all that wait. One of them looks for each rank: together they would ask the store `size`
+    squared times."""
+    if store.add("ranks that wait in vain", 1) == 1:
+        late = [rank for rank in range(size) if not store.check([f"rank {rank} is here"])]
+        store.set(
+            "who is late",
+            f"{len(late)} of {size} ranks did not arrive within {seconds:g} s: {name_ranks(late)}; start them "
+            "together, or look for what holds them up",
+        )
+    return store.get("who is late").decode()
 
 
 def _store_through_mpi(launch: Launch, world: MPI.Intracomm) -> dist.Store:

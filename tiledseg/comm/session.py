@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tiledseg.comm.connections import open_files_needed
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
 from tiledseg.config_checks import TRANSPORTS, one_of
 from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
-from tiledseg.open_files import allow_open_files
+from tiledseg.open_files import allow_open_files, check_parent
 from tiledseg.signals import ending, swallowed
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _connect(
     """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
     from tiledseg.comm.rendezvous import gloo_interface
 
-    allow_open_files(1024 + 4 * launch.size)  # Gloo joins all pairs of ranks; rank 0's store has a connection for each
+    check_open_files(launch)
     if transport == "mpi" and world is not None:
         from tiledseg.comm.transport_mpi import MpiCommunicator, check_thread_level
 
@@ -163,12 +164,23 @@ def _connect(
     interface = gloo_interface(launch)
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk: `connections`
     store, watch = _meet(launch, environ, world, deadline)
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
         )
     return TorchCommunicator(), watch
+
+
+def check_open_files(launch: Launch) -> None:
+    """Raises ConfigError, before any rank waits for another, where this rank may not open the files that it needs."""
+    agents = launch.launcher == "torchrun"  # whose process keeps the store
+    whom = f"on rank {launch.rank} of {launch.size}"
+    least = open_files_needed(launch.size, launch.is_root and not agents)
+    allow_open_files(1024 + 4 * launch.size, least, whom)
+    if agents and launch.is_root:
+        check_parent(open_files_needed(launch.size, keeps_store=True), f"by torchrun, which starts {launch.size} ranks")
 
 
 def _meet(

@@ -133,7 +133,7 @@ class TorchCommunicator:
 
 
 class TorchPointToPoint(BytePointToPoint):
-    """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's group for messages.
+    """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's.
 
     Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
     its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. With NCCL
@@ -141,7 +141,7 @@ class TorchPointToPoint(BytePointToPoint):
     """
 
     def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
-        nccl = groups.gpu_messages
+        nccl = groups.gpu if groups.with_nccl else None
         super().__init__(groups.ranks.index(dist.get_rank()), len(groups.ranks), groups.with_nccl, stage_all)
         self._ranks = groups.ranks
         self._host = groups.host
@@ -151,7 +151,7 @@ class TorchPointToPoint(BytePointToPoint):
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         if nccl is not None:
-            # The first operation of a NCCL group connects its ranks, so all of them must take part in it.
+            # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
             with peer_errors("opening of messages"):
                 dist.all_reduce(torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device())), group=nccl)
 

@@ -38,6 +38,8 @@ def agree_on_buffers(network: GraphNetwork, communicator: Communicator, speaks: 
 
 def check_agreement(network: nn.Module, mesh: Mesh, holders: Communicator) -> None:
     """Raise TiledsegError on every rank unless all `holders` of the same layers hold the same bits. Collective."""
+    if holders.size == 1:
+        return
     digests = holders.gather_objects((mesh.rank, _digest(network)))
     different = [rank for rank, digest in digests if digest != digests[0][1]]
     if different:
@@ -69,13 +71,19 @@ def check_finite(network: nn.Module, optimizer: torch.optim.Optimizer, mesh: Mes
     named = list(own_state(network).items())
     for entries in optimizer.state.values():
         named += [(f"the optimizer's {name}", value) for name, value in entries.items() if torch.is_tensor(value)]
-    wrong = next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
+    wrong = next((name for name, tensor in named if not _all_finite(tensor)), None)
     found = [name for name in mesh.communicator.gather_objects(wrong) if name is not None]
     if found:
         raise TiledsegError(
             f"{found[0]} is not finite after step {step}; its checkpoint is not written, the last good one is kept: "
             "lower optimizer.lr and run again"
         )
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    """By their sum, which takes a sixteenth of the time of looking at each; only a sum that is not finite can be of
+    finite numbers, which are then looked at."""
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
@@ -86,5 +94,12 @@ def own_state(network: nn.Module) -> dict[str, torch.Tensor]:
 def _digest(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for tensor in own_state(network).values():
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(_in_memory_order(tensor.detach().cpu()).view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values, contiguous: of one that lies channels last, as it does on all ranks, the same memory."""
+    if tensor.dim() == 4 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.contiguous()

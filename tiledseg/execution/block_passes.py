@@ -43,6 +43,7 @@ class BlockPasses(SerialPasses):
     """Tile by tile, or image by image, each in blocks; a piece is what a block owns of the outputs."""
 
     mode: ReadMode
+    sends = False
 
     def __init__(self, mode: ReadMode, work: BlockWork) -> None:
         super().__init__(mode)

@@ -24,7 +24,8 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.precision import autocast, to_network_input
+from tiledseg.execution.carrying import network_input
+from tiledseg.execution.precision import autocast
 from tiledseg.geometry.blocks import exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, Partition, decompose, plan_exchange
@@ -37,6 +38,7 @@ from tiledseg.raster.draws import Draw
 from tiledseg.raster.sampling import DrawnTile, TileReference, deal
 
 if TYPE_CHECKING:
+    from tiledseg.models.compiled import CompiledNetwork
     from tiledseg.spatial.network import SpatialNetwork
 
 
@@ -97,6 +99,14 @@ class HaloMode(Protocol):
         pipeline share their parts."""
 
     @property
+    def device(self) -> torch.device:
+        """Where the network runs."""
+
+    @property
+    def reads_its_own(self) -> bool:
+        """Whether each rank reads its own parts, and nobody else's."""
+
+    @property
     def reader(self) -> bool:
         """Whether this rank reads rasters; else its parts are read by another one."""
 
@@ -139,18 +149,34 @@ class ReadMode:
     precision: str
     axes: Axes | None = None  # of pipelines; without stages each rank is on its own
     batch: int = 1
+    compiled: CompiledNetwork | None = None  # runs the passes that have gradients
 
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
-        tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
+        dealt = self.dealt(step)
         if self.axes is None:
-            own = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)[self.mesh.rank]
-            return tuple(part for batch in own for part in batch)
+            return dealt[self.mesh.rank]
         at = self.axes.position
-        return () if at is None else deal(tiles, self.axes.shape.replicas, lambda p: p.tile.context.area)[at.replica]
+        return () if at is None else dealt[at.replica]
+
+    def dealt(self, step: Sequence[TileReference | DrawnTile]) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each rank; with stages, of each pipeline."""
+        tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
+        if self.axes is not None:
+            return tuple(map(tuple, deal(tiles, self.axes.shape.replicas, lambda part: part.tile.context.area)))
+        each = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)
+        return tuple(tuple(part for batch in own for part in batch) for own in each)
 
     def _tile(self, reference: TileReference | DrawnTile) -> Tile:
         tile = reference.tile
         return tile if isinstance(tile, Tile) else self.tilings[reference.image].tiles[tile]
+
+    @property
+    def device(self) -> torch.device:
+        return self.mesh.device
+
+    @property
+    def reads_its_own(self) -> bool:
+        return True
 
     @property
     def reader(self) -> bool:
@@ -166,12 +192,15 @@ class ReadMode:
         return (MicroBatch(part.image, part.tile, part.tile),)
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        yield to_network_input(sample.x_CHW, self.mesh.device)
+        yield network_input(sample, self.mesh.device)
 
     def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
         places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
         with autocast(self.precision, self.mesh.device):
-            self.network.run_nodes(tensors, first, stop, places)
+            if self.compiled is not None and torch.is_grad_enabled():
+                self.compiled.run_nodes(tensors)
+            else:
+                self.network.run_nodes(tensors, first, stop, places)
 
     def whole(self, micro_batch: MicroBatch) -> Box:
         """What the network reads in all of the raster that a tile is of."""
@@ -237,10 +266,11 @@ class ExchangeMode(SharedMode):
         tilings: tuple[Tiling, ...],
         precision: str,
         batch: int = 1,
+        compiled: CompiledNetwork | None = None,
     ) -> None:
         from tiledseg.spatial.halo_exchange import HaloExchanger
 
-        super().__init__(network, mesh, tilings, precision, batch=batch)
+        super().__init__(network, mesh, tilings, precision, batch=batch, compiled=compiled)
         self._axes = axes
         self._exchanger = HaloExchanger(axes)
         self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
@@ -262,11 +292,13 @@ class ExchangeMode(SharedMode):
         return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
 
     def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
-        image, (row, col) = self._images[sample.image], sample.tile.position
-        x_BCHW = to_network_input(sample.x_CHW, self.mesh.device)
+        yield from self.of_block(network_input(sample, self.mesh.device), sample.image, sample.tile.position)
+
+    def of_block(self, x_BCHW: torch.Tensor, image: int, at: tuple[int, int]) -> Iterator[torch.Tensor]:
+        """The network's input for each tile of this rank's block, which stands at `at` in the mesh."""
         with torch.no_grad():
-            window_BCHW, window = self._exchange(x_BCHW, image, row, col)
-        for tile in self._tiles(sample.image, sample.tile.position):
+            window_BCHW, window = self._exchange(x_BCHW, self._images[image], *at)
+        for tile in self._tiles(image, at):
             rows, cols = tile.context.relative_to(window).slices
             yield window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
 
@@ -297,7 +329,8 @@ class LayerMode(SharedMode):
         super().__init__(network, mesh, tilings, precision, batch=batch)
         self.spatial = spatial
         shape = spatial.axes.shape.rows, spatial.axes.shape.cols
-        self._images = tuple(layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in tilings)
+        each = {tiling: layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in dict.fromkeys(tilings)}
+        self._images = tuple(each[tiling] for tiling in tilings)
 
     def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
         at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas

@@ -39,6 +39,11 @@ def _free_memory(device: torch.device) -> int:
     return free if why_not_kept(os.environ) else int(free / _KEPT_OVER_RETURNED)
 
 
+def host_memory() -> int:
+    """Bytes of the host that a rank may fill which alone on it wants some, whatever its device."""
+    return int(_free_memory(torch.device("cpu")) * _SHARE)
+
+
 def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> None:
     """Raise ConfigError where the host cannot hold the weights of its ranks, `copies` of each, whatever the tiles.
 

@@ -26,6 +26,7 @@ from tiledseg.planning.run.spread import Spread
 
 if TYPE_CHECKING:
     from tiledseg.execution.block_passes import BlockWork
+    from tiledseg.models.compiled import CompiledNetwork
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.spatial.network import SpatialNetwork
 
@@ -43,6 +44,7 @@ class ParallelRun:
     executor: PipelineExecutor | None
     precision: str
     work: BlockWork | None = None
+    compiled: CompiledNetwork | None = None
 
     @staticmethod
     def open(
@@ -53,10 +55,12 @@ class ParallelRun:
         pipeline: PipelinePlan | None = None,
         blocks: tuple[int, int] | None = None,
         store: str = HOST,
+        compiles: bool = False,
     ) -> ParallelRun:
         """Puts `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
         the layers of this rank's stage: the values of the others are let go. `blocks`: tiles are computed in so many
-        (rows, cols), which lie in `store` in between.
+        (rows, cols), which lie in `store` in between. `compiles`: passes with gradients are compiled, of whole networks
+        in modes that share no layers.
 
         Collective over all ranks of the mesh. Raises ConfigError where a layer cannot be spread.
         """
@@ -70,7 +74,8 @@ class ParallelRun:
             executor = _open_stage(pipeline, network, mesh, axes, precision)
         spatial = _open_layers(spread, network, axes) if spread.shares_layers else None
         work = None if blocks is None else _open_blocks(network, blocks, store, mesh, axes)
-        return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work)
+        compiled = _compiled(network) if compiles else None
+        return ParallelRun(spread, pipeline, network, mesh, axes, spatial, executor, precision, work, compiled)
 
     def over(self, tilings: Sequence[Tiling], batch: int = 1, spread: Spread | None = None) -> Passes:
         """The passes over images that are cut by `tilings`; while training, up to `batch` tiles of one shape at once,
@@ -105,11 +110,17 @@ class ParallelRun:
     def _mode(self, tilings: tuple[Tiling, ...], batch: int, spread: Spread) -> HaloMode:
         if not spread.shares_images:
             axes = self.axes if self.pipeline else None
-            return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch)
+            return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch, self.compiled)
         if self.spatial is None:
             mode = {"exchange": ExchangeMode, "scatter": ScatterMode}[spread.mode]
-            return mode(self.network, self.mesh, self.axes, tilings, self.precision, batch)
+            return mode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
+
+
+def _compiled(network: GraphNetwork) -> CompiledNetwork:
+    from tiledseg.models.compiled import CompiledNetwork
+
+    return CompiledNetwork(network)
 
 
 def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNetwork:

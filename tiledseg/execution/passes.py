@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.doing import doing
+from tiledseg.execution.carrying import sender
 from tiledseg.execution.halo_modes import HaloMode, MicroBatch, Part, Piece
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
@@ -65,6 +66,10 @@ class Passes(Protocol):
     def loads_pixels(self) -> bool:
         """Whether it needs their pixels, besides labels and validity."""
 
+    @property
+    def sends(self) -> bool:
+        """Whether parts go to the device whole; else window by window."""
+
     def train(
         self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
     ) -> float:
@@ -101,7 +106,7 @@ class SerialPasses:
     norms that measure the batch are never run so (`planning.run.batch`).
     """
 
-    loads = loads_pixels = True
+    loads = loads_pixels = sends = True
 
     def __init__(self, mode: HaloMode, batch: int = 1) -> None:
         self.mode = mode
@@ -188,16 +193,21 @@ def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
-    """The samples of a rank's `parts` in order, `depth` of them loaded ahead; none where it has to load none.
-    Collective where the mode's `deliver` is."""
+    """The samples of a rank's `parts` in order, `depth` of them loaded ahead, and sent to the device; none where it has
+    to load none. Collective where the mode's `deliver` is."""
     mode, pixels = passes.mode, passes.loads_pixels
     wanted = parts if passes.loads else ()
     wanted, ahead = tee(wanted) if mode.reader else (wanted, ())
     reads = chain.from_iterable(map(mode.reads, ahead))
-    loaded = prefetch(reads, lambda one: dataset.load(one.image, one.tile, pixels, one.draw), threads, depth)
+    send = sender(mode.device) if passes.sends and mode.reads_its_own else _stays
+    loaded = prefetch(reads, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, depth)
     with closing(loaded) as read:  # type: ignore[type-var]
         for part in wanted:
             yield mode.deliver(part, read, lambda one: dataset.empty(one.image, one.tile, pixels, one.draw))
+
+
+def _stays(sample: Sample) -> Sample:
+    return sample
 
 
 class Timed:

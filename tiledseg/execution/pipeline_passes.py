@@ -32,6 +32,8 @@ class PipelinePasses:
     `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
     """
 
+    sends = True
+
     def __init__(
         self,
         mode: HaloMode,

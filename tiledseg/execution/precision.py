@@ -40,10 +40,3 @@ def make_deterministic(on: bool) -> None:
     torch.set_deterministic_debug_mode("error" if on else "default")
     # torch would write NaN over every new buffer first; nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def to_network_input(x_CHW: np.ndarray, device: torch.device) -> torch.Tensor:
-    """One context as a batch of one, x_BCHW, channels last: the faster layout, whose CPU kernels also give a pixel
-    the same bits whatever the size of the tile around it (docs/decisions/0002)."""
-    x_BCHW = torch.from_numpy(x_CHW)[None].to(device, non_blocking=True)
-    return x_BCHW.contiguous(memory_format=torch.channels_last)

@@ -13,7 +13,7 @@ import torch
 from tiledseg.comm.point_to_point import Message
 from tiledseg.execution.halo_modes import ExchangeMode, Part
 from tiledseg.geometry.blocks import exchange_block
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.dataset import Sample, settled
 
 
 class ScatterMode(ExchangeMode):
@@ -22,6 +22,10 @@ class ScatterMode(ExchangeMode):
     Deadlock cannot arise: the ranks of an image come to its parts in one order. At each the reader sends block after
     block, to ranks that wait for it alone.
     """
+
+    @property
+    def reads_its_own(self) -> bool:
+        return False
 
     @property
     def reader(self) -> bool:
@@ -40,11 +44,11 @@ class ScatterMode(ExchangeMode):
             return sample
         own = next(read)
         for block in self.reads(part)[1:]:
-            messages.start(_messages(self._axes.rank_at(*block.tile.position), next(read)), []).wait()
+            messages.start(_messages(self._axes.rank_at(*block.tile.position), settled(next(read))), []).wait()
         return own
 
 
 def _messages(peer: int, sample: Sample) -> list[Message]:
     """The arrays of a sample, each in one piece, to or from another rank."""
-    arrays = sample.x_CHW, sample.valid_HW, *([] if sample.around_HW is None else [sample.around_HW])
+    arrays = sample.pixels_CHW, sample.valid_HW, *([] if sample.around_HW is None else [sample.around_HW])
     return [Message(peer, torch.from_numpy(np.ascontiguousarray(array))) for array in arrays]

@@ -12,7 +12,7 @@ from tiledseg.comm.collectives import Communicator
 
 class StepSums(NamedTuple):
     """Summed over all ranks: of losses and of their weights, ranks that were asked to stop, seconds waited for samples
-    and for messages, what was sent, as halos and between stages, and valid pixels."""
+    and for messages, what was sent, as halos and between stages, valid pixels, and numbers of the summed gradient."""
 
     loss: float
     weight: float
@@ -24,6 +24,7 @@ class StepSums(NamedTuple):
     stage_bytes: float = 0.0
     stage_messages: float = 0.0
     pixels: float = 0.0
+    gradient: float = 0.0
 
 
 class RankFigures(NamedTuple):
@@ -45,12 +46,12 @@ class PipelineResult(NamedTuple):
 
 
 def over_ranks(
-    sums: StepSums, own: RankFigures, communicator: Communicator, device: torch.device
+    sums: StepSums, own: RankFigures, communicator: Communicator
 ) -> tuple[StepSums, tuple[RankFigures, ...]]:
-    """The sums over all ranks, and the figures of each, by rank. Collective."""
+    """The sums over all ranks, and the figures of each, by rank. Collective, of numbers that lie on the host."""
     figures = [(0.0,) * len(own)] * communicator.size
     figures[communicator.rank] = own
-    totals = torch.tensor([*sums, *(value for row in figures for value in row)], dtype=torch.float64, device=device)
+    totals = torch.tensor([*sums, *(value for row in figures for value in row)], dtype=torch.float64)
     communicator.all_reduce_sum(totals).wait()
     each = totals[len(sums) :].view(-1, len(own)).tolist()
     return StepSums(*totals[: len(sums)].tolist()), tuple(RankFigures(*row) for row in each)

@@ -36,6 +36,10 @@ class _Weighted(Layer):
     """What convolutions keep, and in what they compute."""
 
     @property
+    def speed(self) -> str:
+        return "convolution"
+
+    @property
     def kept_inputs(self) -> tuple[int, ...]:
         return (0,)
 
@@ -86,6 +90,10 @@ class Convolution(SlidingWindow, _Weighted):
 
     def multiply_adds(self, channels: int) -> int:
         return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
+
+    @property
+    def speed(self) -> str:
+        return "pointwise" if self.kernel * (self.across or 1) == 1 else "convolution"
 
 
 @dataclass(frozen=True)
@@ -167,6 +175,10 @@ class TransposedConvolution(_Weighted):
 
     def multiply_adds(self, channels: int) -> int:
         return self._weights(channels) // self.step**2
+
+    @property
+    def speed(self) -> str:
+        return "transposed"
 
     def _weights(self, channels: int) -> int:
         return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from tiledseg.errors import GeometryError
@@ -19,6 +20,8 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
+
+TileSizes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -158,10 +161,23 @@ class Decomposition:
             for j in range(stop[col], stop[col + 1])
         )
 
+    def tile_sizes(self) -> tuple[list[TileSizes], list[TileSizes]]:
+        """Of each block the sizes of its tiles, (context, core), along rows and along columns: a block's tiles are the
+        products of both."""
+        of_rows = [[(t.context.row.size, t.core.row.size) for t in self._along(i, 0)] for i in range(self.rows.parts)]
+        of_cols = [[(t.context.col.size, t.core.col.size) for t in self._along(j, 1)] for j in range(self.cols.parts)]
+        return [tuple(each) for each in of_rows], [tuple(each) for each in of_cols]
+
+    def _along(self, block: int, dim: int) -> tuple[Tile, ...]:
+        """The first tiles of each row, or column, of a block's tiles."""
+        width, (rows, cols) = self.tiling.grid[1], self.shape
+        edges = _tile_edges(self.tiling.grid[dim], (rows, cols)[dim])
+        return self.tiling.tiles[edges[block] * (width, 1)[dim] : edges[block + 1] * (width, 1)[dim] : (width, 1)[dim]]
+
     def context_windows(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """What the tiles of each block read together, along rows and along columns, counted as the partitions are."""
-        rows = tuple(self._hull([t.context.row for t in self.tiles(i, 0)]) for i in range(self.rows.parts))
-        cols = tuple(self._hull([t.context.col for t in self.tiles(0, j)], 1) for j in range(self.cols.parts))
+        rows = tuple(self._hull([t.context.row for t in self._along(i, 0)]) for i in range(self.rows.parts))
+        cols = tuple(self._hull([t.context.col for t in self._along(j, 1)], 1) for j in range(self.cols.parts))
         return rows, cols
 
     def _hull(self, intervals: Sequence[Interval], dim: int = 0) -> Interval:
@@ -188,6 +204,7 @@ def _cut(whole: Interval, tile_starts: Sequence[int], parts: int) -> Partition:
     return Partition((0, *inner, whole.size))
 
 
-def _tile_edges(tiles: int, parts: int) -> list[int]:
+@lru_cache(maxsize=256)
+def _tile_edges(tiles: int, parts: int) -> tuple[int, ...]:
     """The first tile of each of `parts` blocks, and the number of tiles."""
-    return [i * tiles // parts for i in range(parts + 1)]
+    return tuple(i * tiles // parts for i in range(parts + 1))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from tiledseg.errors import ConfigError
@@ -69,6 +69,18 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Worked out once: what follows from a graph is remembered by it."""
+        return hash((self.nodes, self.outputs, self.memory))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the hash, which differs in another process."""
+        return {key: value for key, value in vars(self).items() if key != "_hash"}
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -206,6 +218,12 @@ class Graph:
 def chain(layers: Iterable[tuple[str, Layer]]) -> Graph:
     """Nodes one after the other."""
     return Graph(tuple(Node(name, layer) for name, layer in layers))
+
+
+@lru_cache(maxsize=16)
+def one_of_equals(graph: Graph) -> Graph:
+    """The first graph that was equal to this one: what is remembered of it is found without comparing all nodes."""
+    return graph
 
 
 def _faults(graph: Graph) -> Iterable[str]:

@@ -34,6 +34,8 @@ class Interval:
 
     def clip(self, other: Interval) -> Interval:
         """The part inside `other`; empty, at the nearer end of `other`, where they do not meet."""
+        if other.start <= self.start and self.stop <= other.stop:
+            return self
         start = min(max(self.start, other.start), other.stop)
         return Interval(start, max(start, min(self.stop, other.stop)))
 

@@ -51,6 +51,10 @@ class Join(Layer):
 class Concatenate(Join):
     """Along channels, in the order of the inputs."""
 
+    @property
+    def speed(self) -> str:
+        return "concatenate"
+
     def output_channels(self, channels: int, *others: int) -> int:
         return channels + sum(others)
 
@@ -103,6 +107,10 @@ class ImageMean(Layer):
     """Of each channel the mean over the whole image, or, `total`, the sum, in every pixel."""
 
     total: bool = False
+
+    @property
+    def speed(self) -> str:
+        return "pool"
 
     @property
     def statistics(self) -> str | None:

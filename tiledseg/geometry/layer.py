@@ -107,6 +107,11 @@ class Layer:
         """Of an output pixel."""
         return 0
 
+    @property
+    def speed(self) -> str:
+        """Whose speed it has: `planning.cost_model.layer_work` lists the classes."""
+        return "elementwise"
+
     # Statistics.
 
     @property
@@ -252,6 +257,9 @@ class Mark(Layer):
         return "same"
 
 
+_NORM_SPEEDS = {"pixel": "pixel norm", "instance": "image norm", "group": "image norm", "batch": "batch norm"}
+
+
 @dataclass(frozen=True)
 class Norm(Layer):
     """Normalisation over `kind`: none, pixel (channels of each pixel), instance, group or batch.
@@ -272,6 +280,10 @@ class Norm(Layer):
 
     def parameters(self, channels: int) -> int:
         return 2 * channels if self.affine and not self.hands_on else 0
+
+    @property
+    def speed(self) -> str:
+        return "elementwise" if self.still or self.hands_on else _NORM_SPEEDS[self.kind]
 
     @property
     def statistics(self) -> str | None:
@@ -371,6 +383,10 @@ class Activation(Layer):
     """Leaky ReLU, or another activation that is zero at zero."""
 
     negative_slope: float = 0.01
+
+    @property
+    def speed(self) -> str:
+        return "activation"
 
     @property
     def keeps_zero(self) -> bool:

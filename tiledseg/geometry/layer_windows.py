@@ -80,7 +80,7 @@ def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bo
     if fusion < 1:
         raise GeometryError(f"fusion of {fusion} layers; give at least 1")
     partitions = partitions_of(graph, partition)
-    exchanges = _exchanges(graph, partitions, fusion)
+    exchanges = _exchanges(graph, _all_short(graph, partition), fusion)
     carried = _carriers(graph, exchanges) if early else {}
     wanted = {tensor: partitions[tensor].blocks for tensor in graph.results}
     return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried, range(len(graph)), wanted))))
@@ -152,6 +152,7 @@ def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
     return Partition((*inner, ranks.size))
 
 
+@lru_cache(maxsize=64)
 def settle(graph: Graph, partition: Partition) -> Partition:
     """The partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
 
@@ -175,13 +176,13 @@ def _fits(graph: Graph, edge: int) -> bool:
     )
 
 
-def _exchanges(graph: Graph, partitions: Sequence[Partition], fusion: int) -> set[Edge]:
+def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -> set[Edge]:
     """The edges along which halos travel: the first of each run, and those of nodes that end one."""
     found: set[Edge] = set()
     runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
     for k, sources in enumerate(graph.sources):
         run = _common_run([runs[source] for source in sources])
-        short = [(k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i)]
+        short = all_short[k]
         if len(sources) > 1:
             found.update(short if run is None else ())
         elif short:
@@ -191,6 +192,16 @@ def _exchanges(graph: Graph, partitions: Sequence[Partition], fusion: int) -> se
             run = run[0], run[1] + 1
         runs.append(run)
     return found
+
+
+@lru_cache(maxsize=16)
+def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
+    """Of each node the inputs of which some rank needs more than it owns, whatever the fusion."""
+    partitions = partitions_of(graph, partition)
+    return tuple(
+        tuple((k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i))
+        for k, sources in enumerate(graph.sources)
+    )
 
 
 def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import lcm
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -29,7 +30,8 @@ def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = No
     return need[0]
 
 
-def tensor_sizes(graph: Graph, size: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def tensor_sizes(graph: Graph, size: int) -> tuple[int, ...]:
     """Positions of each tensor along one dim for `size` input positions.
 
     Raises GeometryError where a pooling would drop a remainder, a size falls to nothing, or tensors that meet differ:
@@ -44,7 +46,7 @@ def tensor_sizes(graph: Graph, size: int) -> list[int]:
         except GeometryError as error:
             raise GeometryError(f"input size {size} is not legal: layer '{graph.nodes[k].name}': {error}") from None
 
-    return graph.fold(size, step)
+    return tuple(graph.fold(size, step))
 
 
 def _output_size(layer: Layer, sizes: list[int], spare: int) -> int:
@@ -74,6 +76,7 @@ def is_legal_size(graph: Graph, size: int) -> bool:
     return True
 
 
+@lru_cache(maxsize=64)
 def total_stride(graph: Graph) -> int:
     """The coarsest grid of the network, in input pixels: tiles that start on its multiples see the same pooling."""
     return lcm(*(max(1, *map(int, scales(each))) for each in (graph, graph.along_columns)))

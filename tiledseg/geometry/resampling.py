@@ -23,6 +23,10 @@ class Pool(SlidingWindow):
     dilation: int = 1
 
     @property
+    def speed(self) -> str:
+        return "pool"
+
+    @property
     def sliding(self) -> tuple[int, int, int]:
         return self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1)
 
@@ -93,6 +97,10 @@ class Enlarging(Layer):
     """What layers have in common of whose pixels each becomes `times` x `times`."""
 
     @property
+    def speed(self) -> str:
+        return "bilinear"
+
+    @property
     def times(self) -> int:
         raise NotImplementedError
 
@@ -147,6 +155,10 @@ class Upsample(Enlarging):
 
     mode: str = "nearest"
     factor: int = 2
+
+    @property
+    def speed(self) -> str:
+        return "nearest" if self.mode == "nearest" else "bilinear"
 
     @property
     def times(self) -> int:

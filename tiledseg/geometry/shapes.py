@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Shape
 
 
-def tensor_channels(graph: Graph, bands: int) -> list[int]:
+@lru_cache(maxsize=64)
+def tensor_channels(graph: Graph, bands: int) -> tuple[int, ...]:
     """Of each tensor, the input first. Raises GeometryError, naming the node, where tensors that meet do not fit."""
 
     def step(k: int, given: list[int]) -> int:
@@ -16,7 +19,7 @@ def tensor_channels(graph: Graph, bands: int) -> list[int]:
         except GeometryError as error:
             raise GeometryError(f"layer '{graph.nodes[k].name}': {error}") from None
 
-    return graph.fold(bands, step)
+    return tuple(graph.fold(bands, step))
 
 
 def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Shape, ...]:
@@ -26,10 +29,12 @@ def tensor_shapes(graph: Graph, bands: int, height: int, width: int) -> tuple[Sh
     return tuple(zip(channels, rows, cols, strict=True))
 
 
-def _sizes(graph: Graph, size: int) -> list[int]:
-    return graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))
+@lru_cache(maxsize=1024)
+def _sizes(graph: Graph, size: int) -> tuple[int, ...]:
+    return tuple(graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes)))
 
 
+@lru_cache(maxsize=64)
 def count_parameters(graph: Graph, bands: int) -> int:
     """Weights of all layers."""
     channels = tensor_channels(graph, bands)
@@ -37,6 +42,7 @@ def count_parameters(graph: Graph, bands: int) -> int:
     return sum(layer.parameters(channels[sources[0]]) for layer, sources in nodes)
 
 
+@lru_cache(maxsize=64)
 def count_trained(graph: Graph, bands: int) -> int:
     """Weights of the layers that are not frozen."""
     channels = tensor_channels(graph, bands)

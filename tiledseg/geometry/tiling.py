@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -76,6 +77,7 @@ class Tiling:
         return max(t.context.height for t in self.tiles), max(t.context.width for t in self.tiles)
 
 
+@lru_cache(maxsize=8)
 def make_tiling(raster: tuple[int, int], grid: tuple[int, int], footprint: Footprint) -> Tiling:
     """Cut a raster of shape (height, width) into grid = (rows, cols) tiles for a network of this footprint.
 

@@ -13,6 +13,7 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
 from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
+from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
@@ -32,13 +33,14 @@ _SHOWN = 10  # names of a list that may be long
 class Mapper:
     """A network that maps, as `predictor` takes it, on every rank the same.
 
-    `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each.
+    `describe`: its value, with a graph, asked for on one rank; `build`: its modules, ready, on the CPU, on each rank of
+    a mesh (collective), or on one alone (None).
     `bands`: the raster's that it takes (None: all); `normalization`: of these (None: they stay as they are). `files`:
     what no output may take the place of. `legend`: its classes' names and colours, where they are known.
     """
 
     describe: Callable[[], Network]
-    build: Callable[[], GraphNetwork]
+    build: Callable[[Mesh | None], GraphNetwork]
     bands: list[int] | None = None
     nodata: float | None = None
     ignore_index: int = IGNORED
@@ -52,11 +54,11 @@ def checkpoint_mapper(checkpoint: Checkpoint, weights: Mapping[str, torch.Tensor
     saved = checkpoint.saved
     data, network = saved.config.data, saved.network
 
-    def build() -> GraphNetwork:
-        return load_trained(checkpoint, network, weights)
+    def build(mesh: Mesh | None) -> GraphNetwork:
+        return load_trained(checkpoint, network, weights, mesh)
 
     return Mapper(
-        lambda: network.traced(build().graph) if isinstance(network, ForeignNetwork) else network,
+        lambda: network.traced(build(None).graph) if isinstance(network, ForeignNetwork) else network,
         build,
         data.bands,
         data.nodata,
@@ -104,7 +106,7 @@ def module_mapper(
         )
     value = TracedNetwork(network.graph, bands, found, name)
     taken = None if numbers is None else list(numbers)
-    return Mapper(lambda: value, lambda: copy.deepcopy(network).eval(), taken, normalization=normalization)
+    return Mapper(lambda: value, lambda _: copy.deepcopy(network).eval(), taken, normalization=normalization)
 
 
 def weights_mapper(
@@ -116,7 +118,7 @@ def weights_mapper(
 
     held: list[GraphNetwork] = []  # whose graph was asked for: not built a second time
 
-    def build() -> GraphNetwork:
+    def build(_: Mesh | None) -> GraphNetwork:  # the file is every rank's
         if held:
             return held.pop()
         modules = network_modules(network, trains=False)
@@ -124,7 +126,7 @@ def weights_mapper(
         return modules.eval()
 
     def known() -> ForeignNetwork:
-        held[:] = [build()]
+        held[:] = [build(None)]
         return network.traced(held[0].graph)
 
     taken = None if numbers is None else list(numbers)

@@ -22,6 +22,7 @@ from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.inference.fetching import fetched
 from tiledseg.inference.map_files import (
     NO_SHARE,
     MapFiles,
@@ -35,10 +36,11 @@ from tiledseg.inference.map_files import (
 )
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, own_statistics
-from tiledseg.inference.reflections import means, parts_of_views, shares_of, tilings_of, views_of
+from tiledseg.inference.reflections import means, parts_of_views, tilings_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
 from tiledseg.inference.shared_views import shared_means, unseen
 from tiledseg.inference.staging import Stage, staged, upload
+from tiledseg.machine_file import SOME_CPU
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.info import RasterInfo
@@ -97,13 +99,14 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
 
 def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
     requests = stage.requests
-    planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size))
+    usual = SOME_CPU if mesh.device.type == "cpu" else None
+    planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
     _say(notes(planned), requests[0], mesh)
     use_one_kernel(True)
     plan = planned.plan
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     how = requests[0].precision, plan.pipeline, in_blocks, requests[0].store
-    parallel = ParallelRun.open(plan.spread, mapper.build(), mesh, *how)
+    parallel = ParallelRun.open(plan.spread, mapper.build(mesh), mesh, *how)
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, planned.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
@@ -197,14 +200,13 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
         inside = _area(request, share.info)
         for core in share.outside:
             _write_nothing(writers, core, mapper.ignore_index)
-        for core, scores_KHW, valid_HW in _found(share, samples, bar):
-            valid_HW = valid_HW & inside(core)
-            classes_HW = scores_KHW.argmax(0).to(torch.uint8).cpu().numpy()
-            classes_HW[~valid_HW] = mapper.ignore_index
+        found, several = _found(share, samples, bar), len(share.views) > 1
+        for core, classes_HW, shares_KHW, valid_HW in fetched(found, len(writers) > 1, several, mesh.device):
+            nothing_HW = ~(valid_HW & inside(core))
+            classes_HW[nothing_HW] = mapper.ignore_index
             writers[0].write(core, classes_HW[None])
-            if len(writers) > 1:
-                several = len(share.views) > 1
-                shares_KHW = _written(scores_KHW, valid_HW) if several else _probabilities(scores_KHW, valid_HW)
+            if shares_KHW is not None:
+                shares_KHW[:, nothing_HW] = np.nan
                 writers[1].write(core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
             if bar is not None and not _in_views(share):
                 bar.mapped(core)
@@ -263,16 +265,6 @@ def _shown(samples: Iterator[Sample], bar: _Bar, views: int) -> Iterator[Sample]
         if number % views == 0:
             bar.advance(f"read rows {sample.tile.core.row.start} to {sample.tile.core.row.stop}")
         yield sample
-
-
-def _probabilities(scores_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
-    return _written(shares_of(scores_KHW), valid_HW)
-
-
-def _written(shares_KHW: torch.Tensor, valid_HW: NDArray[np.bool_]) -> NDArray[np.float32]:
-    result_KHW: NDArray[np.float32] = shares_KHW.float().cpu().numpy()
-    result_KHW[:, ~valid_HW] = np.nan
-    return result_KHW
 
 
 def _dataset(share: _Share, mapper: Mapper) -> Dataset:

@@ -15,6 +15,7 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
 from tiledseg.inference.reflections import NONE, TURNS
+from tiledseg.machine_file import machine_of
 from tiledseg.map_formats import Packing
 from tiledseg.memory.shelf import HOST
 from tiledseg.outputs import Output, check_outputs
@@ -39,7 +40,8 @@ class Request:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
     (`raster.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
     `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map.
-    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.shelf`) in between."""
+    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.shelf`) in between. `machine`: see
+    `machine_file`."""
 
     image: str
     output: str
@@ -61,6 +63,7 @@ class Request:
     area: str | None = None
     blocks: BlocksAsked | None = None
     store: str = HOST
+    machine: str | None = None
 
 
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
@@ -125,8 +128,11 @@ class PlannedMaps:
         return self.plan.tilings[: len(self.infos)]
 
 
-def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int) -> PlannedMaps:
-    """The plan of requests that differ in their files only. Raises InputError for the first thing that cannot be."""
+def plan_maps(
+    requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ranks: int, usual: str | None = None
+) -> PlannedMaps:
+    """The plan of requests that differ in their files only. `usual`: the machine where they name none. Raises
+    InputError for the first thing that cannot be."""
     first, network = requests[0], mapper.describe()
     check_own_statistics(first.normalize, mapper)
     infos = tuple(_info(request, mapper, network.bands) for request in requests)
@@ -142,6 +148,7 @@ def plan_maps(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, ra
             trains=False,
             blocks=first.blocks,
             turned=_turned(first, infos),
+            machine=machine_of(first.machine or usual),
         )
     )
     planned = PlannedMaps(plan, infos, network.classes)

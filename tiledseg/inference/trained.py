@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
-from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint, load_network
+from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint
+from tiledseg.checkpoint.loading import load_network
+from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.dataset import Normalizer
+from tiledseg.raster.normalizer import Normalizer
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import network_modules
 
@@ -89,16 +91,20 @@ def check_named(network: Network, build: str | None) -> None:
 
 
 def load_trained(
-    checkpoint: Checkpoint, network: Network, weights: Mapping[str, torch.Tensor] | None = None
+    checkpoint: Checkpoint,
+    network: Network,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    mesh: Mesh | None = None,
 ) -> GraphNetwork:
     """The checkpoint's network, ready to map, on the CPU, in the dtype that it was trained in: no digit is lost.
 
-    `weights` and buffers by name, in place of the checkpoint's.
+    `weights` and buffers by name, in place of the checkpoint's, which the root of `mesh` reads for all (collective;
+    None: this rank alone).
     """
     config = checkpoint.saved.config
     modules = network_modules(network, still=config.model.freeze_norm).to(PARAMETER_DTYPES[config.train.precision])
     if weights is None:
-        load_network(checkpoint, modules, average=True)
+        load_network(checkpoint, modules, average=True, mesh=mesh)
     else:
         modules.load_state_dict(weights)
     set_dropout_key(modules)  # whoever trains it on gives keys, or has torch's draws

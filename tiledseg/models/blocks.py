@@ -96,7 +96,7 @@ BUILDERS: dict[type[Layer], Callable[[Site], nn.Module]] = {
     PixelShuffle: lambda at: nn.PixelShuffle(at.layer.factor),
     PixelUnshuffle: lambda at: nn.PixelUnshuffle(at.layer.factor),
     Norm: lambda at: NORMS[at.layer.kind](at.layer, at.channels[0]),
-    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability),
+    Dropout: lambda at: ChannelDropout(at.name, at.layer.probability, at.channels[0]),
     Activation: lambda at: nn.LeakyReLU(at.layer.negative_slope, inplace=at.overwrites),
     Sigmoid: lambda at: nn.Sigmoid(),
     Mark: lambda at: nn.Identity(),

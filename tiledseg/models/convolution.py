@@ -35,11 +35,19 @@ def convolve(
     """As `functional.conv2d`, by the kernel that does not look at the tensor's size where there is one."""
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return by_torch(x_BCHW, weight, bias, stride, padding, dilation, groups)
+    x_BCHW, weight, stride = _as_seen(x_BCHW, weight, stride, padding)
+    return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
+
+
+def _as_seen(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair | str
+) -> tuple[torch.Tensor, torch.Tensor, Pair]:
+    """Input, weight and stride, as oneDNN is given them."""
     x_BCHW, stride = thinned(x_BCHW, weight, stride, padding)
     if x_BCHW.shape[1] == 1:
         # One channel lies alike in both layouts and is taken for the other one: it is seen twice, at half its weight.
         x_BCHW, weight = x_BCHW.expand(-1, 2, -1, -1), _seen_twice(weight)
-    return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
+    return x_BCHW, weight, stride
 
 
 def by_torch(
@@ -102,6 +110,18 @@ class SteadyConvolution(ChosenConvolution):
     """By the kernel that does not look at the tensor's size where there is one."""
 
     compute = staticmethod(convolve)
+
+    def activates(self, x_BCHW: torch.Tensor) -> bool:
+        """Whether `activated` can be asked for, of this input."""
+        return not isinstance(self.padding, str) and self.groups == 1 and _has_steady_kernel(x_BCHW, self.weight)
+
+    def activated(self, x_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:
+        """What leaky ReLU makes of the output, to the last bit, in one pass over memory: oneDNN multiplies what is
+        below 0 before it writes it. Not differentiable."""
+        x_BCHW, weight, stride = _as_seen(x_BCHW, self.weight, self.stride, self.padding)
+        how = self.padding, stride, self.dilation, self.groups, "leaky_relu", [negative_slope], ""
+        made: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(x_BCHW, weight, self.bias, *how)
+        return made
 
 
 class TorchConvolution(ChosenConvolution):

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from tiledseg.models.notes import noted
+from tiledseg.models.sending import sent
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,67 @@ class DropoutKey:
 class ChannelDropout(nn.Module):
     """Zeroes whole channels with `probability` while training, and scales the others by 1 / (1 - probability).
 
-    `keys`: what the next draw depends on, one for a whole batch or one an image; none for torch's generator.
+    `keys`: what the next draw depends on, one for a whole batch or one an image; none for torch's generator. `draws`:
+    those of all dropouts of the network, where `channels` are known.
     """
 
-    def __init__(self, name: str, probability: float) -> None:
+    def __init__(self, name: str, probability: float, channels: int | None = None) -> None:
         super().__init__()
         self.name = name
         self.probability = probability
+        self.channels = channels
         self.keys: tuple[DropoutKey, ...] = (DropoutKey(0, 0, 0),)
+        self.draws: Draws | None = None
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         if not self.training or self.probability == 0:
             return x_BCHW
-        return x_BCHW * noted(lambda: self._factors(x_BCHW))
-
-    def _factors(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        """Of each channel, shape (B, C, 1, 1)."""
         if not self.keys:
-            return functional.dropout2d(x_BCHW.new_ones(*x_BCHW.shape[:2], 1, 1), self.probability)
-        kept_BC = torch.stack([self._kept(key, x_BCHW.shape[1]) for key in self.keys])
-        return (kept_BC.to(x_BCHW.device, x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
+            return x_BCHW * noted(
+                lambda: functional.dropout2d(x_BCHW.new_ones(*x_BCHW.shape[:2], 1, 1), self.probability)
+            )
+        return self.dropped(x_BCHW, noted(lambda: self.kept(x_BCHW.shape[1], x_BCHW.device)))
 
-    def _kept(self, key: DropoutKey, channels: int) -> torch.Tensor:
-        words = f"{key.seed}/{key.step}/{key.image}/{self.name}".encode()
-        seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "little", signed=True)
-        draws = torch.rand(channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        return draws >= self.probability
+    def dropped(self, x_BCHW: torch.Tensor, kept_BC: torch.Tensor) -> torch.Tensor:
+        """With the channels that are `kept`; of one image's draw for a whole batch."""
+        return x_BCHW * (kept_BC.to(x_BCHW.dtype) / (1 - self.probability))[:, :, None, None]
+
+    def kept(self, channels: int, device: torch.device) -> torch.Tensor:
+        """Which of so many channels are kept, kept_BC, bool, by the keys."""
+        draws = self.draws
+        if draws is None or draws.keys != self.keys or channels != self.channels:
+            draws = Draws(self.keys, {self.name: (self.probability, channels)})
+        return draws.of(self.name, device)
+
+
+class Draws:
+    """Which channels the dropouts of a network keep, (probability, channels) of each by its name: drawn on the host
+    when the first one asks, and sent to the device together, which it does not wait for."""
+
+    def __init__(self, keys: tuple[DropoutKey, ...], dropped: dict[str, tuple[float, int]]) -> None:
+        self.keys = keys
+        self._dropped = dropped
+        self._found: dict[str, torch.Tensor] = {}
+
+    def of(self, name: str, device: torch.device) -> torch.Tensor:
+        """kept_BC of one of them, bool."""
+        if not self._found:
+            each = [_kept(self.keys, name, *about).flatten() for name, about in self._dropped.items()]
+            parts = sent(torch.cat(each), device).split([len(part) for part in each])
+            named = zip(self._dropped, parts, strict=True)
+            self._found = {name: part.view(len(self.keys), -1) for name, part in named}
+        return self._found[name]
+
+
+def _kept(keys: tuple[DropoutKey, ...], name: str, probability: float, channels: int) -> torch.Tensor:
+    """Shape (keys, channels)."""
+    return torch.stack([_draw(key, name, channels) >= probability for key in keys])
+
+
+def _draw(key: DropoutKey, name: str, channels: int) -> torch.Tensor:
+    words = f"{key.seed}/{key.step}/{key.image}/{name}".encode()
+    seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "little", signed=True)
+    return torch.rand(channels, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def dropouts(network: nn.Module) -> Iterator[ChannelDropout]:
@@ -67,5 +103,7 @@ def set_dropout_key(network: nn.Module, *keys: DropoutKey) -> None:
     """Tell every dropout of `network` what its next draw depends on: one key for a whole batch, or one an image;
     none for torch's generator."""
     own = keys[:1] if len(set(keys)) == 1 else keys
-    for module in dropouts(network):
-        module.keys = own
+    modules = list(dropouts(network))
+    draws = Draws(own, {m.name: (m.probability, m.channels) for m in modules if m.channels is not None})
+    for module in modules:
+        module.keys, module.draws = own, draws

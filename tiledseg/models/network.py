@@ -15,6 +15,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import check_policy, keep_all
 from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.activated import Activated
 from tiledseg.models.blocks import build_module
 from tiledseg.models.homes import Hooks
 from tiledseg.models.places import Places
@@ -153,7 +154,11 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        run_nodes(self.graph, self.by_policy(self.graph, compute), tensors, first, stop)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            way = self.by_policy(self.graph, compute)
+        else:
+            way = Activated(self.graph, compute, modules, stop)
+        run_nodes(self.graph, way, tensors, first, stop)
 
 
 @dataclass(frozen=True)

@@ -54,21 +54,30 @@ def backward_peak(
 
 
 class Gradients(NamedTuple):
-    """Bytes of gradients at a node: at its worst moment, and before its own ones are made."""
+    """Bytes of gradients at a node: at its worst moment, before its own ones are made, and the most once what it keeps
+    is let go."""
 
     peak: int
     before: int
+    after: int
 
 
-def gradients_by_node(graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int) -> list[Gradients]:
-    """Of a whole network the gradients alone, by node; last those of the loss, without what this keeps."""
-    walk = BackwardWalk(graph, costs, bytes_per_value, 0, len(graph))
+def gradients_by_node(
+    graph: Graph, costs: Sequence[LayerCost], bytes_per_value: int, first: int = 0, stop: int | None = None
+) -> list[Gradients]:
+    """Of a network, or of its nodes `first` to `stop`, the gradients alone, by node; last those of the loss, without
+    what this keeps, or those that have come from the stages after."""
+    stop = len(graph) if stop is None else stop
+    walk = BackwardWalk(graph, costs, bytes_per_value, first, stop)
     walk.begin(0)
-    found = [Gradients(walk.peak - walk.at_first, 0)]
-    for k in reversed(range(len(graph))):
-        before, walk.peak = walk.live + sum(walk.waiting.values()), 0
+    found = [Gradients(walk.peak - walk.at_first, 0, 0)]
+    for k in reversed(range(first, stop)):
+        before = walk.live + sum(walk.waiting.values())
+        walk.during = walk.after = 0
         walk.step(k, 0)
-        found.append(Gradients(walk.peak, before))
+        if k == first:
+            walk.end()
+        found.append(Gradients(walk.during, before, walk.after))
     return found[::-1]
 
 
@@ -79,7 +88,12 @@ class BackwardWalk:
         self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
         self.first, self.stop = first, stop
         self.waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
-        self.live = self.peak = self.at_first = 0
+        self.live = self.at_first = 0
+        self.during = self.after = 0  # the most while nodes run backward, and once they have let go what they keep
+
+    @property
+    def peak(self) -> int:
+        return max(self.during, self.after)
 
     def begin(self, kept: int) -> None:
         """The loss is differentiated, or gradients have come from the stages after."""
@@ -88,14 +102,14 @@ class BackwardWalk:
             labels = INDEX_BYTES * results[0].shape[1] * results[0].shape[2]  # the caller's: they stay
             self.at_first = kept + loss_bytes(results, self.bytes_per_value)
             self.live = kept + labels
-            self.peak = self.at_first + loss_peak(results)
+            self.during = self.at_first + loss_peak(results)
             self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]
         received = {tensor: self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving}
         summed = max((self._bytes(tensor) for tensor in leaving if self._later_readers(tensor) > 1), default=0)
         self.at_first = kept
-        self.peak = kept + sum(received.values()) + summed
+        self.during = kept + sum(received.values()) + summed
         self.live = kept + sum(map(self._bytes, leaving))
         self.waiting = dict.fromkeys(leaving, 0)
 
@@ -103,7 +117,7 @@ class BackwardWalk:
         """Gradients of the results are there, in place of a loss."""
         self.at_first = self.live = kept
         self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
-        self.peak = kept + sum(self.waiting.values())
+        self.during = kept + sum(self.waiting.values())
 
     def _later_readers(self, tensor: int) -> int:
         return sum(reader >= self.stop for reader in self.graph.readers[tensor])
@@ -113,7 +127,8 @@ class BackwardWalk:
         gradient = self.waiting.pop(k + 1, 0)
         made = self._gradients(k, gradient)
         weights = self.costs[k].trained * wide_bytes(self.bytes_per_value)
-        self._reach(gradient + weights + sum(each.allocated for each in made) + max(-gradient, self._transient(k)))
+        own = gradient + weights + sum(each.allocated for each in made) + max(-gradient, self._transient(k))
+        self.during = max(self.during, self._lying + own)
         self.live -= kept
         for each in made:
             held = each.held
@@ -128,8 +143,12 @@ class BackwardWalk:
         zeros = [t for t in entered if self.graph.wants_gradient[t] and t not in self.waiting]
         self._reach(sum(map(self._bytes, zeros)))
 
+    @property
+    def _lying(self) -> int:
+        return self.live + sum(self.waiting.values())
+
     def _reach(self, more: int) -> None:
-        self.peak = max(self.peak, self.live + sum(self.waiting.values()) + more)
+        self.after = max(self.after, self._lying + more)
 
     def _transient(self, k: int) -> int:
         cost, measured = self.costs[k], self.graph.nodes[k].measured

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Shape
@@ -74,6 +75,7 @@ class Tensor:
         return self.values if self.stored is None else self.stored
 
 
+@lru_cache(maxsize=256)
 def layer_costs(graph: Graph, bands: int, context: tuple[int, int], bytes_per_value: int = 4) -> tuple[LayerCost, ...]:
     """The cost of each layer for one context of shape (height, width) with `bands` channels.
 

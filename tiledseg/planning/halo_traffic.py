@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tiledseg.geometry.decomposition import Decomposition
 from tiledseg.geometry.graph import Graph
@@ -66,7 +67,8 @@ class TensorAt:
         return self.channels * self.value_bytes
 
 
-def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> list[TensorAt]:
+@lru_cache(maxsize=64)
+def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
     """Each tensor of a graph.
 
     With 2-byte values (bf16 autocast) the network's input and what a pixel or group norm makes have 4 (`widths`).
@@ -76,7 +78,7 @@ def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> list[TensorAt]
     def step(k: int, given: list[TensorAt]) -> TensorAt:
         return TensorAt(channels[k + 1], graph.layers[k].output_width(given[0].value_bytes, value_bytes), wants[k + 1])
 
-    return graph.fold(input_tensor(bands, value_bytes), step)
+    return tuple(graph.fold(input_tensor(bands, value_bytes), step))
 
 
 def input_tensor(bands: int, value_bytes: int) -> TensorAt:

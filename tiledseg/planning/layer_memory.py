@@ -8,6 +8,7 @@ place of an exchange holds its strips, the parts that do not lie in one piece in
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
@@ -26,14 +27,27 @@ def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks
 
     Without its strips and the block that it was given.
     """
+    walk = rank_walk(graph, bands, row, col, ranks, value_bytes)
+    memory = walked_memory(walk.walked, walk.costs, value_bytes)
+    if graph.memory is None or graph.memory.keeps_all:
+        return memory
+    from tiledseg.planning.memory.block_pass import block_walk
+    from tiledseg.planning.memory.items import price
+
+    found = block_walk(walk)
+    peak = price(found.walk, found.lying(graph.memory)).peak
+    return replace(memory, backward=max(0, peak - memory.activations), activations=min(peak, memory.activations))
+
+
+def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> RankWalk:
+    """The walk of a rank's whole block."""
     walk = RankWalk(graph, bands, ranks, value_bytes)
     first = row[0].inputs[0], col[0].inputs[0]
     tensor = Tensor(bands * first[0].held * first[1].held, value_bytes=value_bytes)
     walk.made[0] = _Made(INPUT, tensor, (first[0].held, first[1].held))
     for k, (r, c) in enumerate(zip(row, col, strict=True)):
         walk.made[k + 1] = walk.step(k, r, c)
-    results = tuple(walk.made[tensor].name for tensor in graph.results)
-    return walked_memory(Graph(tuple(walk.nodes), results), walk.costs, value_bytes)
+    return walk
 
 
 def strip_bytes(
@@ -65,6 +79,21 @@ class _Made(NamedTuple):
     size: tuple[int, int]
 
 
+class Ran(NamedTuple):
+    """A node of the network on a rank: its moments, what it computes from, and what it makes. `moment`: of itself;
+    `first`: of the first step that is done for it. `fresh`: bytes of what is made for it alone, of which `noted` have
+    come from others."""
+
+    first: int
+    moment: int
+    brought: tuple[Tensor, ...]
+    made: Tensor
+    shape: Shape
+    fresh: int
+    noted: int
+    over_ranks: bool
+
+
 class RankWalk:
     """The nodes of the network and what is done between them, as nodes of a graph, with the cost of each."""
 
@@ -74,6 +103,13 @@ class RankWalk:
         self.made: dict[int, _Made] = {}
         self.nodes: list[Node] = []
         self.costs: list[LayerCost] = []
+        self.ran: list[Ran] = []
+        self._fresh = self._noted = 0  # of the node that is walked now
+
+    @property
+    def walked(self) -> Graph:
+        """All steps, as a graph."""
+        return Graph(tuple(self.nodes), tuple(self.made[tensor].name for tensor in self.graph.results))
 
     def enter(self, tensor: int, name: str, values: Tensor, size: tuple[int, int]) -> None:
         """A tensor that others have made, whose gradient is wanted where theirs is, and held until the end."""
@@ -84,6 +120,7 @@ class RankWalk:
 
     def step(self, k: int, row: DimStep, col: DimStep) -> _Made:
         node, sources = self.graph.nodes[k], self.graph.sources[k]
+        first, self._fresh, self._noted = len(self.nodes), 0, 0
         brought = [
             self._bring(f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
             for index, (source, r, c) in enumerate(zip(sources, row.inputs, col.inputs, strict=True))
@@ -93,6 +130,8 @@ class RankWalk:
         parameters = node.layer.parameters(self.channels[sources[0]])
         before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
         layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
+        given, over_ranks = tuple(b.tensor for b in brought), self._over_ranks(k)
+        self.ran.append(Ran(first, len(self.nodes), given, tensor, shape, self._fresh, self._noted, over_ranks))
         walked = Node(node.name, layer, tuple(b.name for b in brought), frozen=node.frozen, loss=node.loss)
         self._add(walked, shape, before, parameters, work, tensor, kept)
         computed = _Made(node.name, tensor, (row.computed, col.computed))
@@ -101,7 +140,7 @@ class RankWalk:
     def _kept(self, k: int, given: list[Tensor], shape: Shape) -> tuple[Layer, int, Tensor]:
         """How a node counts, the bytes that it keeps, and what it makes."""
         layer = self.graph.layers[k]
-        if layer.statistics and self.ranks > 1:
+        if self._over_ranks(k):
             kept = 0
             if self.graph.wants_gradient[k + 1]:
                 inputs = sum(keep(given[index]) for index in layer.kept_inputs)
@@ -111,6 +150,9 @@ class RankWalk:
             return moved, kept, Tensor(math.prod(shape), value_bytes=width)
         kept, tensor = keep_for_backward(self.graph, k, given, shape, self.value_bytes)
         return layer.uncropped, kept, tensor
+
+    def _over_ranks(self, k: int) -> bool:
+        return self.graph.layers[k].statistics is not None and self.ranks > 1
 
     def _statistics_gradient(self, layer: Layer, tensor: Tensor, shape: Shape) -> int:
         """What the backward pass of a norm over all ranks allocates: its input's gradient; of narrow values that and
@@ -125,6 +167,7 @@ class RankWalk:
             pixel = channels * made.tensor.value_bytes
             by_cols = pixel * row.window * col.source * col.exchanged
             by_rows = pixel * row.source * col.source * row.exchanged
+            self._noted += pixel * (row.swap.received * col.source + col.swap.received * row.window)
             made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), by_cols + by_rows)
         if (row.read, col.read) != (row.window, col.window):
             made = self._move(f"{name}: padding", made, channels, (row.read, col.read), _bytes(made, channels))
@@ -142,6 +185,7 @@ class RankWalk:
     def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], allocated: int) -> _Made:
         """A new tensor of another size."""
         tensor = Tensor(channels * after[0] * after[1], value_bytes=made.tensor.value_bytes)
+        self._fresh += tensor.bytes
         return self._moved(name, made, (channels, *after), allocated, tensor)
 
     def _moved(self, name: str, made: _Made, shape: Shape, allocated: int, tensor: Tensor) -> _Made:

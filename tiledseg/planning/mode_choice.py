@@ -8,6 +8,7 @@ from tiledseg.config_parallel import HALO_MODES
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import WHOLE, layer_windows
+from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost, layer_ranks
@@ -25,8 +26,11 @@ def choose_fusion(
     if rows.parts * cols.parts == 1:
         return 1
 
+    prices = Prices(graph, bands, value_bytes, machine, rows.parts * cols.parts)
+
     def seconds(fusion: int) -> float:
-        return max(rank.seconds(machine) for rank in layer_ranks(graph, rows, cols, fusion, bands, value_bytes))
+        ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
+        return max(rank.time(prices).seconds for rank in ranks)
 
     dims = (graph, rows), (graph.along_columns, cols)
     halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)

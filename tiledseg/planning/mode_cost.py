@@ -13,15 +13,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Decomposition, Partition
+from tiledseg.geometry.decomposition import Decomposition, Partition, TileSizes
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer_windows import settle
 from tiledseg.geometry.shapes import count_parameters, count_trained, tensor_channels
-from tiledseg.planning.cost import backward_passes, layer_costs, step_work
+from tiledseg.planning.cost import backward_passes, layer_costs
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
 from tiledseg.planning.halo_traffic import (
     Sent,
     Traffic,
@@ -37,6 +40,7 @@ from tiledseg.planning.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.planning.tensor_limit import check_countable, largest_of_block
 
+Value = TypeVar("Value")
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
 
 
@@ -73,6 +77,9 @@ class Task:
     def trained(self) -> int:
         return count_trained(self.graph, self.bands)
 
+    def prices(self, machine: Machine) -> Prices:
+        return Prices(self.graph, self.bands, self.value_bytes, machine, self.replicas * self.ranks)
+
 
 @dataclass(frozen=True)
 class ModeCost:
@@ -82,7 +89,8 @@ class ModeCost:
     `busiest`: of the rank that sends most bytes in a step. `norms`: all-reduces of norm statistics, calls and
     bytes a rank. `memory`: peak bytes of a training step on the rank that needs most. `seconds`: predicted
     for one step, of all its images, the all-reduce of gradients included. `read`, `read_max`: pixels of the raster that
-    all ranks, and the rank that reads most, read.
+    all ranks, and the rank that reads most, read. `time`: the parts of `seconds`, of the rank that takes longest, were
+    it not to share its cores with more ranks than there are.
     """
 
     mode: str
@@ -96,6 +104,7 @@ class ModeCost:
     seconds: float
     read: int = 0
     read_max: int = 0
+    time: StepTime = NO_TIME
 
 
 def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
@@ -107,31 +116,30 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
 
 def read_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `read`: nothing is sent."""
-    work, step = _tile_work(task), _tile_steps(task)
-    busiest, memory = max(work.values()), max(_tile_memory(task).values())
-    seconds = _step_seconds(task, machine, machine.compute_seconds(max(step.values())))
-    read = _contexts_read(task)
-    return ModeCost(
-        "read", 0, sum(work.values()), busiest, Traffic(), Traffic(), Traffic(), memory, seconds, sum(read), max(read)
-    )
+    work, times, prices = _tile_work(task), _tile_times(task, machine), task.prices(machine)
+    memory, read = max(_tile_memory(task).values()), _contexts_read(task)
+    time = _step_time(task, prices, list(times.values()))
+    sums = sum(work.values()), max(work.values()), Traffic(), Traffic(), Traffic(), memory
+    return ModeCost("read", 0, *sums, prices.seconds(time), sum(read), max(read), time)
 
 
 def exchange_cost(task: Task, machine: Machine) -> ModeCost:
     """Mode `exchange`: the work of `read`; one exchange of the input, which needs no gradient."""
-    work, step, memory, held = _tile_work(task), _tile_steps(task), _tile_memory(task), _input_memory(task)
+    work, memory, held = _tile_work(task), _tile_memory(task), _input_memory(task)
+    times, prices = _tile_times(task, machine), task.prices(machine)
     sent = dict(input_traffic(task.decomposition, task.bands, task.value_bytes))
-    busiest = max(sent.values(), key=lambda each: (each.bytes, each.messages))
-    seconds = max(machine.compute_seconds(step[at]) + machine.message_seconds(sent[at]) for at in work)
+    time = _step_time(task, prices, [times[at]._replace(messages=prices.messages(sent[at])) for at in work])
     return ModeCost(
         mode="exchange",
         fusion=0,
         work=sum(work.values()),
         work_max=max(work.values()),
         traffic=Traffic(sum(sent.values(), Sent())),
-        busiest=Traffic(busiest),
+        busiest=Traffic(max(sent.values(), key=lambda each: (each.bytes, each.messages))),
         norms=Traffic(),
         memory=max(memory[at] + held[at] for at in memory),
-        seconds=_step_seconds(task, machine, seconds),
+        seconds=prices.seconds(time),
+        time=time,
         **_blocks_read(task, task.decomposition.rows, task.decomposition.cols),
     )
 
@@ -149,13 +157,16 @@ def scatter_cost(task: Task, machine: Machine) -> ModeCost:
     halos = dict(input_traffic(decomposition, task.bands, task.value_bytes))
     busiest = max([halos[first] + scattered, cost.busiest.step], key=lambda each: (each.bytes, each.messages))
     memory = _tile_memory(task)[first] + _input_memory(task)[first] + max(read, default=0)
+    prices = task.prices(machine)
+    time = cost.time.plus(StepTime(messages=task.images * prices.messages(scattered)))
     return replace(
         cost,
         mode="scatter",
         traffic=cost.traffic + Traffic(scattered),
         busiest=Traffic(busiest),
         memory=max(cost.memory, memory),
-        seconds=cost.seconds + task.images * machine.message_seconds(scattered),
+        seconds=prices.seconds(time),
+        time=time,
         read_max=cost.read,
     )
 
@@ -166,7 +177,9 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
     ranks = layer_ranks(task.graph, rows, cols, fusion, task.bands, task.value_bytes)
     check_blocks(task.graph, rows, cols, fusion, task.bands)
     norms = statistic_sums(task.graph, task.bands, task.ranks)
-    sums = machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks)
+    prices = task.prices(machine)
+    sums = StepTime(norms=machine.all_reduce_seconds(norms.step.messages, norms.step.bytes, task.ranks))
+    time = _step_time(task, prices, [rank.time(prices).plus(sums) for rank in ranks])
     return ModeCost(
         mode="layer",
         fusion=fusion,
@@ -176,7 +189,8 @@ def layer_cost(task: Task, machine: Machine, fusion: int) -> ModeCost:
         busiest=max((rank.traffic for rank in ranks), key=lambda t: (t.step.bytes, t.step.messages)),
         norms=norms,
         memory=max(_layer_memory(task, rank) for rank in ranks),
-        seconds=_step_seconds(task, machine, max(rank.seconds(machine) for rank in ranks) + sums),
+        seconds=prices.seconds(time),
+        time=time,
         **_blocks_read(task, rows, cols),
     )
 
@@ -191,9 +205,10 @@ def gradient_bytes(task: Task) -> int:
     return GRADIENT_BYTES * task.trained
 
 
-def _step_seconds(task: Task, machine: Machine, image: float) -> float:
-    """Of a step, from the seconds of an image."""
-    return task.images * image + machine.all_reduce_seconds(1, gradient_bytes(task), task.replicas * task.ranks)
+def _step_time(task: Task, prices: Prices, ranks: Sequence[StepTime]) -> StepTime:
+    """Of a step, from the times of an image on each of some ranks: that of the one that takes longest."""
+    longest = prices.longest(ranks)
+    return prices.step(longest, task.images, longest.backward)
 
 
 @dataclass(frozen=True)
@@ -208,26 +223,28 @@ class LayerRank:
     step_work: int
     traffic: Traffic
 
-    def seconds(self, machine: Machine) -> float:
-        """Predicted for one step, without all-reduces."""
-        return machine.compute_seconds(self.step_work) + machine.message_seconds(self.traffic.step)
+    def time(self, prices: Prices) -> StepTime:
+        """Predicted for one image, without all-reduces."""
+        return prices.block(self.row, self.col)._replace(messages=prices.messages(self.traffic.step))
 
 
+@functools.lru_cache(maxsize=64)
 def layer_ranks(
     graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int, value_bytes: int
-) -> list[LayerRank]:
+) -> tuple[LayerRank, ...]:
     """The kinds of ranks in layer mode. Raises GeometryError where a rank would own nothing of some tensor."""
     along_rows, along_cols = rank_kinds(graph, rows, fusion), rank_kinds(graph.along_columns, cols, fusion)
     tensors = tensors_of(graph, bands, value_bytes)
     pairs = itertools.product(
         zip(along_rows.steps, along_rows.counts, strict=True), zip(along_cols.steps, along_cols.counts, strict=True)
     )
-    return [
+    return tuple(
         LayerRank(row, col, m * n, *block_work(graph, bands, row, col), layer_traffic(graph, row, col, tensors))
         for (row, m), (col, n) in pairs
-    ]
+    )
 
 
+@functools.lru_cache(maxsize=64)
 def check_blocks(graph: Graph, rows: Partition, cols: Partition, fusion: int, bands: int) -> None:
     """Raise GeometryError where a tensor of a rank's block in layer mode is too large for a kernel."""
     dims = (graph, rows), (graph.along_columns, cols)
@@ -247,14 +264,17 @@ def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tupl
 
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
-    """The walked peak, the strips, and the block of the input where what the first layer keeps is not that itself."""
+    """The walked peak, and what is held besides."""
+    memory = block_memory(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
+    return memory.total + held_besides(task, rank)
+
+
+def held_besides(task: Task, rank: LayerRank) -> int:
+    """The strips, and the block of the input where what the first layer keeps is not that itself."""
     first = rank.row[0].inputs[0], rank.col[0].inputs[0]
     own = all(step.held == step.read for step in first) and not any(step.moves for step in first)
     block = 0 if own else first[0].held * first[1].held * task.input_pixel_bytes
-    arguments = task.graph, task.bands, rank.row, rank.col
-    return (
-        block_memory(*arguments, task.ranks, task.value_bytes).total + strip_bytes(*arguments, task.value_bytes) + block
-    )
+    return strip_bytes(task.graph, task.bands, rank.row, rank.col, task.value_bytes) + block
 
 
 def _tile_work(task: Task) -> dict[tuple[int, int], int]:
@@ -264,11 +284,15 @@ def _tile_work(task: Task) -> dict[tuple[int, int], int]:
     return {at: sum(count * value for value, count in values) for at, values in found.items()}
 
 
-def _tile_steps(task: Task) -> dict[tuple[int, int], int]:
-    """The same of a training step."""
-    graph, bands = task.graph, task.bands
-    found = _by_context(task, lambda shape: step_work(graph, layer_costs(graph, bands, shape)))
-    return {at: sum(count * value for value, count in values) for at, values in found.items()}
+def _tile_times(task: Task, machine: Machine) -> dict[tuple[int, int], StepTime]:
+    """Seconds of each rank's tiles in a training step, by its place in the mesh."""
+    tile = functools.cache(task.prices(machine).tile)
+
+    def block(row: TileSizes, col: TileSizes) -> StepTime:
+        shapes = Counter(((height, width), of_row * of_col) for height, of_row in row for width, of_col in col)
+        return sum_of(tile(*shape).times(count) for shape, count in shapes.items())
+
+    return _by_block(task, block)
 
 
 def _tile_memory(task: Task) -> dict[tuple[int, int], int]:
@@ -282,10 +306,10 @@ def _input_memory(task: Task) -> dict[tuple[int, int], int]:
     """Bytes that mode `exchange` holds besides a context: the window, where several contexts are cut from it, and the
     block, where that is not the window; by the rank's place in the mesh."""
     decomposition, found = task.decomposition, {}
-    rows, cols = decomposition.context_windows()
+    (rows, cols), (in_rows, in_cols) = decomposition.context_windows(), decomposition.tile_sizes()
     for at in itertools.product(range(len(rows)), range(len(cols))):
         window, block = rows[at[0]].size * cols[at[1]].size, decomposition.owned(*at).area
-        pixels = window * (len(decomposition.tiles(*at)) > 1) + block * (block != window)
+        pixels = window * (len(in_rows[at[0]]) * len(in_cols[at[1]]) > 1) + block * (block != window)
         found[at] = pixels * task.input_pixel_bytes
     return found
 
@@ -301,18 +325,23 @@ def _contexts_read(task: Task) -> list[int]:
 def _blocks_read(task: Task, rows: Partition, cols: Partition) -> dict[str, int]:
     """The same of ranks that each read a block of the network's input."""
     origin, raster = task.decomposition.whole, Box.of_shape(task.decomposition.tiling.raster)
-    cells = (Box(*each) for each in itertools.product(rows.blocks, cols.blocks))
-    read = [cell.shift(origin.row.start, origin.col.start).clip(raster).area for cell in cells]
-    return {"read": sum(read), "read_max": max(read)}
+    of_rows = [block.shift(origin.row.start).clip(raster.row).size for block in rows.blocks]
+    of_cols = [block.shift(origin.col.start).clip(raster.col).size for block in cols.blocks]
+    return {"read": sum(of_rows) * sum(of_cols), "read_max": max(of_rows) * max(of_cols)}
 
 
 def _by_context(task: Task, price: Callable[[tuple[int, int]], int]) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """For each rank the prices of its contexts, and how many have each; one call for each shape."""
     price = functools.cache(price)
-    rows, cols = task.decomposition.shape
-    shapes = {
-        (i, j): Counter(tile.context.shape for tile in task.decomposition.tiles(i, j))
-        for i in range(rows)
-        for j in range(cols)
-    }
-    return {at: [(price(shape), count) for shape, count in found.items()] for at, found in shapes.items()}
+
+    def block(row: TileSizes, col: TileSizes) -> list[tuple[int, int]]:
+        shapes = Counter((height, width) for height, _ in row for width, _ in col)
+        return [(price(shape), count) for shape, count in shapes.items()]
+
+    return _by_block(task, block)
+
+
+def _by_block(task: Task, value: Callable[[TileSizes, TileSizes], Value]) -> dict[tuple[int, int], Value]:
+    """What follows from the sizes of each rank's tiles, by its place in the mesh; one call for each kind of block."""
+    value, (rows, cols) = functools.cache(value), task.decomposition.tile_sizes()
+    return {(i, j): value(row, col) for i, row in enumerate(rows) for j, col in enumerate(cols)}

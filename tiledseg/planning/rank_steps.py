@@ -64,6 +64,7 @@ class DimStep(NamedTuple):
     given: int
 
 
+_NO_SWAP = Swap()
 RankSteps = tuple[DimStep, ...]
 _Swaps = Sequence[Sequence[list[Swap] | None]]
 
@@ -130,15 +131,10 @@ def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: S
     one = at.inputs[number]
     whole = one.partition.parts == 1 and len(at.inputs) == 1
     read = one.partition.whole if whole else one.read[index]
-    inside = read.clip(held)  # which may have the padding of a layer after it
-    block = one.partition.owned(index)
-    return InputStep(
-        held=held.size,
-        source=inside.size if swap is None else block.size,
-        exchanged=swap is not None,
-        swap=swap or Swap(),
-        moves=swap is not None and (block != read or swap.sends > 0),
-        window=inside.size if swap is None else read.size,
-        read=read.size,
-        owned=block.size,
-    )
+    start, stop = one.partition.edges[index : index + 2]
+    size, block = read.stop - read.start, stop - start
+    if swap is None:
+        inside = read.clip(held).size  # it may have the padding of a layer after it
+        return InputStep(held.size, inside, False, _NO_SWAP, False, inside, size, block)
+    moves = start != read.start or stop != read.stop or swap.sends > 0
+    return InputStep(held.size, block, True, swap, moves, size, size, block)

@@ -11,17 +11,13 @@ from typing import Any
 
 from tiledseg.config_checks import counts_of
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import is_skip, kept_of
 from tiledseg.pipeline.simulation import draw, in_flight
 from tiledseg.planning.answer.question import Question
-from tiledseg.planning.cost import LayerCost, backward_passes, layer_costs
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, balanced_pipeline
+from tiledseg.planning.run.pipeline import MicroBatchSize, balanced_pipeline, modelled
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.schedules import RECOMPUTE, chunk_ranks
 
@@ -66,7 +62,8 @@ def parse_modes(text: str) -> tuple[str, ...]:
     for mode in modes:
         if mode not in RECOMPUTE:
             raise ConfigError(
-                f"--recompute is '{text}'; give one of {', '.join(RECOMPUTE)}, or a list of one a stage: [always,never]"
+                f"--recompute is '{text}'; give one of auto, none, compact, all, {', '.join(RECOMPUTE)}, or a list "
+                "of one a stage: [always,never]"
             )
     return modes
 
@@ -83,10 +80,9 @@ def parse_counts(text: str) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """A pipeline with its balance, on a machine."""
+    """A pipeline with its balance."""
 
     asked: Parallelism
-    machine: Machine
     staged: StagedPipeline
     held: tuple[int, ...]  # micro-batches that each chunk keeps at once
 
@@ -119,18 +115,17 @@ def stage_pipeline(question: Question, tiling: Tiling, asked: Parallelism) -> St
 
     Raises ConfigError for a balance that does not fit the network or the schedule, or where no balance fits the memory.
     """
-    network = question.network
-    layers = network.graph()
+    network, layers = question.network, question.graph
     tiles = asked.micro_batches or min(4 * asked.stages, len(tiling))
     largest = MicroBatchSize(tiling.context_max, tiles, question.bytes_per_value)
-    times = _modelled(question.machine, layers, layer_costs(layers, network.bands, largest.pixels, largest.value_bytes))
+    times = modelled(question.machine, layers, network.bands, largest, asked.stages)
     return balanced_pipeline(asked, layers, network.bands, largest, question.gpu_memory, times, "--balance")
 
 
 def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: StagedPipeline) -> dict[str, Any]:
     """The pipeline's balance, stages, step and drawing; bytes, milliseconds, shares of 1."""
     held = in_flight(staged.actions, len(staged.pipeline.ranks))
-    found = _Plan(asked, question.machine, staged, held)
+    found = _Plan(asked, staged, held)
     by_stage = [_stage(found, rank, question.gpu_memory) for rank in range(asked.stages)]
     return {
         "stages": asked.stages,
@@ -146,14 +141,6 @@ def stages_part(question: Question, tiling: Tiling, asked: Parallelism, staged: 
         "bytes_step": sum(stage["bytes_step"] for stage in by_stage),
         "drawing": draw(staged.actions, staged.pipeline).splitlines(),
     }
-
-
-def _modelled(machine: Machine, graph: Graph, costs: Sequence[LayerCost]) -> Measured:
-    """Seconds of layers and messages by the machine's figures, in place of measured ones."""
-    forward = [machine.compute_seconds(cost.multiply_adds) for cost in costs]
-    steps = [machine.compute_seconds(c.multiply_adds * (1 + backward_passes(graph, k))) for k, c in enumerate(costs)]
-    backward = [step - once for step, once in zip(steps, forward, strict=True)]
-    return Measured(forward, backward, lambda size: machine.message_seconds(Sent(1, size)))
 
 
 def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
@@ -181,7 +168,7 @@ def _stage(found: _Plan, rank: int, limit: int | None) -> dict[str, Any]:
         "names": [[names[first], names[stop - 1]] for first, stop in runs],
         "multiply_adds": work,
         "share": round(work / sum(found.work), 4),
-        "forward_milliseconds": _milliseconds(found.machine.compute_seconds(work)),
+        "forward_milliseconds": _milliseconds(sum(sum(staged.case.forward[a:b]) for a, b in runs)),
         "milliseconds": _milliseconds(found.seconds(rank)),
         "recompute": found.asked.recompute[rank],
         "in_flight": [found.held[chunk] for chunk in chunks],

@@ -11,12 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, Tensor, copied, keep_for_backward, loss_bytes
 from tiledseg.planning.step_memory import ADAM_VALUES
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.network_walk import NetworkWalk
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,34 @@ class StagePrices:
         width = wide_bytes(self.bytes_per_value)
         up_to = self._kept_from(first)[: stop - first + 1]
         received = self.received(first, stop)
+        kept, backward = up_to[-1] + self._loss(stop), self._find_backward(first, stop)
+        if self.graph.memory is not None and not self.graph.memory.keeps_all:
+            kept, backward = self._by_policy(self.graph.memory, first, stop)
         return StageMemory(
             weights=parameters * width + copies * copy_bytes(self.bytes_per_value),
             gradients=trained * DOUBLE_BYTES,
             optimizer=ADAM_VALUES * trained * width,
-            activations=up_to[-1] + self._loss(stop),
+            activations=kept,
             inputs=received if first else self.tensor_bytes(0),
-            backward=self._find_backward(first, stop),
+            backward=backward,
         )
+
+    def walk(self, first: int, stop: int) -> NetworkWalk:
+        """What the run's backward pass asks for, of one micro-batch."""
+        from tiledseg.planning.memory.network_walk import Speed, network_walk
+
+        return network_walk(
+            self.graph, self.costs, self.tensor_bytes(0), self.bytes_per_value, Speed(), run=(first, stop)
+        )
+
+    def _by_policy(self, policy: MemoryPolicy, first: int, stop: int) -> tuple[int, int]:
+        """Bytes that are kept of a micro-batch, and those of its backward pass on top."""
+        from tiledseg.planning.memory.items import price
+
+        found = self.walk(first, stop)
+        choices = found.lying(policy)
+        kept = found.kept(choices)
+        return kept, price(found.walk, choices).peak - kept
 
     def _loss(self, stop: int) -> int:
         if stop < len(self.graph):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import held, spread
@@ -41,6 +42,7 @@ class StepMemory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.backward
 
 
+@lru_cache(maxsize=1024)
 def training_memory(
     graph: Graph,
     bands: int,

@@ -1,4 +1,4 @@
-"""Tiles of many rasters as arrays for training: normalised pixels of the context, classes of the core."""
+"""Tiles of many rasters as arrays for training: pixels of the context, classes of the core."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -18,6 +19,7 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.normalizer import Normalizer, Rule
 from tiledseg.raster.statistics import Normalization, check_alike
 from tiledseg.raster.views import ViewReader
 
@@ -26,17 +28,26 @@ OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 102
 
 @dataclass(frozen=True)
 class Sample:
-    """One tile. `x_CHW`: the context, normalised, 0 at invalid pixels. `y_HW`: the class (uint8) of each core pixel,
-    ignore_index where the label or the image is not valid; None without labels. `valid_HW`: validity of the core.
-    `around_HW`: as `y_HW`, of the box `around`, the core with a margin as far as the raster has one."""
+    """One tile. `pixels_CHW`: the context, as the raster stores it where a `rule` says what the network's input is of
+    it; else the input itself. `y_HW`: the class (uint8) of each core pixel, ignore_index where the label or the image
+    is not valid; None without labels. `valid_HW`: validity of the core. `around_HW`: as `y_HW`, of the box `around`,
+    the core with a margin as far as the raster has one. `carried`: the same on the device, where
+    `execution.carrying` has sent it there."""
 
     image: int
     tile: Tile
-    x_CHW: NDArray
+    pixels_CHW: NDArray
     y_HW: NDArray[np.uint8] | None
     valid_HW: NDArray[np.bool_]
     around_HW: NDArray[np.uint8] | None = None
     around: Box | None = None
+    rule: Rule | None = None
+    carried: Any = None
+
+    @property
+    def x_CHW(self) -> NDArray:
+        """The network's input on the context, normalised, 0 at invalid pixels; made on the host, at each call."""
+        return self.pixels_CHW if self.rule is None else self.rule(self.pixels_CHW)
 
     def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
         """The classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond the
@@ -93,11 +104,10 @@ class Dataset:
         window = _hull(place.context if pixels else place.core, around)
         pixels_CHW, valid_HW = reader.read(window)
         core_HW = valid_HW[place.core.relative_to(window).slices]
-        x_CHW = pixels_CHW[:, :0, :0]
+        sample = Sample(image, place, pixels_CHW[:, :0, :0], None, core_HW)
         if pixels:
             slices = place.context.relative_to(window).slices
-            x_CHW = self._input(pixels_CHW[:, *slices], valid_HW[slices], place.context, reader.info, draw)
-        sample = Sample(image, place, x_CHW, None, core_HW)
+            sample = self._seen_by_network(sample, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
         if self.labels is None:
             return sample
         label_map = self._maps[source]
@@ -113,14 +123,15 @@ class Dataset:
         around = self._around(reader.info.shape, tile.core)
         return sample if self.labels is None else _labelled(sample, np.empty(around.shape, np.uint8), around)
 
-    def _input(
-        self, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], box: Box, info: RasterInfo, draw: Draw | None
-    ) -> NDArray:
-        """What the network takes of the pixels of `box`."""
-        x_CHW = self._normalize(pixels_CHW, valid_HW, (box.row.start, box.col.start), info)
-        if draw is not None and draw.photometry is not None:
-            draw.photometry.apply(x_CHW, valid_HW, box, info.shape)
-        return x_CHW
+    def _seen_by_network(
+        self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
+    ) -> Sample:
+        """The sample with the pixels of its context, or with the input that they make."""
+        valid = None if valid_HW.all() else valid_HW
+        rule = Rule(self._normalize, valid, sample.tile.context, info, None if draw is None else draw.photometry)
+        if self._normalize.leaves_stored(pixels_CHW):
+            return replace(sample, pixels_CHW=pixels_CHW, rule=rule)
+        return replace(sample, pixels_CHW=rule(pixels_CHW))
 
     def _around(self, shape: tuple[int, int], core: Box) -> Box:
         """The core with its margin, as far as a raster of `shape` has one."""
@@ -146,6 +157,11 @@ class Dataset:
         return reader
 
 
+def settled(sample: Sample) -> Sample:
+    """The sample with the network's input in the place of stored pixels."""
+    return replace(sample, pixels_CHW=sample.x_CHW, rule=None)
+
+
 def _viewed(reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
     return reader if draw is None or draw.view is None else ViewReader(reader, draw.view, classes)
 
@@ -157,50 +173,6 @@ def _labelled(sample: Sample, around_HW: NDArray[np.uint8], around: Box) -> Samp
 
 def _hull(one: Box, other: Box) -> Box:
     return Box(one.row.hull(other.row), one.col.hull(other.col))
-
-
-class Normalizer:
-    """(pixels - mean) / std of each band, 0 at invalid pixels, as one and the same operation for every tile.
-
-    Computed in `dtype`; in float64, then rounded to `dtype`, where the raster's own dtype has more than float32's
-    24 bits.
-    """
-
-    def __init__(self, normalization: Normalization, source: DTypeLike, dtype: DTypeLike) -> None:
-        self._dtype = np.dtype(dtype)
-        wide = np.dtype(source).itemsize > 2 and np.dtype(source) != np.float32
-        self._working = np.dtype(np.float64) if wide else self._dtype
-        self._mean_C11 = np.array(normalization.mean, self._working)[:, None, None]
-        self._std_C11 = np.array(normalization.std, self._working)[:, None, None]
-
-    def __call__(
-        self,
-        pixels_CHW: NDArray,
-        valid_HW: NDArray[np.bool_],
-        origin: tuple[int, int] = (0, 0),
-        info: RasterInfo | None = None,
-    ) -> NDArray:
-        """Raises RasterError, naming band and place, where a valid pixel becomes infinite. `origin` (row, col) and
-        `info` are for its words only."""
-        overflows: list[str] = []
-        x_CHW = pixels_CHW.astype(self._working)
-        with np.errstate(over="call", invalid="ignore", call=lambda kind, flag: overflows.append(kind)):
-            x_CHW -= self._mean_C11
-            x_CHW /= self._std_C11
-            if not valid_HW.all():
-                x_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 too
-            x_CHW = x_CHW.astype(self._dtype, copy=False)
-        if overflows and not np.isfinite(x_CHW).all():
-            raise RasterError(self._overflow(pixels_CHW, x_CHW, origin, info))
-        return x_CHW
-
-    def _overflow(self, pixels_CHW: NDArray, x_CHW: NDArray, origin: tuple[int, int], info: RasterInfo | None) -> str:
-        band, row, col = (int(at) for at in np.argwhere(~np.isfinite(x_CHW))[0])
-        name = f"band {info.band_numbers[band]} of {info.path}" if info and info.band_numbers else f"band {band + 1}"
-        return (
-            f"{name} at (row {origin[0] + row}, col {origin[1] + col}) is {pixels_CHW[band, row, col]}, which "
-            f"{self._dtype} cannot hold once normalised; mark it as data.nodata, or scale the band"
-        )
 
 
 def _check(data: Dataset) -> None:

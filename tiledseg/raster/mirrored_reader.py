@@ -14,7 +14,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.unforeseen import reading
+from tiledseg.raster.retrying import tried
 
 
 class RasterReader(ABC):
@@ -27,13 +27,13 @@ class RasterReader(ABC):
 
         Where the box passes the border, pixels and validity are mirrored as by numpy's pad mode 'symmetric' (the edge
         pixel is repeated, period 2n, at any distance). Raises RasterError for an empty box, one that
-        no memory holds, and where the file cannot be read for whatever reason.
+        no memory holds, and where the file cannot be read for whatever reason, tried again and again (`retrying`).
         """
         if box.area == 0:
             raise RasterError(f"an empty box {box.shape} asked of {self.info.path}; give at least one pixel")
         self._check_size(box)
-        with reading(f"read rows {_range(box.row)}, columns {_range(box.col)} of {self.info.path}"):
-            return self._read(box)
+        what = f"read rows {_range(box.row)}, columns {_range(box.col)} of {self.info.path}"
+        return tried(what, lambda: self._read(box), self.release)
 
     def _check_size(self, box: Box) -> None:
         needed, there = self.info.bands * box.area * np.dtype(self.info.dtype).itemsize, memory_bytes()

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CHUNK = 1 << 14  # pixels that are mixed at a time: they stay in the processor's cache
-_GOLDEN = 0x9E3779B9
+GOLDEN = 0x9E3779B9
+MIXING = ((16, 0x7FEB352D), (15, 0x846CA68B))  # shifts, and factors that follow them
 
 
 def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.float32]:
@@ -23,23 +24,21 @@ def pixel_noise(key: int, bands: int, rows: NDArray[np.intp], cols: NDArray[np.i
     low, high = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
     height = max(1, _CHUNK // max(1, cols.size))
     for first in range(0, bands, 2):
-        words_H = _mixed(
-            _mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(_GOLDEN * (first + 1) & 0xFFFFFFFF)
-        )
+        words_H = _mixed(_mixed(rows.astype(np.uint32) ^ np.uint32(low)) + np.uint32(GOLDEN * (first + 1) & 0xFFFFFFFF))
         words_W = _mixed(cols.astype(np.uint32) ^ np.uint32(high))
         for start in range(0, rows.size, height):
             part = slice(start, start + height)
             words_HW = _mixed(words_H[part, None] + words_W)
-            _quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
+            quantiles().take(words_HW & np.uint32(0xFFFF), out=noise_CHW[first, part], mode="wrap")
             if first + 1 < bands:
                 words_HW >>= np.uint32(16)
-                _quantiles().take(words_HW, out=noise_CHW[first + 1, part], mode="wrap")
+                quantiles().take(words_HW, out=noise_CHW[first + 1, part], mode="wrap")
     return noise_CHW
 
 
 def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Each word mixed, in place where it can be: modulo 2^32, as arrays of unsigned integers multiply."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+    for shift, factor in MIXING:
         words ^= words >> np.uint32(shift)
         words *= np.uint32(factor)
     words ^= words >> np.uint32(16)
@@ -47,7 +46,7 @@ def _mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 @functools.cache
-def _quantiles() -> NDArray[np.float32]:
+def quantiles() -> NDArray[np.float32]:
     """65536 of the standard normal distribution, at the middles of as many equal shares."""
     inverse, count = NormalDist().inv_cdf, 1 << 16
     upper = np.array([inverse((2 * i + 1) / (2 * count)) for i in range(count // 2, count)])

@@ -9,7 +9,7 @@ Each rank averages what it holds. Ranks that hold the same weights get the same 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,14 +19,15 @@ from tiledseg.execution.agreement import own_state
 
 
 class AveragedWeights:
-    """Of what this rank holds of `network`, in its dtypes; `begun`: the average of a run that goes on, by name."""
+    """Of what this rank holds of `network`, in its dtypes; `begun`: the average of a run that goes on, of the
+    whole network, tensor by tensor."""
 
-    def __init__(self, network: nn.Module, decay: float, begun: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(self, network: nn.Module, decay: float, begun: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self._network, self._decay = network, decay
         self.tensors = {name: tensor.clone() for name, tensor in own_state(network).items()}
-        for name, tensor in self.tensors.items():
-            if begun:
-                tensor.copy_(begun[name])
+        for name, tensor in begun:
+            if name in self.tensors:
+                self.tensors[name].copy_(tensor)
 
     def update(self, step: int) -> None:
         """After optimizer step number `step`, counted from 1."""

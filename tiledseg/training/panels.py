@@ -46,7 +46,7 @@ class Panels:
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
         """The samples, while the image's pixels of those that have some are kept."""
         for sample in samples:
-            if not self._gathered and sample.x_CHW.size:
+            if not self._gathered and sample.pixels_CHW.size:
                 self._keep_image(sample)
             yield sample
 

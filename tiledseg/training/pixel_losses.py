@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tiledseg.models.sending import fixed
+
 _FEW = 8  # classes up to which a CPU is two to six times as fast by planes (2.13)
 _VECTORS = 64  # pixels
 _TINY = 1e-30  # under a power below 1: at 0 its slope would be infinite
@@ -24,7 +26,7 @@ def cross_entropies(
     """
     by_planes = logits_BKHW.device.type == "cpu" and logits_BKHW.shape[1] <= _FEW
     logits, target = (_planes if by_planes else _rows)(logits_BKHW, target_BHW)
-    weights_K = logits.new_tensor(weights) if weights else None
+    weights_K = fixed(weights, logits.dtype, logits.device) if weights else None
     losses = functional.cross_entropy(
         logits, target, weights_K, ignore_index=ignore_index, reduction="none", label_smoothing=smoothing
     )
@@ -51,10 +53,9 @@ def weights_of(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float
 
 def _table(target_BHW: torch.Tensor, ignore_index: int, weights: tuple[float, ...]) -> torch.Tensor:
     """The weight of every uint8 class number, float64."""
-    table = torch.zeros(256, dtype=torch.float64)
-    table[: len(weights)] = torch.tensor(weights, dtype=torch.float64)
-    table[ignore_index] = 0.0
-    return table.to(target_BHW.device)
+    counted = [*weights, *(0.0,) * (256 - len(weights))]
+    counted[ignore_index] = 0.0
+    return fixed(tuple(counted), torch.float64, target_BHW.device)
 
 
 def _rows(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,12 +19,14 @@ from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.config import Config, ModelConfig, OptimizerConfig
 from tiledseg.config_data import IMAGENET, DataConfig
 from tiledseg.config_memory import MemoryConfig
+from tiledseg.config_recompute import recompute_of
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.machine_file import machine_of
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import parallelism
@@ -94,6 +96,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         check_alike([found.images[0], *held_out.images])
     network = known(build_network(config.model, found.images[0].bands, label_map.count), config.model.freeze_norm)
     train, budget = config.train, config.memory.bytes()
+    recompute = recompute_of(config.memory, config.parallel)
     memory_bytes = memory_bytes if budget is None else budget
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
@@ -103,7 +106,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         found.extents,
         ranks,
         memory_bytes - (_average_bytes(network, train.precision) if train.ema else 0),
-        parallelism(config.parallel),
+        parallelism(config.parallel, recompute.stages),
         train.precision,
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),
@@ -114,13 +117,14 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         turned=() if windows else _turned(augmentation(train.augment), found.images),
         frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
         still_norms=config.model.freeze_norm,
-        recompute=config.memory.recompute,
+        recompute=recompute.nodes,
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
         blocks=blocks_asked(config.memory),
         offload=config.memory.offloads,
         budgeted=budget is not None,
         loss=loss_bytes_of(config, network, label_map, objective),
+        machine=machine_of(config.parallel.machine),
     )
     _check_norms(config.model, network)
     plan = plan_run(question)
@@ -243,13 +247,19 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         train.ema,
         data.workers,
         data.prefetch,
-        Cadence(train.epochs, train.validate_every, train.checkpoint_every, train.keep_checkpoints, judge or Judge()),
+        _cadence(train, judge or Judge()),
         update_of(config.optimizer),
         rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
         json.loads(json.dumps(asdict(config))),
         store=config.memory.store,
-        recompute=config.memory.recompute,
+        recompute=recompute_of(config.memory, config.parallel).nodes,
+        compiles=train.compiles() == "on",  # auto: nowhere yet, since no GPU has measured it
     )
+
+
+def _cadence(train: TrainConfig, judge: Judge) -> Cadence:
+    kept = train.checkpoint_every, train.keep_checkpoints
+    return Cadence(train.epochs, train.validate_every, *kept, judge, train.largest_loss)
 
 
 def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:

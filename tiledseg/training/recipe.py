@@ -47,13 +47,14 @@ class Judge:
 @dataclass(frozen=True)
 class Cadence:
     """When the run ends, validates (both in epochs) and writes checkpoints (in steps), and how many of these it
-    keeps; `judge`: of its validations."""
+    keeps; `judge`: of its validations; `largest_loss`: of a step, above which the run ends, None for any finite one."""
 
     epochs: int
     validate_every: int
     checkpoint_every: int
     keep_checkpoints: int
     judge: Judge
+    largest_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Recipe:
     `imagenet`: its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are
     counted; `by_content`: tiles or windows are drawn by their labels; `ema`: decay of the average of the
     weights, 0 for none; `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the
-    configuration as JSON, which a checkpoint keeps; `store`: where blocks lie between segments, or what autograd
-    keeps. The rest as the keys of
+    configuration as JSON, which a checkpoint keeps; `compiles`: passes with gradients are compiled; `store`: where
+    blocks lie between segments, or what autograd keeps. The rest as the keys of
     these names."""
 
     title: str
@@ -90,3 +91,4 @@ class Recipe:
     record: dict[str, Any]
     store: str = "host"
     recompute: str = "auto"
+    compiles: bool = False

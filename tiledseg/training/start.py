@@ -29,10 +29,12 @@ from tiledseg.execution.precision import make_deterministic
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import Survey, survey
 from tiledseg.execution.times import with_times
+from tiledseg.freed_memory import keep_no_more
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
 from tiledseg.training.by_content import content_units, with_content
+from tiledseg.training.compiling import check_compiling
 from tiledseg.training.first_weights import first_weights, imagenet
 from tiledseg.training.offloading import check_device
 from tiledseg.training.preparation import (
@@ -44,7 +46,7 @@ from tiledseg.training.preparation import (
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
-from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, read_metrics, write_whole
+from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, check_none_lost, read_metrics, write_whole
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer
@@ -62,6 +64,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     memory = memory_per_rank(mesh)
     preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size, batch_pixels(mesh.device)))
     mesh.on_root(lambda: check_device(preparation.plan.offloaded, mesh))
+    mesh.on_root(lambda: check_compiling(preparation, mesh.device))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
     mesh.on_root(lambda: _check_weights(preparation, mesh))
@@ -72,7 +75,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
     beginning: Beginning = mesh.on_root(lambda: _find_resume(preparation))
     lines: list[dict[str, Any]] = []  # of metrics, on the root alone
-    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint, lines))
+    every = recipe.cadence.checkpoint_every
+    lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint, lines, every))
     fresh = recipe.pretrained if beginning.checkpoint is None else None
     first = first_weights(fresh, preparation.plan.network, mesh)
     if first is not None:
@@ -89,12 +93,25 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         if mesh.is_root:
             _announce(preparation, beginning, warnings)
+            if _holds_what_is_planned(preparation, mesh):
+                _progress(preparation).say(
+                    "freed memory goes back to the system: the budget has no room for pieces of it"
+                )
+        if _holds_what_is_planned(preparation, mesh):
+            keep_no_more(os.environ)
         weights = first.tensors if first else {}
         about = About(command, warnings, hosts)
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, about)
-        if mesh.is_root and trainer.note:
-            _progress(preparation).say(f"warning: {trainer.note}")
+        if mesh.is_root:
+            for warning in trainer.notes:
+                _progress(preparation).say(f"warning: {warning}")
         return trainer.run(end)
+
+
+def _holds_what_is_planned(preparation: Preparation, mesh: Mesh) -> bool:
+    """Whether the host's freed memory goes back: pieces of it may add up to as much again, and a budget that tensors
+    are rebuilt for leaves no room for them."""
+    return preparation.question.budgeted and preparation.plan.rebuilt is not None and mesh.device.type == "cpu"
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
@@ -122,11 +139,13 @@ def _find_resume(preparation: Preparation) -> Beginning:
     return begin(checkpoint, preparation)
 
 
-def _check_metrics(folder: Path, checkpoint: Checkpoint | None, lines: list[dict[str, Any]]) -> str | None:
+def _check_metrics(
+    folder: Path, checkpoint: Checkpoint | None, lines: list[dict[str, Any]], checkpoint_every: int
+) -> str | None:
     """What is to be said of the lines of the steps done, which are put into `lines`; a checkpoint of another folder has
     its lines there."""
     if checkpoint is None:
-        return None
+        return check_none_lost(folder, checkpoint_every)
     lines += read_metrics(folder / METRICS)
     if checkpoint.path.parent.resolve() != (folder / CHECKPOINTS).resolve():
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.errors import TiledsegError
 from tiledseg.execution.halo_modes import Part
 from tiledseg.execution.memory import peak_memory
-from tiledseg.execution.passes import Passes
+from tiledseg.execution.passes import Key, Passes
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.training.culprit import DivergedError, Found, find
 from tiledseg.training.objective import ClassObjective, Objective
 from tiledseg.training.step_loss import StepLoss
 
@@ -50,13 +51,15 @@ class StepResult:
 
 class StepRules(NamedTuple):
     """`ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`: the longest gradient (0:
-    any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of classes unless given."""
+    any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of classes unless given;
+    `largest_loss`: of a step with which the run goes on, None for any finite one."""
 
     ignore_index: int
     seed: int
     clip_norm: float = 0.0
     wide_sums: bool = True
     objective: Objective | None = None
+    largest_loss: float | None = None
 
 
 class Stepper:
@@ -81,15 +84,14 @@ class Stepper:
         rank calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
         is the optimizer's.
 
-        Raises TiledsegError, on every rank, where the loss is no number.
+        Raises DivergedError, on every rank and before the update, where the loss or the gradient is not finite, or the
+        loss larger than it may be: see `culprits`.
         """
         begun = time.perf_counter()
         self._reducer.zero()
         self._halos.reset()
         self._loss.reset()
-        waited = self._passes.train(
-            samples, parts, lambda image: DropoutKey(self._rules.seed, step, image), self._loss, self._reducer
-        )
+        waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
         self._loss.agree()  # where this rank had no piece
         self._waits.reset()
         with self._waits.running():
@@ -97,7 +99,8 @@ class Stepper:
         sums, each = self._over_ranks(stop, waited)
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
         if loss is not None:
-            self._update(step, loss, factor)
+            self._check(step, loss, math.isfinite(sums.weight) and math.isfinite(sums.gradient))
+            self._update(factor)
         return StepResult(
             loss=loss,
             pixels=int(sums.pixels),
@@ -120,30 +123,41 @@ class Stepper:
         """How often `run` takes the samples of `parts`, one after the other."""
         return self._passes.rounds(parts, self.looks_first)
 
+    def culprits(self, step: int, dataset: Dataset, parts: Sequence[Part]) -> list[Found]:
+        """What each tile of the step that `run` has raised for is made of; the stepper's last work. Collective."""
+        self.close()
+        rules = self._rules
+        return find(self._passes, self._loss, self._key(step), dataset, parts, self._mesh, rules.wide_sums)
+
+    def _key(self, step: int) -> Key:
+        return lambda image: DropoutKey(self._rules.seed, step, image)
+
     def close(self) -> None:
         """Let go of the network: another stepper may then take it."""
         self._reducer.close()
 
     def _over_ranks(self, stop: bool, waited: float) -> tuple[StepSums, tuple[RankFigures, ...]]:
-        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks
-            loss, weight = self._loss.own()
+        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
+            loss, weight, gradient = self._loss.own(self._reducer.total().to(self._mesh.device))
         halos, stages = self._halos, self._passes.figures()
         communicated = halos.seconds + self._waits.seconds()
         sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
-        sums = sums._replace(pixels=self._loss.pixels)
+        sums = sums._replace(pixels=self._loss.pixels, gradient=gradient)
         own = RankFigures(peak_memory(self._mesh.device))
         if stages is not None:
             sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
             own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
-        return over_ranks(sums, own, self._mesh.communicator, self._mesh.device)
+        return over_ranks(sums, own, self._mesh.communicator)
 
-    def _update(self, step: int, loss: float, factor: float) -> None:
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise TiledsegError(
-                f"the loss is {loss} at step {step + 1}; lower optimizer.lr or check the images for odd values"
-            )
+    def _check(self, step: int, loss: float, gradient: bool) -> None:
+        """The same on all ranks, as the sums are. `gradient`: it is finite, and what it is divided by."""
+        largest = self._rules.largest_loss
+        if not (math.isfinite(loss) and gradient) or (largest is not None and loss > largest):
+            raise DivergedError(step, loss, gradient, largest)
+
+    def _update(self, factor: float) -> None:
         scale_gradients(self._reducer, factor)
         if self._rules.clip_norm:
-            clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline)
+            clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
         self._reducer.deliver()
         self._optimizer.step()

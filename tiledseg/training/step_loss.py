@@ -21,7 +21,10 @@ import torch
 
 from tiledseg.comm.doing import waiting
 from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.carrying import labels
 from tiledseg.execution.halo_modes import Piece
+from tiledseg.geometry.box import Box
+from tiledseg.models.sending import sent
 from tiledseg.raster.dataset import Sample
 from tiledseg.training.objective import Objective, Ratios, Sums
 
@@ -46,21 +49,22 @@ class StepLoss:
         self.pixels = 0
 
     def look(self, piece: Piece, sample: Sample) -> None:
-        self._add(_flat(self._sums(piece, sample)), piece, sample)
+        self._add(_flat(self.sums(piece, sample)), piece, sample)
 
     def agree(self) -> None:
         if self._ratios is None or self._slopes is not None:
             return
         with waiting("the sums of the step's loss"):
             self._mesh.communicator.all_reduce_sum(self._totals).wait()
-        with torch.enable_grad():
-            totals = self._totals.clone().requires_grad_()
+        with torch.enable_grad():  # on the host, which waits for the sums once
+            totals = self._totals.to("cpu", copy=True).requires_grad_()
             value = self._ratios.value(totals)
-        self._slopes = torch.zeros_like(totals) if value is None else torch.autograd.grad(value, totals)[0]
+        slopes = torch.zeros_like(totals) if value is None else torch.autograd.grad(value, totals)[0]
+        self._slopes = sent(slopes, self._mesh.device)
         self._value = None if value is None else float(value.detach())
 
     def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
-        sums = [self._sums(piece, sample) for piece, sample in pieces]
+        sums = [self.sums(piece, sample) for piece, sample in pieces]
         if self._slopes is None:
             for own, (piece, sample) in zip(sums, pieces, strict=True):
                 self._add(_flat(own).detach(), piece, sample)
@@ -71,10 +75,13 @@ class StepLoss:
             parts = [(_flat(own) * self._slopes).sum() for own in sums]
         return parts[0] if len(parts) == 1 else torch.stack(parts or [self._totals[0] * 0]).sum()
 
-    def own(self) -> tuple[float, float]:
-        """This rank's sums of losses and of weights, where the step's loss is one over the other."""
-        loss, weight = (0.0, 0.0) if self.looks_first else self._totals.tolist()
-        return loss, weight
+    def own(self, further: torch.Tensor) -> tuple[float, float, float]:
+        """This rank's sums of losses and of weights, where the step's loss is one over the other; and `further`, a
+        float64 of the same device, which is read with them."""
+        if self.looks_first:
+            return 0.0, 0.0, float(further)
+        loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
+        return loss, weight, read
 
     def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
         """The step's loss, None where no pixel counted, and what gradients are to be multiplied by, of `own` summed
@@ -83,13 +90,24 @@ class StepLoss:
             return self._value, 1.0
         return (loss / weight, 1 / weight) if weight else (None, 1.0)
 
-    def _sums(self, piece: Piece, sample: Sample) -> Sums:
-        assert sample.y_HW is not None, "a tile without labels cannot be trained on"
-        margin = self._objective.margin
-        y_HW = sample.labels(piece.core, margin) if margin else sample.y_HW[piece.in_part.slices]
-        target_BHW = torch.from_numpy(y_HW)[None].to(self._mesh.device, non_blocking=True)
+    def sums(self, piece: Piece, sample: Sample) -> Sums:
+        """What the objective says of a piece."""
+        target_BHW = self._target(piece, sample)[None]
         outputs_BKHW = (piece.logits_BKHW, *piece.others)
         return self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
+
+    def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
+        """The classes of a piece, on the device, with the margin that the objective looks at: -1 beyond the raster."""
+        labels_HW, margin, around = labels(sample, self._mesh.device), self._objective.margin, sample.around
+        if around is None:
+            return labels_HW[piece.in_part.slices]
+        wanted = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
+        if not margin:
+            return labels_HW[wanted.relative_to(around).slices]
+        there = wanted.clip(around)
+        found_HW = labels_HW.new_full(wanted.shape, -1, dtype=torch.int16)
+        found_HW[there.relative_to(wanted).slices] = labels_HW[there.relative_to(around).slices]
+        return found_HW
 
     def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
         assert sample.y_HW is not None, "it has been looked at"

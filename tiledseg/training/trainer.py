@@ -15,14 +15,8 @@ import torch
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
-from tiledseg.checkpoint.folder import (
-    Checkpoint,
-    contents_of,
-    load_average,
-    load_network,
-    load_optimizer,
-    save_checkpoint,
-)
+from tiledseg.checkpoint.check import Checkpoint
+from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.comm.doing import doing
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
@@ -41,20 +35,22 @@ from tiledseg.reporting.views import choose_views
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
-from tiledseg.training.collection import collect
 from tiledseg.training.course import Course
+from tiledseg.training.culprit import DivergedError, named
 from tiledseg.training.offloading import Moved, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.panels import Panels
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
+from tiledseg.training.resume.sources import written_since
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
 from tiledseg.training.run_folder.summary import decisions, run_title, weights_of, windows_or_grids
 from tiledseg.training.run_folder.validations import Scene
+from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 from tiledseg.training.validation import validate
@@ -87,20 +83,21 @@ class Trainer:
         network = network_modules(plan.network, recipe.seed, still=recipe.still_norms)
         self.network = network.to(PARAMETER_DTYPES[recipe.precision])
         if checkpoint is not None:
-            load_network(checkpoint, self.network)
+            load_network(checkpoint, self.network, mesh=mesh)
         elif isinstance(plan.network, ForeignNetwork):
             check_drawn_alike(self.network, mesh, plan.network.build)
         elif first_weights:
             self.network.load_state_dict(first_weights, strict=False)  # of its encoder
         freeze(self.network, recipe.update.lr_factors)
-        self.note = still_note(self.network.hold_statistics()) if recipe.still_norms else None
-        if self.note:
-            self.about = replace(self.about, warnings=(*self.about.warnings, self.note))
+        self.copy: CopyPlan = copy_plan(preparation, mesh.device)
+        still = still_note(self.network.hold_statistics()) if recipe.still_norms else None
+        self.notes = tuple(note for note in (still, self.copy.note) if note)
+        self.about = replace(self.about, warnings=(*self.about.warnings, *self.notes))
         policy = plan.rebuilt.policy if plan.rebuilt else None
         graph, bands = self.network.graph, self.network.bands
         self.network.follow(policy or named_policy(graph, bands, recipe.recompute))
         blocks = plan.blocks.shape if plan.blocks else None
-        opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store
+        opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store, recipe.compiles
         self.parallel = ParallelRun.open(*opened)
         self.optimizer = build_optimizer(
             parameter_groups(self.network.parameters_by_node(), recipe.update), recipe.update
@@ -111,6 +108,8 @@ class Trainer:
         self.position = Position(0, 0)
         self.course = Course(recipe.cadence.epochs, self.sampler.steps_per_epoch)
         self.checkpoints = self.folder / "checkpoints"
+        keep = recipe.cadence.keep_checkpoints
+        self.saver = Saver(self.checkpoints, keep, self.parallel.axes, self.copy.fits)
         self.saved_in: Path | None = None  # where a checkpoint of this very step lies
         if checkpoint is not None:
             self._resume(checkpoint)
@@ -118,7 +117,8 @@ class Trainer:
         self.average = self._averaged(checkpoint)
         self.passes = self.parallel.over(plan.tilings, plan.tiles_per_batch)
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
-        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, preparation.objective)
+        asked = preparation.objective, recipe.cadence.largest_loss
+        rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, *asked)
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
@@ -130,6 +130,7 @@ class Trainer:
         begun = time.perf_counter()
         with StopFlag(end) as flag, contextlib.ExitStack() as stack:
             stack.callback(self.stepper.close)
+            stack.callback(self.saver.wait)
             if self.mesh.is_root:
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
                 scene = self._scene()
@@ -137,7 +138,7 @@ class Trainer:
                 self.journal = Journal(self.folder, self.step, total, verbosity, told, self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
                 left, again = total - self.step, self.stepper.looks_first
-                self.journal.say(expected_time(self.plan.seconds, again, self.lines, left))
+                self.journal.say(expected_time(self._measured_seconds(), again, self.lines, left))
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
             if self.preparation.validation is not None:
@@ -148,11 +149,30 @@ class Trainer:
             moved = moved_by_ranks(self.offload, self.recipe.store, self.mesh)
             if self.journal is not None:
                 self.journal.say(moved.in_words if moved else "")
+                self.journal.say(self._early_end() if stopped else "")
+                self._say_what_was_written(self.journal)
         self.parallel.close()
         if self.journal is not None:
             self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation, moved)
             self.journal.draw(now=True)
         return EXIT_CODE if stopped else 0
+
+    def _early_end(self) -> str:
+        why = f"stopped early after step {self.step}, by a signal or because the job's time ends"
+        return f"{why}; its checkpoint is written: run the command again to go on"
+
+    def _say_what_was_written(self, journal: Journal) -> None:
+        """Rasters that were not left alone: some values may be those of before, some those of after."""
+        for path in written_since(self.beginning.sources):
+            note = f"{path} was written to while the run read it, which may have seen old and new values; train anew"
+            journal.say(f"warning: {note}")
+            self.about = replace(self.about, warnings=(*self.about.warnings, note))
+
+    def _measured_seconds(self) -> float | None:
+        """Of a step as planned, unless that rests on a machine's datasheet."""
+        machine = self.preparation.question.machine
+        known = machine is None or machine.profile is None or machine.profile.measured
+        return self.plan.seconds if known else None
 
     def _loop(self, training: Dataset, held_out: Dataset | None, flag: StopFlag) -> bool:
         """All steps from the position on; True where a signal ended them early."""
@@ -168,7 +188,7 @@ class Trainer:
             steps = iter(())
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
-                result = self._one_step(samples, parts, flag)
+                result = self._one_step(training, samples, parts, flag)
                 self.position = self._after(position)
                 self._log_step(position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
@@ -181,15 +201,23 @@ class Trainer:
                 if last:
                     break
                 if result.stop:
+                    self.saver.wait()
                     return True
         if self.saved_in != self.checkpoints.resolve():
             self._checkpoint()  # nothing was left to do after a checkpoint in another folder
+        self.saver.wait()
         return False
 
-    def _one_step(self, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag) -> StepResult:
+    def _one_step(
+        self, training: Dataset, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag
+    ) -> StepResult:
+        self.saver.check()
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
         with doing("step %d", self.step + 1):
-            result = self.stepper.run(self.step, samples, parts, flag.is_set)
+            try:
+                result = self.stepper.run(self.step, samples, parts, flag.is_set)
+            except DivergedError as error:
+                raise named(error, self.stepper.culprits(self.step, training, parts)) from None
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
         self.step += 1
         self.saved_in = None
@@ -237,14 +265,8 @@ class Trainer:
         self.saved_in = self.checkpoints.resolve()
         if self.mesh.rank >= axes.shape.stages and not self.mesh.is_root:
             return
-        average = self.average.tensors if self.average is not None else None
-        contents = collect(contents_of(self.network, self.optimizer, average), axes)
-        if contents is None:
-            return
-        keep, best = self.recipe.cadence.keep_checkpoints, self.best.step
-        with doing("writing a checkpoint"):
-            save_checkpoint(self.checkpoints, self.step, contents, self._state(), keep, best)
-        if self.journal is not None:
+        written = self.saver.save(self.network, self.optimizer, self.average, self._state(), self.best.step)
+        if written and self.journal is not None:
             self.journal.draw()
 
     def _state(self) -> dict[str, Any]:
@@ -271,7 +293,7 @@ class Trainer:
         return None if origin is None else asdict(origin)
 
     def _resume(self, checkpoint: Checkpoint) -> None:
-        load_optimizer(checkpoint, self.optimizer)
+        load_optimizer(checkpoint, self.optimizer, self.mesh)
         saved = checkpoint.saved
         self.step, self.saved_in = saved.step, checkpoint.path.parent.resolve()
         self.position = saved.next_position
@@ -281,7 +303,7 @@ class Trainer:
     def _averaged(self, checkpoint: Checkpoint | None) -> AveragedWeights | None:
         if not self.recipe.ema:
             return None
-        begun = None if checkpoint is None else load_average(checkpoint)
+        begun = () if checkpoint is None else load_average(checkpoint, self.mesh)
         return AveragedWeights(self.network, self.recipe.ema, begun)
 
     def _dataset(self, rasters: RasterSet) -> Dataset:
@@ -332,6 +354,7 @@ class Trainer:
             "steps": self.step,
             "epochs": self.position.epoch,
             "finished": not stopped,
+            "checkpoint_copy_bytes": self.copy.bytes if self.copy.fits else None,
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self._pretrained(),
             "best": self.best.record(),

@@ -49,3 +49,13 @@ def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: fl
     policy = found.policy(chosen.choices)
     assert found.choices(policy) == chosen.choices
     assert allocated_peak(network, policy) == pytest.approx(chosen.peak, rel=0.02)
+
+
+def test_where_a_budget_fits_a_larger_one_does() -> None:
+    """Also where some good choice will do, and few are looked at."""
+    found = walk_of(UNet(3, base_channels=8, norm="instance"), context=(1024, 1024))
+    low = max(found.walk.base)
+    high = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
+    budgets = [low + (high - low) * share // 100 for share in range(20, 101, 5)]
+    chosen = [choose(found.walk, budget, quick=True) for budget in budgets]
+    assert all(each is not None and each.peak <= budget for each, budget in zip(chosen, budgets, strict=True))

@@ -9,6 +9,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.answer.question import Question, run_question
+from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_choice import choose_mode, fusion_word
 from tiledseg.planning.mode_cost import ModeCost, Task, gradient_bytes
 from tiledseg.planning.run.norms import exact_modes
@@ -44,7 +45,8 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     return {
         "mesh": list(mesh),
         "ranks": task.ranks,
-        "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency},
+        "machine": {"flops": machine.flops, "bandwidth": machine.bandwidth, "latency": machine.latency}
+        | _profile(machine),
         "multiply_adds_undivided": undivided,
         "gradient_all_reduce": {
             "bytes": all_reduce,
@@ -57,6 +59,12 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
             "reason": reason,
         },
     }
+
+
+def _profile(machine: Machine) -> dict[str, Any]:
+    """What of it is said besides three figures."""
+    known = machine.profile
+    return {"profile": known.name, "measured": known.measured, "base_bytes": known.base} if known else {}
 
 
 def _costs(question: Question, tiling: Tiling, mesh: tuple[int, int], mode: str) -> list[ModeCost]:

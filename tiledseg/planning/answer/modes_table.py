@@ -34,12 +34,21 @@ def modes_table(part: dict[str, Any]) -> str:
         lines.append(wrapped(f"layer: {found['calls']} all-reduces of norm statistics, {size(found['bytes'])}"))
     lines.append(
         wrapped(
-            f"assumed, not measured: {machine['flops'] / 1e12:.4g} Tflop/s a rank, "
+            f"{_known(machine)}: {machine['flops'] / 1e12:.4g} Tflop/s a rank, "
             f"{machine['bandwidth'] / 1e9:.4g} GB/s between ranks, {machine['latency'] * 1e6:.4g} us a message"
         )
     )
+    if machine.get("base_bytes"):
+        lines.append(wrapped(f"the runtime itself, beside that memory: {size(machine['base_bytes'])} a rank"))
     lines.append(wrapped(f"choice: {choice['reason']}"))
     return "\n".join(lines)
+
+
+def _known(machine: dict[str, Any]) -> str:
+    """Where the figures are from."""
+    if "profile" not in machine:
+        return "assumed, not measured"
+    return f"{machine['profile']}, {'measured' if machine['measured'] else 'by its datasheet, not measured'}"
 
 
 def _cells(row: dict[str, Any], choice: dict[str, Any]) -> tuple[str, ...]:

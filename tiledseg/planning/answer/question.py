@@ -9,6 +9,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.byte_sizes import MOST_BYTES
 from tiledseg.config_checks import MOST, Range
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunQuestion
@@ -22,7 +24,8 @@ class Question:
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
     `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles. `mesh` (rows,
     cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach. `window`: side
-    of random windows, None without. `memory_budget`: bytes that a step may take, tensors being rebuilt if need be.
+    of random windows, None without. `memory_budget`: bytes that a step may take, tensors being rebuilt if need be;
+    `recompute`: what is computed once more whatever the memory, as `memory.recompute` has it for nodes.
     """
 
     size: tuple[int, int]
@@ -38,6 +41,7 @@ class Question:
     machine: Machine = field(default_factory=Machine)
     window: int | None = None
     memory_budget: int | None = None
+    recompute: str = "auto"
 
     def __post_init__(self) -> None:
         for flag, values in (
@@ -60,6 +64,10 @@ class Question:
             raise ConfigError(
                 f"--memory-budget is given, but networks of --stride {self.stride} have no exact plan; leave it out"
             )
+        if self.recompute != "auto" and (self.memory_budget is not None or self.stride != 1):
+            budget = "--memory-budget is given, which chooses that"
+            other = f"--stride is {self.stride}" if self.memory_budget is None else budget
+            raise ConfigError(f"--recompute is {self.recompute}, but {other}; leave one of them out")
         if self.grid is None and self.gpu_memory is None:
             raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
         if self.grid is None and self.stride != 1:
@@ -82,6 +90,13 @@ class Question:
             )
 
     @property
+    def graph(self) -> Graph:
+        """The network's, with what is computed once more."""
+        graph = self.network.graph()
+        named = self.recompute in ("compact", "all")
+        return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if named else graph
+
+    @property
     def bytes_per_value(self) -> int:
         return ACTIVATION_BYTES[self.precision]
 
@@ -93,5 +108,13 @@ def run_question(
     memory = MOST_BYTES if question.gpu_memory is None else question.gpu_memory
     network, precision, machine = question.network, question.precision, question.machine
     return RunQuestion(
-        network, (Extent(question.size),), ranks, memory, parallel, precision, grid=grid, machine=machine
+        network,
+        (Extent(question.size),),
+        ranks,
+        memory,
+        parallel,
+        precision,
+        grid=grid,
+        machine=machine,
+        recompute=question.recompute,
     )

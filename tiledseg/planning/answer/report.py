@@ -169,7 +169,7 @@ def network_part(question: Question, tiling: Tiling) -> Answer:
 def memory_part(question: Question, tiling: Tiling) -> Answer:
     """Bytes of a training step (AdamW, one tile) on the largest context, and whether the GPU holds it."""
     network = question.network
-    memory = training_memory(network.graph(), network.bands, tiling.context_max, question.bytes_per_value)
+    memory = training_memory(question.graph, network.bands, tiling.context_max, question.bytes_per_value)
     answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
     if question.gpu_memory is not None:
         answer |= {"gpu": question.gpu_memory, "fits": memory.total <= question.gpu_memory}

@@ -18,7 +18,7 @@ def windows_part(question: Question) -> dict[str, Any]:
     """Of one window on the largest context: (height, width) that is computed, its pixels over those of the window, and
     bytes of a training step on it; and the windows that cover the raster's pixels once, an epoch."""
     assert question.window is not None, "asked for"
-    side, graph = question.window, question.network.graph()
+    side, graph = question.window, question.graph
     footprint = network_footprint(graph)
     contexts = {
         kind: make_tiling(raster, (1, 1), footprint).context_max

@@ -44,6 +44,8 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
         flags.append(f"--train.precision {question.precision}")
     if question.memory_budget is not None:
         flags.append(f"--memory.budget {question.memory_budget}")
+    if question.recompute != "auto":
+        flags.append(f"--memory.recompute {question.recompute}")
     if planned.pipeline is not None:
         if halo not in (None, "read"):
             raise ConfigError(f"--halo is {halo}, but the plan of --stages is that of mode read; leave one of them out")

@@ -50,8 +50,8 @@ def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
     one will do."""
     tree = _Tree(walk, budget, quick)
     tree.grow()
-    if tree.best is None and tree.open and not quick:
-        tree.look_wider()
+    if tree.best is None and tree.open:
+        tree.look_for_room()
     if tree.best is None:
         return None
     cost = price(walk, tree.best)
@@ -85,11 +85,13 @@ class _Tree:
             self._visit(*heapq.heappop(self.open))
             parts += 1
 
-    def look_wider(self) -> None:
-        """Through the whole at once."""
-        found, _ = Search(self.walk, self.budget, Part.whole(self.walk), None).run(LAST, math.inf)
-        if found is not None:
-            self.best, self.seconds = found, price(self.walk, found).seconds
+    def look_for_room(self) -> None:
+        """Through the whole at once: by the fewest bytes, then with more states."""
+        for width, lean in [(NARROW, True)] if self.quick else [(NARROW, True), (LAST, False)]:
+            found, _ = Search(self.walk, self.budget, Part.whole(self.walk), None).run(width, math.inf, lean)
+            if found is not None:
+                self.best, self.seconds = found, price(self.walk, found).seconds
+                return
 
     def _visit(self, bound: float, _: int, part: Part) -> None:
         ends = part.decided == len(self.links)

@@ -76,7 +76,11 @@ class StepChoices:
     def choose(self, budget: int, quick: bool = False) -> MemoryChoice | None:
         """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do."""
         chosen = choose(self.walk, budget - self.fixed, quick)
-        return None if chosen is None else self._choice(chosen)
+        return None if chosen is None else self.told(chosen)
+
+    def peak(self, policy: MemoryPolicy) -> int:
+        """Bytes of a step by a policy."""
+        return self.fixed + price(self.walk, self.found.lying(policy)).peak
 
     def least(self) -> int:
         """About the least budget for which there is a choice, to a part in 4096 of what is reached."""
@@ -84,7 +88,8 @@ class StepChoices:
             lambda budget: self.choose(budget, quick=True) is not None, self.fixed + max(self.walk.base), self.kept
         )
 
-    def _choice(self, chosen: Chosen) -> MemoryChoice:
+    def told(self, chosen: Chosen) -> MemoryChoice:
+        """A choice for each item as a policy, with what becomes of the step by it."""
         pairs = zip(self.walk.items, chosen.choices, strict=True)
         rebuilt = tuple((item.name, item.bytes) for item, choice in pairs if choice == REBUILD and item.asked)
         policy, step = self.found.policy(chosen.choices), (1 + BACKWARD) * self.found.forward

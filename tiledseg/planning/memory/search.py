@@ -53,6 +53,7 @@ class Search:
         rooms = [self._room(low, high, part.base(walk)) for low, high in itertools.pairwise(edges)]
         self.rests = Rests(walk, self.order, rooms, budget, part, expected)
         self.most = self.least = math.inf
+        self.lean = False
         self.waiting = 0
         self.states = 0  # that have been looked at
 
@@ -65,9 +66,11 @@ class Search:
         """Bytes that may lie there at the moments after `low`, up to `high`."""
         return self.budget - max(base[low + 1 : high + 1], default=-math.inf)
 
-    def run(self, width: int, most: float) -> tuple[tuple[str, ...] | None, float]:
+    def run(self, width: int, most: float, lean: bool = False) -> tuple[tuple[str, ...] | None, float]:
         """The best choice of less than `most` seconds that at most `width` states lead to, None where none does; and
-        the seconds below which there is no choice at all."""
+        the seconds below which there is no choice at all. `lean`: the states of the fewest bytes lead on, not those of
+        the least seconds: where hardly anything fits."""
+        self.lean = lean
         self.most = most if math.isinf(most) else most * (1 - 1e-12)
         self.least = math.inf  # of all that is left out for want of width
         items = self.walk.items
@@ -204,8 +207,11 @@ class Search:
                 priced.append((least, state._replace(gone=gone, thin=thin)))
         found = _unbeaten(priced)
         if len(found) > width:
-            found.sort(key=lambda pair: pair[0])
-            self.least = min(self.least, found[width][0])
+            if self.lean:
+                found.sort(key=lambda pair: (pair[1].lies, pair[0]))
+            else:
+                found.sort(key=lambda pair: pair[0])
+            self.least = min(self.least, *(least for least, _ in found[width:]))
             found = found[:width]
         return [state for _, state in found]
 

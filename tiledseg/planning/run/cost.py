@@ -9,6 +9,8 @@ from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.cost_model.step_time import NO_TIME
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.run.spread import Spread
@@ -31,9 +33,8 @@ def step_cost(
     `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
     at once.
     """
-    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    images = min(images_per_step, batch * -(-images_per_step // (batch * mesh.replicas)))
-    task = Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
+    task = step_task(mesh, graph, tilings, bands, value_bytes, images_per_step, batch)
+    largest, images = task.decomposition.tiling, task.images
     cost = mode_cost(task, machine, spread.mode, spread.fusion)
     if spread.together:
         weights, copies = fixed_memory(graph, bands, value_bytes), copies_memory(graph, bands, value_bytes)
@@ -42,6 +43,27 @@ def step_cost(
     others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
     needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
     return replace(cost, memory=max([cost.memory, *needed]))
+
+
+def once_a_step(graph: Graph, bands: int, value_bytes: int, machine: Machine, mesh: MeshShape) -> float:
+    """Seconds, in a pipeline that holds about as many weights in each stage, of what comes after its passes."""
+    prices = Prices(graph, bands, value_bytes, machine, mesh.ranks // mesh.stages)
+    return prices.step(NO_TIME, 0, 0.0).seconds / mesh.stages
+
+
+def step_task(
+    mesh: MeshShape,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    bands: int,
+    value_bytes: int,
+    images_per_step: int,
+    batch: int = 1,
+) -> Task:
+    """Such a step on the largest of `tilings`."""
+    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    images = min(images_per_step, batch * -(-images_per_step // (batch * mesh.replicas)))
+    return Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
 
 
 def memory_note(spread: Spread, needed: int, memory: int, windows: bool = False) -> str | None:

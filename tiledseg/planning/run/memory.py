@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError
-from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.mode_cost import Task
 from tiledseg.planning.run.spread import Spread
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
 
+_TRIES = 4  # choices for the largest step, each with less room, where another one takes more
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes of a step where everything is kept: `all`, of `images` that go through the network together, which share
+    `fixed` ones; 1 where they do not."""
+
+    all: int
+    fixed: int
+    images: int = 1
+
+    def of_one(self, kept: int, budget: int) -> int:
+        """What is left of a budget for an image, of which a step keeps so many."""
+        others = self.all - self.images * (kept - self.fixed)
+        return self.fixed + (budget - others) // self.images
+
+    def of_all(self, kept: int, one: int) -> int:
+        """Of a step of which each image takes so many."""
+        return self.all - self.images * (kept - one)
+
+
+def memory_choices(spread: Spread, task: Task, tilings: Sequence[Tiling]) -> list[StepChoices]:
+    """Of the steps on all contexts of `tilings`; where ranks share layers, those of all kinds of ranks on the largest
+    image."""
+    from tiledseg.planning.memory.block_choice import block_choices
+    from tiledseg.planning.memory.choice import step_choices
+
+    if spread.shares_layers:
+        return block_choices(task, spread.fusion, spread.overlap)
+    contexts = {tiling.context_max for tiling in tilings}
+    return [step_choices(task.graph, task.bands, context, task.value_bytes) for context in contexts]
+
 
 def choose_memory(
-    spread: Spread,
-    graph: Graph,
-    bands: int,
-    value_bytes: int,
-    tilings: Sequence[Tiling],
-    needed: int,
-    budget: int,
-    asked: bool,
+    spread: Spread, steps: Callable[[], Sequence[StepChoices]], needed: Needed, budget: int, asked: bool
 ) -> MemoryChoice | None:
-    """What is rebuilt in steps on the tiles of `tilings`, which need `needed` bytes where everything is kept. None
-    where that fits `budget`, or where nothing is to be had by it: images whose layers are shared, and stages, keep all.
+    """What is rebuilt in `steps`, those of all contexts, or of all kinds of ranks where they share layers: one choice
+    for all. None where what is `needed` fits `budget`.
 
     Raises BudgetError, where the budget is `asked` for, if no choice fits it.
     """
-    if needed <= budget:
+    if needed.all <= budget:
         return None
-    if spread.shares_layers or spread.mesh.stages > 1:
+    every = steps()
+    largest = max(every, key=lambda step: step.kept)
+    room = needed.of_one(largest.kept, budget)
+    found = _fitting(every, largest, room)
+    if found is None:
         if asked:
-            raise BudgetError(
-                f"memory.budget is {budget} bytes, but a step needs {needed}; with parallel.halo layer and with stages "
-                "nothing is rebuilt by it yet: use more ranks, or parallel.halo read or exchange without stages"
-            )
+            raise _too_small(spread, largest, needed, budget)
         return None
-    from tiledseg.planning.memory.choice import step_choices
+    return replace(found, kept=needed.all, peak=needed.of_all(largest.kept, found.peak))
 
-    contexts = {tiling.context_max for tiling in tilings}
-    steps = [step_choices(graph, bands, context, value_bytes) for context in contexts]
-    largest = max(steps, key=lambda step: step.kept)
-    besides = needed - largest.kept  # blocks of mode exchange
-    found = largest.choose(budget - besides)
-    if found is None and asked:
-        raise _too_small(largest, budget, besides)
-    return found
+
+def _fitting(every: Sequence[StepChoices], largest: StepChoices, room: int) -> MemoryChoice | None:
+    """The choice for the largest step that fits all others too; where one takes more by it, with less room."""
+    left = room
+    for _ in range(_TRIES):
+        found = largest.choose(left)
+        if found is None:
+            return None
+        peak = max(step.peak(found.policy) for step in every)
+        if peak <= room:
+            return replace(found, peak=peak)
+        left -= peak - room
+    return None
 
 
 def check_budget(recompute: str, needed: int, budget: int) -> None:
@@ -59,9 +92,15 @@ def check_budget(recompute: str, needed: int, budget: int) -> None:
         )
 
 
-def _too_small(step: StepChoices, budget: int, besides: int) -> BudgetError:
+def _too_small(spread: Spread, step: StepChoices, needed: Needed, budget: int) -> BudgetError:
+    least = needed.of_all(step.kept, step.least())
+    what, use = (
+        "tile",
+        "a finer tiling.grid, a smaller model, train.precision bf16, or parallel.halo layer on more ranks",
+    )
+    if spread.shares_layers:
+        what, use = "block of an image", "more ranks an image, memory.blocks, a smaller model, or train.precision bf16"
     return BudgetError(
-        f"memory.budget is {budget} bytes, but a training step on the largest tile needs {step.kept + besides}, and "
-        f"{step.least() + besides} with all rebuilt that helps; use a finer tiling.grid, a smaller model, "
-        "train.precision bf16, or parallel.halo layer on more ranks"
+        f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed.all}, and {least} "
+        f"with all rebuilt that helps; use {use}"
     )

@@ -34,8 +34,9 @@ class Parallelism:
         return self.halo == "layer"
 
 
-def parallelism(config: ParallelConfig) -> Parallelism:
-    """What the group `parallel` asks for. Raises ConfigError for a list that is none."""
+def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None) -> Parallelism:
+    """What the group `parallel` asks for. `recompute`: a mode for each stage, where `memory.recompute` says it. Raises
+    ConfigError for a list that is none."""
     return Parallelism(
         config.exact,
         config.halo,
@@ -47,5 +48,5 @@ def parallelism(config: ParallelConfig) -> Parallelism:
         config.balance == "auto",
         config.schedule,
         config.micro_batches,
-        config.recompute_modes(),
+        config.recompute_modes() if recompute is None else recompute,
     )

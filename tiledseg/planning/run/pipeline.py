@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -16,11 +16,17 @@ from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import Settings
 from tiledseg.planning.cost import backward_passes, layer_costs
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.halo_traffic import Sent
+from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
 
 if TYPE_CHECKING:  # what most runs do without
+    from tiledseg.planning.memory.choice import MemoryChoice
     from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
+
+_OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,15 @@ class Measured:
     message: MessageTime
 
 
+def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> Measured:
+    """The same by what is known of the machine, of which `ranks` are at work, in place of measured ones."""
+    prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
+    times = prices.nodes(largest.pixels)
+    shared = machine.by_the_clock(ranks)
+    forward, backward = ([shared * each for each in part] for part in zip(*times, strict=True))
+    return Measured(forward, backward, lambda size: prices.messages(Sent(1, size)))
+
+
 def micro_batch_size(
     spread: Spread,
     graph: Graph,
@@ -77,9 +92,8 @@ def micro_batch_size(
     if not spread.shares_images:
         return MicroBatchSize(pixels, -(-tiles_per_step // spread.mesh.replicas), value_bytes)
     shape = spread.mesh.rows, spread.mesh.cols
-    places = itertools.product(range(shape[0]), range(shape[1]))
-    blocks = (decompose(tiling, shape) for tiling in tilings)
-    tiles = max(len(block.tiles(*place)) for block, place in itertools.product(blocks, places))
+    sizes = itertools.chain(*(itertools.product(*decompose(tiling, shape).tile_sizes()) for tiling in tilings))
+    tiles = max(len(rows) * len(cols) for rows, cols in sizes)
     return MicroBatchSize(pixels, images * tiles, value_bytes)
 
 
@@ -122,9 +136,42 @@ def plan_pipeline(
     case = staged.case
     if parallel.balance is not None:
         check_memory(case, staged.balance)
+    return _planned(parallel, staged, largest, measured)
+
+
+def _planned(
+    parallel: Parallelism, staged: StagedPipeline, largest: MicroBatchSize, measured: Measured | None
+) -> PipelinePlan:
+    case = staged.case
     flushes = -(-largest.count // case.micro_batches)
     seconds = staged.timeline().makespan * flushes if measured else None
     return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
+
+
+def rebuilt_pipeline(
+    parallel: Parallelism,
+    graph: Graph,
+    bands: int,
+    largest: MicroBatchSize,
+    memory_bytes: int,
+    measured: Measured | None,
+) -> tuple[PipelinePlan, MemoryChoice] | None:
+    """Where no balance fits the memory with everything kept: one that nearly does, and what its stages compute once
+    more so that they do; None where none was found."""
+    from tiledseg.planning.memory.stage_choice import choose_stages
+
+    for over in _OVER:
+        limit = memory_bytes * over // 100
+        try:
+            staged = balanced_pipeline(parallel, graph, bands, largest, limit, measured)
+        except ConfigError:
+            continue
+        found = choose_stages(staged.case, staged.balance, memory_bytes)
+        if found is not None:
+            return _planned(parallel, staged, largest, measured), found
+        if parallel.balance is not None:
+            return None
+    return None
 
 
 def balanced_pipeline(
@@ -165,6 +212,14 @@ def balanced_pipeline(
     given = parse_balance(parallel.balance, len(graph))
     check_skips(case, given, name)
     return stage(case, given)
+
+
+def pipeline_bytes(
+    parallel: Parallelism, graph: Graph, bands: int, largest: MicroBatchSize, balance: Sequence[int]
+) -> int:
+    """Bytes of a training step on the rank that needs most, of a pipeline with that balance."""
+    staged = balanced_pipeline(replace(parallel, balance=tuple(balance)), graph, bands, largest, None, None)
+    return max(staged.case.rank_bytes(staged.balance))
 
 
 def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:

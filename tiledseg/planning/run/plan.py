@@ -8,31 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.graph import Graph, one_of_equals
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import ModeCost
+from tiledseg.planning.mode_cost import ModeCost, Task
 from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
-from tiledseg.planning.run.cost import memory_note, step_cost
+from tiledseg.planning.run.cost import memory_note, once_a_step, step_cost, step_task
 from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.run.memory import check_budget, choose_memory
+from tiledseg.planning.run.memory import Needed, check_budget, choose_memory, memory_choices
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.offloading import OffloadPlan, plan_offload
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.pipeline import Measured, MicroBatchSize, PipelinePlan, micro_batch_size, plan_pipeline
+from tiledseg.planning.run.pipeline import (
+    Measured,
+    MicroBatchSize,
+    PipelinePlan,
+    micro_batch_size,
+    modelled,
+    plan_pipeline,
+    rebuilt_pipeline,
+)
+from tiledseg.planning.run.quick_grid import quickest_grid
 from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
 from tiledseg.planning.run.windows import Windows
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.step_memory import fixed_memory, training_memory
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
@@ -99,7 +109,9 @@ class RunQuestion:
     def graph(self) -> Graph:
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
-        return graph.with_memory(named_policy(graph, self.network.bands, self.recompute)) if self.recomputes else graph
+        if self.recomputes:
+            graph = graph.with_memory(named_policy(graph, self.network.bands, self.recompute))
+        return one_of_equals(graph)
 
     @property
     def recomputes(self) -> bool:
@@ -119,6 +131,11 @@ class RunQuestion:
     def waits_for_times(self) -> bool:
         """Whether the balance is to follow from times that are measured: see `balanced`."""
         return self.trains and self.parallel.stages > 1 and self.parallel.timed
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether more is known of the machine than three figures."""
+        return self.machine is not None and self.machine.profile is not None
 
     @property
     def has_seconds(self) -> bool:
@@ -188,7 +205,8 @@ def plan_run(question: RunQuestion) -> RunPlan:
     offloaded = _offloaded(question, spread, graph, largest, costs[0].memory)
     tiles_per_batch, memory = 1, blocks.memory if blocks else 0
     if question.trains and blocks is None and offloaded is None:
-        rebuilt = _rebuilt(question, spread, graph, cut, costs[0].memory)
+        task = step_task(mesh, graph, cut, network.bands, value, images, batch)
+        rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory)
     if blocks is None:
         step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
         step = offloaded.memory if offloaded else step
@@ -200,17 +218,35 @@ def plan_run(question: RunQuestion) -> RunPlan:
         _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))
-    seconds = cost.seconds if question.has_seconds and not spread.together else None
+    seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
     plan = RunPlan(*decided, tiles_per_batch, blocks, rebuilt, offloaded and offloaded.of_batch(tiles_per_batch))
-    return plan if question.waits_for_times else balanced(question, plan)
+    waits = question.waits_for_times and not question.is_profiled
+    return plan if waits else balanced(question, plan)
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:
-    """The plan with the balance of its pipeline, by times that were `measured`, else by multiply-adds."""
-    network, limit = plan.network, question.memory if question.trains else None
-    pipeline = plan_pipeline(question.parallel, question.graph, network.bands, plan.micro_batch, limit, measured)
-    return replace(plan, pipeline=pipeline, seconds=pipeline.seconds if pipeline else plan.seconds)
+    """The plan with the balance of its pipeline, by times that were `measured`, else by what is known of the machine,
+    else by multiply-adds."""
+    network, graph, machine = plan.network, question.graph, question.machine
+    known = machine if question.trains and question.parallel.stages > 1 and question.is_profiled else None
+    if measured is None and known:
+        measured = modelled(known, graph, network.bands, plan.micro_batch, question.ranks)
+    limit, rebuilt = question.memory if question.trains else None, plan.rebuilt
+    asked = question.parallel, graph, network.bands, plan.micro_batch
+    try:
+        pipeline = plan_pipeline(*asked, limit, measured)
+    except ConfigError:
+        may_rebuild = question.recompute == "auto" and not question.offload
+        found = rebuilt_pipeline(*asked, limit, measured) if limit and may_rebuild else None
+        if found is None:
+            raise
+        pipeline, rebuilt = found
+    if pipeline is None:
+        return plan
+    once = once_a_step(graph, network.bands, question.value_bytes, known, plan.spread.mesh) if known else 0.0
+    seconds = None if pipeline.seconds is None else pipeline.seconds + once
+    return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
 
 
 def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
@@ -240,7 +276,8 @@ def _validation(question: RunQuestion, graph: Graph, held_out: Sequence[Tiling],
 
 
 def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tuple[int, int]:
-    """Rows and columns of tiles of a raster: as asked for, as the raster has been cut, or auto.
+    """Rows and columns of tiles of a raster: as asked for, as the raster has been cut, or auto: the fewest that fit, or
+    on a machine with a profile those that it is quickest with.
 
     Auto leaves the image whole where a norm would see less of it than it must, and where blocks take its place.
     """
@@ -254,8 +291,12 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
     pipelines = max(1, question.ranks // parallel.stages)
     if question.blocks is not None and halo != "layer":
         return 1, 1
-    bands = question.network.bands
-    return choose_grid(extent.shape, graph, footprint, question.memory, question.value_bytes, pipelines, bands)
+    bands, value = question.network.bands, question.value_bytes
+    fewest = choose_grid(extent.shape, graph, footprint, question.memory, value, pipelines, bands)
+    if question.machine is None or question.machine.profile is None or halo == "layer":
+        return fewest
+    asked = extent.shape, footprint, graph, bands, value, question.machine, pipelines, question.trains
+    return quickest_grid(fewest, *asked)
 
 
 def _images_at_once(question: RunQuestion, graph: Graph) -> int:
@@ -299,15 +340,19 @@ def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequen
 
 
 def _rebuilt(
-    question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequence[Tiling], needed: int
+    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], needed: int
 ) -> MemoryChoice | None:
     """What is computed once more so that a step, which needs so many bytes, fits; None where the user has said it."""
-    if question.recompute == "auto":
-        sizes = question.network.bands, question.value_bytes, tilings, needed, question.memory, question.budgeted
-        return choose_memory(spread, graph, *sizes)
-    if question.budgeted:
-        check_budget(question.recompute, needed, question.memory)
-    return None
+    if spread.mesh.stages > 1:
+        return None  # as each stage needs it: see `balanced`
+    if question.recompute != "auto":
+        if question.budgeted:
+            check_budget(question.recompute, needed, question.memory)
+        return None
+    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
+    sizes = Needed(needed, fixed, task.images if spread.together else 1)
+    steps = partial(memory_choices, spread, task, tilings)
+    return choose_memory(spread, steps, sizes, question.memory, question.budgeted)
 
 
 def _offloaded(

@@ -13,6 +13,7 @@ from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, S
 from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
+from tiledseg.schedules import split_recompute
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
@@ -30,6 +31,8 @@ _ORDER = {  # keys by what they are among the things that the order of steps dep
     "train.skip_empty": "content",
     "train.balance_classes": "content",
 }
+
+_RECOMPUTE = "memory.recompute", "parallel.recompute"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
         for key, rule in RULES.items()
         if rule.change != OTHER and not _same(there[key], here[key]) and not _means_the_same(key, saved, preparation)
     }
+    if _recompute(there) == _recompute(here):
+        changed = {key: pair for key, pair in changed.items() if key not in _RECOMPUTE}
     for key, pair in changed.items():
         change = RULES[key].change
         name = _ORDER.get(key)
@@ -131,6 +136,11 @@ def _changed(checkpoint: Checkpoint, preparation: Preparation, sources: Comparis
                 "run; use the same, or another run.output"
             )
     return changed
+
+
+def _recompute(record: Mapping[str, Any]) -> Any:
+    """What is computed once more, by whichever of two keys it is said."""
+    return split_recompute(*(record[key] for key in _RECOMPUTE))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -177,7 +187,8 @@ def _recorded(saved: SavedState, changed: Mapping[str, Any], found: Comparison) 
 
 
 def _warnings(checkpoint: Checkpoint, changed: Mapping[str, Any], found: Comparison) -> tuple[str, ...]:
-    warnings = [fault.partition("; use")[0] for fault in checkpoint.passed_over]
+    taken = f"going on from {checkpoint.path.name}"
+    warnings = [f"{fault.partition('; use')[0]}; {taken}" for fault in checkpoint.passed_over]
     if changed:
         told = [f"{key} from {_short(pair['from'])} to {_short(pair['to'])}" for key, pair in changed.items()]
         warnings.append(f"changed since step {checkpoint.saved.step}: {', '.join(told)}")

@@ -77,9 +77,10 @@ RULES: dict[str, Rule] = {
     "parallel.balance": Rule(MAY, _LAW),
     "parallel.schedule": Rule(MAY, _LAW),
     "parallel.micro_batches": Rule(MAY, _LAW),
-    "parallel.recompute": Rule(MAY, _LAW),
+    "parallel.recompute": Rule(MAY, f"{_LAW}; the same by memory.recompute is no change"),
     "parallel.transport": Rule(MAY, _LAW),
     "parallel.deadline": Rule(MAY, "it says when a job that stands still is ended"),
+    "parallel.machine": Rule(MAY, "it says what `auto` takes: see `tiling.grid`"),
     "memory.budget": Rule(MAY, _LAW),
     "memory.recompute": Rule(MAY, _LAW),
     "memory.offload": Rule(MAY, _LAW),
@@ -116,12 +117,14 @@ RULES: dict[str, Rule] = {
     ),
     "train.best": Rule(MAY, "the best of another score begins anew"),
     "train.early_stop": Rule(MAY, "the end may come earlier, at once too, or later"),
+    "train.largest_loss": Rule(MAY, "it trains nothing"),
     "train.class_weights": Rule(
         MAY, f"{_LOSS}; weights that were counted stay those of the images that the run began with"
     ),
     "train.tiles_per_batch": Rule(
         MAY, "speed and memory; below fp64 the sum of a batch's gradients is rounded otherwise from then on"
     ),
+    "train.compile": Rule(MAY, "speed and memory; sums are rounded otherwise from then on"),
     "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
     "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
     "train.checkpoint_every": Rule(MAY, "it trains nothing"),

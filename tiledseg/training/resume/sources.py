@@ -33,6 +33,12 @@ def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
     )
 
 
+def written_since(sources: Sequence[Source]) -> tuple[str, ...]:
+    """The files that are not as they were found, each once."""
+    found = [each for source in sources for each in (source.image, source.labels) if each is not None]
+    return tuple(dict.fromkeys(each.path for each in found if identify(each.path).changed_since(each)))
+
+
 def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: os.PathLike[str]) -> Comparison:
     """Raises CheckpointError, with both values, where images of before are in another order or have other labels."""
     match = _match(before, now)

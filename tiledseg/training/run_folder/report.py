@@ -112,6 +112,25 @@ def check_lines(path: Path, step: int, lines: Sequence[Mapping[str, Any]]) -> st
     return None
 
 
+def check_none_lost(folder: Path, checkpoint_every: int) -> str | None:
+    """What is to be said of a folder without checkpoints in which a run begins: None of a new one. Raises OutputError
+    where its run has written some, which are gone: to begin anew would take its metrics away too.
+
+    A run has written one where it ended, or was stopped, and where it has done twice the steps between two.
+    """
+    metrics, done = folder / METRICS, 0
+    with contextlib.suppress(OutputError):
+        done = max((line["step"] for line in read_metrics(metrics) if "val" not in line), default=0)
+    if done == 0:
+        return None
+    if (folder / SUMMARY).exists() or done > 2 * checkpoint_every:
+        raise OutputError(
+            f"{metrics} has {done} steps, but no checkpoint is left in {folder}; put the checkpoints back, or give "
+            f"another run.output, or move {METRICS} away to begin anew"
+        )
+    return f"{metrics} has {done} steps, but there is no checkpoint of them: the run begins anew"
+
+
 def _parse(text: bytes, path: Path, number: int) -> dict[str, Any]:
     """One line of the metrics file: an object that says its step."""
     try:

@@ -1,0 +1,140 @@
+"""Predicted against measured: of each run, and what all of them together show."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cost_model.cases import cases
+from benchmarks.spread import markdown
+from tiledseg.planning.cost_model.step_time import StepTime
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.plan import RunQuestion, plan_run
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run: seconds of a step as measured, each time anew, and as predicted."""
+
+    case: str
+    group: str
+    ranks: int
+    measured: tuple[float, ...]
+    predicted: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.measured)
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.median - 1
+
+    @property
+    def noise(self) -> float:
+        """The farthest of the measurements from their median."""
+        return max(abs(value / self.median - 1) for value in self.measured)
+
+
+def read(folders: Sequence[Path], machine: Machine, cores: int) -> list[Row]:
+    """One a run, measured once in each folder. Runs of more ranks than `cores` count by CPU seconds."""
+    groups = {case.name: case.group for case in cases()}
+    found: dict[str, tuple[dict[str, Any], list[float]]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("ranks-*.jsonl")):
+            for line in map(json.loads, path.read_text().splitlines()):
+                by = "cpu" if line["ranks"] > cores else "clock"
+                held = found.setdefault(line["case"], (line, []))
+                held[1].append(statistics.median(line[by][1:]))  # the first step touches memory for the first time
+    return [
+        Row(name, groups[name], line["ranks"], tuple(values), predicted(line, machine, line["ranks"] > cores))
+        for name, (line, values) in found.items()
+    ]
+
+
+def predicted(line: dict[str, Any], machine: Machine, cpu: bool) -> float:
+    question: RunQuestion = pickle.loads(base64.b64decode(line["question"]))
+    plan = plan_run(replace(question, machine=machine))
+    time: StepTime = plan.cost.time
+    if cpu and plan.pipeline is None:
+        return time.busy
+    assert plan.seconds is not None, "the machine has a profile"
+    return plan.seconds
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's, of values without ties: 1 - 6 sum d^2 / (n (n^2 - 1))."""
+    places = [{value: place for place, value in enumerate(sorted(values))} for values in (one, other)]
+    squares = sum((places[0][a] - places[1][b]) ** 2 for a, b in zip(one, other, strict=True))
+    return 1 - 6 * squares / (len(one) * (len(one) ** 2 - 1))
+
+
+def chosen_over_best(rows: Iterable[Row]) -> dict[str, float]:
+    """Of each group of two runs or more: how much longer the one takes that is predicted to be the quickest."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return {
+        name: min(own, key=lambda row: row.predicted).median / min(row.median for row in own)
+        for name, own in groups.items()
+        if len(own) > 1
+    }
+
+
+def report(rows: Sequence[Row]) -> str:
+    """Tables in markdown."""
+    errors = sorted(abs(row.error) for row in rows)
+    within = sum(error <= 0.1 for error in errors) / len(errors)
+    ratios = chosen_over_best(rows)
+    repeated = [row.noise for row in rows if len(row.measured) > 1]
+    figures = [
+        ("runs", len(rows)),
+        ("median error", f"{statistics.median(errors):.1%}"),
+        ("worst error", f"{errors[-1]:.1%}"),
+        ("within 10 %", f"{within:.0%}"),
+        ("rank correlation", f"{rank_correlation([r.predicted for r in rows], [r.median for r in rows]):.3f}"),
+        ("chosen over best, median and worst", f"{statistics.median(ratios.values()):.3f}, {max(ratios.values()):.3f}"),
+    ]
+    if repeated:
+        figures.append(("noise, median and worst", f"{statistics.median(repeated):.1%}, {max(repeated):.1%}"))
+    lines = [
+        (row.case, row.ranks, f"{row.median:.3f}", f"{row.predicted:.3f}", f"{100 * row.error:+.0f} %") for row in rows
+    ]
+    choice = [(name, f"{ratio:.3f}") for name, ratio in ratios.items()]
+    return "\n\n".join(
+        (
+            markdown(("figure", "value"), figures),
+            markdown(("group", "chosen / best"), choice),
+            markdown(("run", "ranks", "measured, s", "predicted, s", "error"), lines),
+        )
+    )
+
+
+def memory_report(path: Path, base: int) -> str:
+    """Planned bytes against those allocated, and with the `base` of the runtime against those that were resident."""
+    rows = []
+    for line in map(json.loads, path.read_text().splitlines()):
+        question: RunQuestion = pickle.loads(base64.b64decode(line["question"]))
+        planned = plan_run(question).memory
+        rows.append((line["case"], planned, line["allocated"], line["resident"]))
+    errors = [[planned / allocated - 1, (planned + base) / there - 1] for _, planned, allocated, there in rows]
+    figures = [
+        (name, f"{statistics.median(map(abs, each)):.1%}", f"{max(map(abs, each)):.1%}")
+        for name, each in zip(("allocated", "resident"), zip(*errors, strict=True), strict=True)
+    ]
+    lines = [
+        (
+            case,
+            *(f"{size / 2**20:.1f}" for size in (planned, allocated, planned + base, there)),
+            *(f"{e:+.1%}" for e in error),
+        )
+        for (case, planned, allocated, there), error in zip(rows, errors, strict=True)
+    ]
+    head = ("run", "planned, MiB", "allocated", "planned + base", "resident", "error", "error")
+    return markdown(("memory", "median error", "worst"), figures) + "\n\n" + markdown(head, lines)

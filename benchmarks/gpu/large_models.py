@@ -1,0 +1,105 @@
+"""A step whose activations have a half, a third and a quarter of the memory that they would take: what it costs.
+
+`the plan`: the policy that `memory.budget` chooses. `large_model_support`: around the network of somebody's loop, which
+knows nothing of this project. Both compute tensors once more. Peaks are those of a GPU's allocator.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.gpu.part import SkippedError, begin_part
+from benchmarks.gpu.production import forget_peak, median_seconds, peak_bytes
+from benchmarks.large_model_support.network import PlainUNet
+from tiledseg.architecture.unet import UNet
+from tiledseg.execution.precision import autocast, make_deterministic
+from tiledseg.foreign.large_model_support import large_model_support
+from tiledseg.models.network import GraphNetwork, build_modules
+from tiledseg.planning.memory.choice import StepChoices, step_choices
+from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.widths import ACTIVATION_BYTES
+
+SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
+IGNORED, BANDS, CLASSES = 255, 4, 5
+Whole = dict[str, Any] | None
+
+
+class Loop:
+    """Forward, loss and backward, again and again: the loop of somebody who has a network."""
+
+    def __init__(self, network: nn.Module, side: int, device: torch.device) -> None:
+        self.network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._device = device
+        x_BCHW = torch.randn(1, BANDS, side, side, device=device)
+        self._x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        self._target_BHW = torch.randint(0, CLASSES, (1, side, side), device=device)
+
+    def step(self) -> None:
+        with autocast("bf16", self._device):
+            logits_BKHW = self.network(self._x_BCHW)
+        cross_entropy_sums(logits_BKHW.float(), self._target_BHW, IGNORED)[0].backward()
+
+    def measure(self, repeats: int) -> dict[str, Any]:
+        """Milliseconds of a step, and its peak over what lies there between two."""
+        self.step()
+        forget_peak(self._device)
+        between = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
+        seconds, peak = median_seconds(self.step, self._device, repeats), peak_bytes(self._device)
+        return {"ms": 1e3 * seconds, "bytes": None if peak is None else peak - between}
+
+
+def main() -> int:
+    part = begin_part(__file__)
+    make_deterministic(False)
+    small = part.small or part.device.type == "cpu"
+    levels, channels, side, repeats = (3, 4, 64, 1) if small else (5, 64, 1440, 5)
+    unet = UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm="batch")
+    choices = step_choices(unet.graph(), BANDS, (side, side), ACTIVATION_BYTES["bf16"])
+    ways = {
+        "the plan": (by_plan, Loop(build_modules(unet, seed=0), side, part.device)),
+        "large_model_support": (by_support, Loop(PlainUNet(levels, channels, BANDS, CLASSES), side, part.device)),
+    }
+    for name, (limited, loop) in ways.items():
+        whole = part.measure(f"{name}: everything kept", "ms", partial(loop.measure, repeats), needs=3)
+        for words, part_of in SHARES.items():
+            one = partial(limited, loop, choices, part_of, repeats, whole)
+            part.measure(f"{name}: activations in {words}", "times as long", one, needs=5)
+    return int(part.failed)
+
+
+def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+    """By the policy that is cheapest for a step in so much memory; results are the same to the last bit."""
+    network = loop.network
+    assert isinstance(network, GraphNetwork), "it follows policies"
+    budget = choices.fixed + (choices.kept - choices.fixed) // part_of
+    found = choices.choose(budget)
+    if found is None:
+        raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least() / 1e9:.3g} GB is the least")
+    kept = network.memory
+    network.follow(found.policy)
+    try:
+        return _beside(loop.measure(repeats), whole) | {"planned_extra": found.extra}
+    finally:
+        network.follow(kept)
+
+
+def by_support(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+    """Parts of the module are computed once more, as far as the budget demands."""
+    with large_model_support(loop.network, budget=(choices.kept - choices.fixed) // part_of):
+        return _beside(loop.measure(repeats), whole)
+
+
+def _beside(found: dict[str, Any], whole: Whole) -> dict[str, Any]:
+    if whole is None:
+        return found
+    share = None if found["bytes"] is None else found["bytes"] / whole["bytes"]
+    return {"ratio": found["ms"] / whole["ms"], "share_of_bytes": share, **found}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

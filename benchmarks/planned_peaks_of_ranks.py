@@ -1,0 +1,145 @@
+"""Planned peaks of ranks that share an image, layer by layer, some of which is computed once more, beside what PyTorch
+allocates.
+
+    mpirun -n 4 python -m benchmarks.planned_peaks_of_ranks
+
+As `planned_peaks`: U-Nets of 2 and 3 levels, all norms, all upsamplings, thin halos and wider ones, at budgets between
+what is there whatever is chosen and all that is kept. Each rank compares its own peak with its own plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.axes import Axes, open_axes
+from tiledseg.comm.launch import detect
+from tiledseg.comm.session import open_mesh
+from tiledseg.geometry.decomposition import Partition, decompose
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.tiling import make_tiling
+from tiledseg.models.network import build_modules
+from tiledseg.planning.layer_memory import rank_walk
+from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.block_pass import block_walk
+from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.network_walk import NetworkWalk
+from tiledseg.planning.mode_cost import settled
+from tiledseg.planning.rank_steps import rank_steps
+from tiledseg.spatial.network import SpatialNetwork
+from tiledseg.tracing.allocations import AllocationMeter
+
+RASTER = 128, 192
+SHAPES = {1: (1, 1), 2: (1, 2), 4: (2, 2)}  # of the mesh, by ranks
+SHARES = 0.2, 0.4, 0.6, 0.8, 1.0
+FUSIONS = 1, 2
+OFF = 0.02
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank's part of a network: what it has of the raster, and its plan."""
+
+    unet: UNet
+    axes: Axes
+    rows: Partition
+    cols: Partition
+    fusion: int
+    found: NetworkWalk
+
+    @property
+    def kept(self) -> int:
+        return price(self.found.walk, [KEEP if item.asked else REBUILD for item in self.found.walk.items]).peak
+
+    def allocated(self, policy: MemoryPolicy) -> int:
+        """Most bytes of one step, without weights, gradients, the block of the input and strips between steps."""
+        module = build_modules(self.unet, seed=0).train().follow(policy)
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        network = SpatialNetwork(module, self.axes, self.fusion)
+        self._step(network, [])  # strips are there from the first step on
+        return self._step(network, [t for p in module.parameters() for t in (p, p.grad) if t is not None])
+
+    def _step(self, network: SpatialNetwork, known: list[torch.Tensor]) -> int:
+        position = self.axes.position
+        assert position is not None
+        shape = self.rows.owned(position.row).size, self.cols.owned(position.col).size
+        source = torch.randn(1, self.unet.bands, *shape).contiguous(memory_format=torch.channels_last)
+        strips = [s for each in network._exchangers for exchanger in each for s in exchanger._strips.values()]
+        with AllocationMeter([*known, *strips, source]) as meter:
+            logits_BKHW = network(source, self.rows, self.cols)
+            labels_BHW = torch.zeros(1, *logits_BKHW.shape[2:], dtype=torch.long)
+            loss = cross_entropy(logits_BKHW, labels_BHW, reduction="sum")
+            del logits_BKHW
+            loss.backward()
+        return meter.peak
+
+
+def part(unet: UNet, axes: Axes, fusion: int) -> Rank:
+    """This rank's, of a raster in even blocks."""
+    shape = axes.shape.rows, axes.shape.cols
+    graph, position = unet.graph(), axes.position
+    assert position is not None
+    decomposition = decompose(make_tiling(RASTER, shape, network_footprint(graph)), shape)
+    rows, cols = settled(graph, decomposition)
+    steps = rank_steps(graph, rows, fusion)[position.row], rank_steps(graph, cols, fusion)[position.col]
+    walk = rank_walk(graph, unet.bands, *steps, axes.shape.ranks_per_image, 4)
+    return Rank(unet, axes, rows, cols, fusion, block_walk(walk))
+
+
+def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """Of each share of the way between the least and all the planned peak over what is allocated, less one, on the rank
+    that is off most. By the choice of the first rank, as one plan is for all. Collective."""
+    ranks, walk = rank.axes.image, rank.found.walk
+    low, high = max(walk.base), rank.kept
+    for share in shares:
+        chosen = choose(walk, int(low + share * (high - low)), quick=True)
+        policy = ranks.gather_objects(None if chosen is None else rank.found.policy(chosen.choices))[0]
+        if policy is not None:
+            planned = price(walk, rank.found.lying(policy)).peak
+            every = ranks.gather_objects(planned / rank.allocated(policy) - 1)
+            yield share, max(every, key=abs)
+
+
+def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:
+    for count in levels:
+        for norm in norms:
+            for upsampling in UPSAMPLINGS:
+                yield UNet(count, base_channels=8, norm=norm, upsampling=upsampling)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--norms", nargs="+", choices=NORMS, default=NORMS)
+    parser.add_argument("--fusions", type=int, nargs="+", default=FUSIONS)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    mesh = open_mesh(detect(os.environ), os.environ, "mpi")
+    axes = open_axes(mesh, MeshShape(1, *SHAPES[mesh.size]))
+    found: list[float] = []
+    for network in networks(options.levels, options.norms):
+        for fusion in options.fusions:
+            for share, error in errors(part(network, axes, fusion), SHARES):
+                found.append(error)
+                if abs(error) > OFF and mesh.rank == 0:
+                    print(f"{network}, fusion {fusion}, share {share}: planned {error:+.2%}")
+    if mesh.rank == 0:
+        within = sum(abs(error) <= OFF for error in found)
+        median, worst = statistics.median(map(abs, found)), max(found, key=abs)
+        print(f"{within} of {len(found)} within 2 %, half within {median:.3%}, the worst {worst:+.2%} planned")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Files of machines: those shipped, and what is refused in one line."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tiledseg.errors import ConfigError
+from tiledseg.machine_file import SOME_CPU, find_machine, shipped_machines
+from tiledseg.planning.cost_model.layer_work import LayerWork
+from tiledseg.planning.cost_model.profile import Link, Pass
+from tiledseg.planning.cost_model.profile_form import profile_of
+
+MEASURED: dict[str, Any] = {
+    "name": "test",
+    "host": {"ranks": 2, "cores": 2, "threads": 1},
+    "measured": {
+        "flops": {"fp32": 2e9, "bf16": 1e9, "fp64": 1e9},
+        "bandwidth": 1e9,
+        "launch": 1e-3,
+        "rates": {"fp32": {"convolution": [[1, 8, 100, 1e9, 5e8]]}},
+        "links": {"host": {"latency": 1e-4, "bandwidth": 1e8, "reduce_latency": 2e-4, "reduce_bandwidth": 5e7}},
+        "sharing": {"computing": 1.5, "memory": 2.0},
+        "base": 1000,
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """With one value, at keys joined by points, that is another; None: without it."""
+    values = copy.deepcopy(MEASURED)
+    *groups, last = path.split(".")
+    at = values
+    for group in groups:
+        at = at[group]
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return values
+
+
+def test_a_measured_machine() -> None:
+    profile = profile_of("m.yaml", MEASURED)
+    work = LayerWork("convolution", 8, 1.0, 100, 10**6, 2, 10**6, 10**6, 4)
+    assert profile.passes(work) == Pass(pytest.approx(1e-3 + 2e-3), pytest.approx(1e-3 + 8e-3))
+    pool = work._replace(kind="pool", passes=1, multiply_adds=0)
+    assert profile.passes(pool) == Pass(pytest.approx(2e-3), pytest.approx(2e-3)), "no table: by the bandwidth"
+    assert profile.slowed(Pass(1.0, 2.0), work, 2) == Pass(1.5, 3.0)
+    assert profile.slowed(Pass(1.0, 2.0), pool, 4) == Pass(2.0, 4.0)
+    assert profile.slowed(Pass(1.0, 2.0), pool, 1) == Pass(1.0, 2.0)
+    assert (profile.oversubscribed(2), profile.oversubscribed(4)) == (1, 2)
+    assert profile.link(2) == Link(1e-4, 1e8, 2e-4, 5e7)
+    assert profile.measured
+    assert profile.base == 1000
+
+
+def test_some_cpu_is_measured() -> None:
+    assert find_machine(SOME_CPU).measured
+
+
+@pytest.mark.parametrize("name", sorted({*shipped_machines()} - {SOME_CPU}))
+def test_shipped_machines_have_sources_and_are_not_measured(name: str) -> None:
+    profile = find_machine(name)
+    values = yaml.safe_load((Path(find_machine.__code__.co_filename).parent / f"machines/{name}.yaml").read_text())
+    assert not profile.measured
+    assert "Not measured" in values["note"]
+    assert values["sources"]
+    assert profile.flops["fp32"] < values["datasheet"]["flops"]["fp32"], "a share of the datasheet's figure"
+    assert profile.memory is not None
+    assert profile.memory >= 16 * 2**30
+
+
+def test_numbers_that_yaml_takes_for_words() -> None:
+    assert profile_of("m.yaml", changed("measured.launch", "1e-3")) == profile_of("m.yaml", MEASURED)
+
+
+def test_figures_that_are_given_stand_in_place_of_the_profiles() -> None:
+    profile = profile_of("m.yaml", MEASURED).with_figures(flops=4e9, latency=1.0)
+    work = LayerWork("convolution", 8, 1.0, 100, 10**8, 2, 0, 0, 4)
+    assert profile.passes(work) == Pass(pytest.approx(1e-3 + 0.05), pytest.approx(1e-3 + 0.1))
+    assert profile.link(2) == Link(1.0, 1e8, 1.0, 5e7)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("name", "", "m.yaml: name is ''; give a word"),
+        ("host.ranks", 0, "host.ranks is 0; give a whole number from 1"),
+        ("host.ranks", True, "host.ranks is True"),
+        ("host.speed", 3, "unknown key 'host.speed'; give some of ranks"),
+        ("measured", None, "either measured or datasheet figures"),
+        ("measured.flops.fp32", "fast", "measured.flops.fp32 is 'fast'; give a number"),
+        ("measured.flops.fp16", 1.0, "unknown key 'measured.flops.fp16'"),
+        ("measured.flops.bf16", None, "measured.flops.bf16 is None; give a number"),
+        ("measured.bandwidth", 0, "measured.bandwidth is 0.0; give a number above 0"),
+        ("measured.bandwidth", float("nan"), "measured.bandwidth is nan"),
+        ("measured.launch", -1, "measured.launch is -1; give a number from 0"),
+        ("measured.rates.fp32.convolution", [], r"measured.rates.fp32.convolution is \[\]; give a list of points"),
+        ("measured.rates.fp32.convolution", [[1, 2, 3]], r"is \[1, 2, 3\]; give points of five positive numbers"),
+        ("measured.rates.fp32.convolution", [[1, 8, 0, 1, 1]], "five positive numbers: ratio, channels, pixels"),
+        ("measured.rates.fp32.dance", [[1, 8, 1, 1, 1]], "unknown key 'measured.rates.fp32.dance'"),
+        ("measured.links.host.latency", 0, "measured.links.host.latency is 0.0; give a number above 0"),
+        ("measured.base", "x" * 99, "measured.base is 'xxx.*[.][.][.]; give a number"),
+        ("datasheet", {}, "either measured or datasheet figures"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(path: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        profile_of("m.yaml", changed(path, value))
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("m.yaml")
+
+
+@pytest.mark.parametrize("values", [None, [], "text", 3])
+def test_what_is_no_map_is_refused(values: Any) -> None:
+    with pytest.raises(ConfigError, match=r"m.yaml: the file is .*; give keys below it: name, note"):
+        profile_of("m.yaml", values)
+
+
+def test_unknown_machines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'cray' is neither one of a100, .* nor a file; .* plan --calibrate"):
+        find_machine("cray")
+    with pytest.raises(ConfigError, match="cannot read"):
+        find_machine(str(tmp_path / "none.yaml"))

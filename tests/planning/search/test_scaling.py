@@ -1,0 +1,123 @@
+"""Scaling studies: efficiencies that add up, and what limits."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.planning.search.test_best import SLOW_LINKS, question
+from tiledseg.errors import ConfigError
+from tiledseg.plan import main
+from tiledseg.planning.search.best import search
+from tiledseg.planning.search.scaling import parse_range, strong, weak
+
+
+def test_numbers_double_up_to_the_last() -> None:
+    assert parse_range("64:1536") == (64, 128, 256, 512, 1024, 1536)
+    assert parse_range("1:2") == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["64", "64:32", "0:8", "a:b", "1:99999999", "4:4"])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--scaling is '{text}'; give"):
+        parse_range(text)
+
+
+def test_strong_scaling_is_the_best_of_each_number() -> None:
+    asked = question(1)
+    points = strong(asked, (1, 2, 4))
+    for point in points:
+        best = search(replace(asked, ranks=point.ranks), 1).winner
+        assert point.priced.seconds == pytest.approx(best.seconds, rel=0.01)
+        assert point.images == 1
+        assert point.efficiency == pytest.approx(points[0].priced.seconds / point.ranks / point.priced.seconds)
+    assert points[0].limit is None
+    assert points[-1].efficiency < 1
+    assert points[-1].limit is not None
+
+
+@pytest.mark.usefixtures("small")
+def test_each_number_has_the_winner_of_a_search_that_looks_at_all() -> None:
+    asked = question(1)
+    for point in strong(asked, (2, 6)):
+        thorough = search(replace(asked, ranks=point.ranks), 1, best=1, prune=False).winner
+        assert point.priced.candidate == thorough.candidate
+        assert point.priced.seconds == thorough.seconds
+
+
+def test_slow_links_limit_by_the_all_reduce() -> None:
+    assert strong(question(1, machine=SLOW_LINKS), (1, 4))[-1].limit == "the all-reduce"
+
+
+def test_weak_scaling_keeps_a_ranks_work() -> None:
+    points = weak(question(2), (2, 4, 8), search(question(2), 1).winner)
+    assert [point.images for point in points] == [1, 2, 4]
+    assert len({point.priced.candidate for point in points}) == 1
+    computing = {round(point.priced.time.forward, 12) for point in points}
+    assert len(computing) == 1
+    assert all(0.5 < point.efficiency <= 1.0 for point in points)
+
+
+def test_table_json_and_csv_have_the_same_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scaling.csv"
+    line = "--scaling 1:4 --size 600 --levels 3 --base-channels 8 --images 8 --machine summit"
+    assert main([*line.split(), "--csv", str(path), "--plot", str(tmp_path / "scaling.png")]) == 0
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    table = capsys.readouterr().out
+    assert main([*line.split(), "--format", "json"]) == 0
+    points = json.loads(capsys.readouterr().out)["scaling"]["points"]
+    rows = list(csv.DictReader(path.open()))
+    assert [{key: str(value) for key, value in point.items()} for point in points] == rows
+    assert all(f"{100 * point['efficiency']:.1f} %" in table for point in points)
+    assert [point["gpus"] for point in points] == [1, 2, 4] * 2
+    assert points[0]["epoch_seconds"] == pytest.approx(8 * points[0]["step_seconds"], rel=1e-4)
+
+
+def test_the_figure_has_every_point_and_names_what_limits() -> None:
+    from tiledseg.planning.answer.scaling_plot import draw_scaling
+
+    keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
+    rows = [
+        ("strong", 1, 1, 8.0, 1.0, ""),
+        ("strong", 2, 1, 4.4, 0.91, "messages"),
+        ("strong", 4, 1, 2.5, 0.8, "messages"),
+        ("weak", 1, 1, 8.0, 1.0, ""),
+        ("weak", 2, 2, 8.0, 1.0, ""),
+        ("weak", 4, 4, 8.1, 0.99, "the all-reduce"),
+    ]
+    part = {
+        "points": [dict(zip(keys, row, strict=True)) for row in rows],
+        "machine": {"profile": "V100", "measured": 1},
+    }
+    figure = draw_scaling(part, "small images")
+    times, shares = figure.axes
+    strong_times, strong_ideal, weak_times, _ = [list(line.get_ydata()) for line in times.lines]
+    assert (strong_times, weak_times) == ([8.0, 4.4, 2.5], [8.0, 8.0, 8.1])
+    assert strong_ideal == [8.0, 4.0, 2.0]
+    assert list(shares.lines[0].get_ydata()) == [1.0, 0.91, 0.8]
+    assert [(text.get_text(), text.xy[0]) for text in shares.texts] == [("1", 2), ("2", 4)]
+    told = [text.get_text() for text in shares.get_legend().get_texts()]
+    assert {"1: messages", "2: the all-reduce", "ideal"} <= set(told)
+    assert (times.get_xscale(), times.get_yscale(), shares.get_xscale()) == ("log", "log", "log")
+    assert times.get_ylabel() == "a step (s)"
+    assert "small images" in figure.get_suptitle()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--size 600 --csv a.csv", "--csv is a.csv, but --scaling is not given"),
+        ("--size 600 --scaling 1:2 --machine summit --gpus 4", "--gpus is given, but --scaling has GPUs of its own"),
+        ("--size 600 --scaling 1:2 --machine summit --mesh 2", "--mesh is [2], but --scaling finds settings"),
+        ("--size 600 --scaling 1:2 --machine summit --plot a.pdf", "--plot is 'a.pdf'; give a file name that ends in"),
+        ("--size 600 --scaling 1:2 --machine summit --plot no/a.png", "is not a folder"),
+        ("--size 600 --scaling 1:2 --machine summit --plot a.png --csv a.png", "a.png"),
+    ],
+)
+def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    assert words in capsys.readouterr().err

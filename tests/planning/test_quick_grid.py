@@ -1,0 +1,84 @@
+"""The grid of least predicted time: against all candidates, each priced by a plan of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.planning.cost_model.test_prices import FLAT
+from tiledseg.architecture.unet import UNet
+from tiledseg.machine_file import SOME_CPU, machine_of
+from tiledseg.planning.cost_model.map_time import forward_peak
+from tiledseg.planning.cost_model.profile import Profile
+from tiledseg.planning.cost_model.rates import Point, Table
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.quick_grid import LEAST_GAIN
+
+NETWORK = UNet(3, base_channels=4)
+SLOW_WHERE_LARGE = replace(
+    FLAT, tables={"fp32": {"convolution": Table.of([Point(1, 8, 2000, 1e9, 1e9), Point(1, 8, 200_000, 1e8, 1e8)])}}
+)
+
+
+def asked(profile: Profile | None, size: int = 256, ranks: int = 1, **given: object) -> RunQuestion:
+    machine = None if profile is None else Machine.known(profile)
+    return RunQuestion(NETWORK, (Extent((size, size)),), ranks, 1 << 40, machine=machine, **given)  # type: ignore[arg-type]
+
+
+def grid(question: RunQuestion) -> tuple[int, int]:
+    return plan_run(question).tilings[0].grid
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_no_other_candidate_is_quicker(ranks: int) -> None:
+    question = asked(SLOW_WHERE_LARGE, ranks=ranks)
+    chosen = grid(question)
+    assert (chosen != grid(asked(None, ranks=ranks))) == (ranks == 1)
+
+    def seconds(shape: tuple[int, int]) -> float:
+        found = plan_run(replace(question, grid=shape)).cost.time
+        return found._replace(all_reduce=0.0).seconds
+
+    own = seconds(chosen)
+    others = [
+        (r, c) for r, c in itertools.product((1, 2, 3, 4, 6, 8), repeat=2) if r * c >= ranks and r <= 2 * c <= 4 * r
+    ]
+    assert own <= min(map(seconds, others)) * (1 + LEAST_GAIN)
+
+
+def test_the_fewest_tiles_stay_where_nothing_is_known_or_gained() -> None:
+    assert grid(asked(None)) == (1, 1)
+    assert grid(asked(FLAT)) == (1, 1), "halos cost, and nothing is gained"
+    assert grid(asked(FLAT, trains=False)) == (1, 1)
+
+
+def test_a_map_minds_the_memory_that_it_touches_first() -> None:
+    chosen = grid(asked(replace(FLAT, first_touch=1e-6), trains=False))
+    assert chosen > (1, 1)
+    assert grid(asked(replace(FLAT, first_touch=1e-6))) == (1, 1), "of a training's many steps only the first one does"
+
+
+def test_a_large_map_on_some_cpu_has_more_tiles_and_training_has_not() -> None:
+    """As was measured: `docs/plan.md`."""
+    machine = machine_of(SOME_CPU)
+    of_map, of_training = UNet(4, base_channels=12, classes=5), UNet(5, base_channels=8, classes=5)
+    mapped = RunQuestion(of_map, (Extent((4096, 4096)),), 1, 12 << 30, machine=machine, trains=False)
+    trained = RunQuestion(of_training, (Extent((2048, 2048)),), 1, 12 << 30, machine=machine)
+    assert 4 <= math.prod(grid(mapped)) <= 16
+    assert grid(trained) == (1, 1)
+
+
+def test_a_grid_that_is_given_stays() -> None:
+    assert grid(asked(SLOW_WHERE_LARGE, grid=(3, 2))) == (3, 2)
+
+
+def test_memory_of_a_forward_pass() -> None:
+    """Two levels by hand, values a pixel: the decoder's concatenation beside what it is made of, or the convolution
+    that reads it."""
+    graph = UNet(2, base_channels=8).graph()
+    pixels = 64 * 64
+    assert forward_peak(graph, 4, (64, 64), 4) == 4 * pixels * max(8 + 8 + 16, 16 + 8, 4 + 8)

@@ -1,0 +1,79 @@
+"""Reads that the system refuses for a while, and for good."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.small_files import write_raster
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster import retrying
+from tiledseg.raster.gdal_reader import GdalReader
+
+WINDOW = Box(Interval(20, 44), Interval(3, 30))
+
+
+@pytest.fixture
+def pixels_CHW() -> Any:
+    return np.random.default_rng(3).integers(0, 256, (2, 48, 48)).astype(np.uint8)
+
+
+@pytest.fixture
+def path(tmp_path: Path, pixels_CHW: Any) -> Path:
+    write_raster(tmp_path / "a.tif", pixels_CHW, compress="deflate")
+    return tmp_path / "a.tif"
+
+
+@pytest.mark.parametrize("left", ["a part", "nothing"])
+def test_a_file_that_comes_back_is_read(
+    path: Path, pixels_CHW: Any, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """A raster is cut short, or gone, while it is open, and whole a moment later, as on a server that fails over."""
+    monkeypatch.setattr(retrying, "PAUSES", (0.05, 0.1, 0.6))
+    with GdalReader(str(path)) as reader:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:500]) if left == "a part" else path.unlink()
+        threading.Timer(0.3, path.write_bytes, (whole,)).start()
+        begun = time.monotonic()
+        found_CHW, valid_HW = reader.read(WINDOW)
+    assert np.array_equal(found_CHW, pixels_CHW[:, 20:44, 3:30])
+    assert valid_HW.all()
+    assert time.monotonic() - begun > 0.25
+
+
+def test_a_file_that_stays_cut_is_named_after_so_many_tries(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its window, what was said, and after so long."""
+    monkeypatch.setattr(retrying, "PAUSES", (0.05, 0.1))
+    tries = []
+    read = GdalReader._read_inside
+    monkeypatch.setattr(GdalReader, "_read_inside", lambda *a: (tries.append(time.monotonic()), read(*a))[1])
+    with GdalReader(str(path)) as reader:
+        path.write_bytes(path.read_bytes()[:500])
+        with pytest.raises(RasterError) as raised:
+            reader.read(WINDOW)
+    said = str(raised.value)
+    assert said.startswith(f"cannot read rows 20:44, columns 3:30 of {path}: ")
+    assert "; tried 3 times: the file may be" in said
+    assert len(tries) == 3
+    assert tries[1] - tries[0] >= 0.05
+    assert tries[2] - tries[1] >= 0.1
+
+
+def test_what_is_wrong_of_itself_is_not_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def fail(reader: GdalReader, box: Box) -> Any:
+        tries.append(1)
+        raise ValueError("nonsense")
+
+    monkeypatch.setattr(GdalReader, "_read_inside", fail)
+    with GdalReader(str(path)) as reader, pytest.raises(RasterError, match="nonsense"):
+        reader.read(WINDOW)
+    assert len(tries) == 1

@@ -1,0 +1,59 @@
+"""`plan --search` as users type it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tiledseg.plan import main
+
+SMALL = "--search --size 900 --levels 3 --base-channels 8 --gpus 4 --images 6 --images-per-step 2 --machine summit"
+
+
+def said(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    assert main(line.split()) == 0
+    return capsys.readouterr().out
+
+
+def test_table_json_and_batch_script_have_one_winner(capsys: pytest.CaptureFixture[str]) -> None:
+    table = said(capsys, SMALL)
+    part = json.loads(said(capsys, f"{SMALL} --format json"))["search"]
+    script = said(capsys, f"{SMALL} --emit slurm")
+    best = part["best"][0]
+    row = next(line for line in table.splitlines() if line.endswith("chosen"))
+    assert row.split("  ")[1] == best["settings"]
+    assert best["epoch_seconds"] == pytest.approx(3 * best["milliseconds"] / 1000, rel=1e-3)
+    assert [each["milliseconds"] for each in part["best"]] == sorted(each["milliseconds"] for each in part["best"])
+    assert sum(best["by_term"].values()) == pytest.approx(best["milliseconds"], rel=1e-3)
+    assert f"--tiling.grid '[{best['grid'][0]},{best['grid'][1]}]'" in script
+    assert "--train.images_per_step 2" in script
+    for key, value in best["parallel"].items():
+        word = "'[" + ",".join(map(str, value)) + "]'" if isinstance(value, list) else value
+        assert f"--parallel.{key} {word}" in script
+    assert part["reason"].split(":")[0].replace("\n", " ") in " ".join(table.split())
+
+
+def test_a_grid_that_is_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    part = json.loads(said(capsys, f"{SMALL.replace('--gpus 4', '--gpus 2')} --grid 2 2 --format json"))["search"]
+    assert all(each["grid"] == [2, 2] for each in part["best"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--search --size 900 --gpus 4", "--search ranks by predicted time, but no machine is known; give --machine"),
+        ("--search --size 900 --machine summit", "--gpus is not given; give their number"),
+        (f"{SMALL} --mesh 2", "--mesh is [2], but --search finds settings; leave --mesh or it out"),
+        (f"{SMALL} --plot a.png", "--plot is a.png, but --search finds settings"),
+        (f"{SMALL} --stride 2", "--search is given, but networks of --stride 2"),
+        (f"{SMALL} --images 1", "--images-per-step is 2, but --images is 1; give at most so many"),
+        ("--size 900 --images-per-step 2", "--images-per-step is 2, but --search is not given; leave it out"),
+        (f"{SMALL} --gpu-memory 50KiB", "settings for 4 ranks of 51200 bytes can be"),
+    ],
+)
+def test_what_cannot_be_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line.split()) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1

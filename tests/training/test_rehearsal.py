@@ -1,0 +1,96 @@
+"""A rehearsal of many ranks says what they would do, matches their messages, and names what would fail."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.runs import Material
+from tiledseg import doctor
+from tiledseg.comm.rehearsed import Doings, unmatched
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Material.make(tmp_path_factory.mktemp("rehearsal")).root / "run.yaml"
+
+
+WHOLE = ["--train.tiles_per_step", "null", "--train.images_per_step", "2"]
+
+
+def rehearsed(config: Path, capsys: pytest.CaptureFixture[str], ranks: int, *more: str) -> tuple[int, dict[str, Any]]:
+    code = doctor.main(
+        ["--rehearse", "-n", str(ranks), "--format", "json", "--config", str(config), *WHOLE, *more],
+    )
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("mode", ["exchange", "layer"])
+def test_ranks_of_shared_images(config: Path, capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    """Two replicas of 2 x 2 ranks: each has two neighbours, along its row and its column."""
+    code, found = rehearsed(config, capsys, 8, "--parallel.halo", mode)
+    assert (code, found["fails"]) == (0, [])
+    assert found["mesh"] == "2 x 2 x 2 (replica x row x col)"
+    assert (found["tiles"], found["idle"], found["rasters"], found["groups"], found["peers"]) == (8, 0, 1, 2, 2)
+    assert found["bytes"] > 0
+    assert found["messages"] >= 2
+
+
+def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two images of four tiles are no work for 1200 ranks."""
+    code, found = rehearsed(config, capsys, 1200)
+    assert (code, found["idle"], found["seconds"] < 10) == (0, 1192, True)
+    assert any("1192 of 1200 ranks have no part of the first step: ranks 8-1199" in line for line in found["warnings"])
+
+
+def test_a_limit_of_open_files(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: None)
+    code, found = rehearsed(config, capsys, 1200)
+    assert code == 1
+    assert found["fails"] == [
+        "rank 0 needs 2560 open files, of 1024 that are allowed here; raise the limit (ulimit -n)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "words"),
+    [
+        ("8", ["--parallel.halo", "layer", "--parallel.mesh", "[9,9]"], "mesh"),
+        ("8", ["--data.images", "nowhere.tif"], "nowhere.tif"),
+        ("8", ["--gpu-memory", "lots"], "'lots' is no number of bytes"),
+        ("0", [], "-n is 0; give at least 1"),
+        ("8", ["--parallel.stages", "2"], "walks no pipelines"),
+    ],
+    ids=["mesh", "raster", "memory", "ranks", "stages"],
+)
+def test_what_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], ranks: str, more: list[str], words: str
+) -> None:
+    assert doctor.main(["--rehearse", "-n", ranks, "--config", str(config), *WHOLE, *more]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert words in told[0]
+
+
+def test_a_step_that_no_memory_holds(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Told by the plan, or by what the rehearsal finds: never passed over."""
+    code = doctor.main(["--rehearse", "-n", "8", "--gpu-memory", "100kB", "--config", str(config)])
+    told = capsys.readouterr()
+    assert code in (1, 2)
+    assert "memory" in told.err or "would fail: a step needs" in told.out
+
+
+def test_messages_that_do_not_match_are_named() -> None:
+    """Another order, another size, and one that nobody awaits."""
+    good = {0: Doings([], {1: [8, 4]}, {}), 1: Doings([], {}, {0: [8, 4]})}
+    assert unmatched(good) == []
+    for awaited in ([4, 8], [8], [8, 4, 4], []):
+        good[1].received[0] = awaited
+        assert unmatched(good) == [f"rank 0 sends rank 1 messages of [8, 4] bytes, which awaits {awaited}"]

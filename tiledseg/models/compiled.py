@@ -1,0 +1,89 @@
+"""A network's training pass compiled as a whole: torch.compile fuses what comes between convolutions.
+
+Bias, activation, norm, pooling and concatenation become a few kernels that read and write each tensor once. Sums inside
+these kernels come in another order than those of the plain layers, so results are equal up to the rounding of the
+network's precision; the same tile gives the same numbers on any rank. Each shape of tile is compiled once.
+
+Dropout's draws are made outside, where generators and hashes belong, and go in as tensors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
+
+SHAPES = 64  # of tiles and batches that are compiled; beyond them tiles run as they are
+INDUCTOR = "inductor"
+
+
+class CompiledNetwork:
+    """Runs all nodes of `network` as `GraphNetwork.run_nodes` does, compiled. Of nodes that know no places."""
+
+    def __init__(self, network: GraphNetwork, backend: str | None = None) -> None:
+        from torch import _dynamo, _inductor
+
+        _dynamo.config.recompile_limit = max(SHAPES, _dynamo.config.recompile_limit)
+        if torch.are_deterministic_algorithms_enabled():
+            _inductor.config.deterministic = True  # no kernel is chosen by its time
+        self._network = network
+        channels = tensor_channels(network.graph, network.bands)
+        self._dropouts = {
+            k: (module, channels[network.graph.sources[k][0]])
+            for k, module in enumerate(network.layers.values())
+            if isinstance(module, ChannelDropout)
+        }
+        self._compiled: Any = torch.compile(_whole(network), dynamic=False, backend=backend or INDUCTOR)
+
+    def run_nodes(self, tensors: Tensors) -> None:
+        """All nodes on an input, tensor 0, in the place of which the outputs are put."""
+        x_BCHW = tensors.pop(0)
+        kept = {
+            k: module.kept(channels, x_BCHW.device)
+            for k, (module, channels) in self._dropouts.items()
+            if module.training and module.probability > 0
+        }
+        tensors.update(zip(self._network.graph.results, self._compiled(x_BCHW, kept), strict=True))
+
+
+def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
+    """A function of the input and of the channels that dropouts keep, by their nodes."""
+    graph, modules = network.graph, list(network.layers.values())
+    assert len(graph.sources) == len(graph.released)  # both are made now: what makes them cannot be traced
+
+    def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
+            module: Any = modules[k]
+            if k in kept:
+                made: torch.Tensor = module.dropped(inputs[0], kept[k])
+            else:
+                made = module(*inputs)
+            return made
+
+        tensors = {0: x_BCHW}
+        run_nodes(graph, compute, tensors, 0, len(graph))
+        return [tensors[result] for result in graph.results]
+
+    return run
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise ConfigError where torch.compile cannot make kernels for the device."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError("train.compile is on, but triton is not installed; pip install triton, or give off")
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ConfigError("train.compile is on, but there is no C++ compiler; install g++, or give off") from error

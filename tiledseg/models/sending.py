@@ -1,0 +1,32 @@
+"""From the host to a device without that the host waits: from pinned memory, in the order of the current stream.
+
+A copy from pageable memory makes the host wait for the GPU. Pinned memory comes from torch's cache of it, which gives a
+piece out again once the copies that read it are done.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+Numbers = tuple[float, ...]
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host's tensor on the device, in one piece; on a CPU itself."""
+    if device.type == "cpu":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor).to(device, non_blocking=True)
+
+
+def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers that stay the same for a run, in one dim: they go to the device once. Nobody may write to them."""
+    return _fixed(values, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):  # made in it they could not be trained with
+        return torch.tensor(values, dtype=dtype).to(device)

@@ -1,0 +1,84 @@
+"""`plan --scaling`: predicted time and efficiency at each number of GPUs, as plain values, a table, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from typing import Any
+
+from tiledseg.planning.answer.question import Question, run_question
+from tiledseg.planning.answer.search import steps
+from tiledseg.planning.answer.table import heading
+from tiledseg.planning.answer.text import columns, wrapped
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.search.scaling import Point, strong, weak
+
+_KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
+
+
+def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Seconds of a step and of an epoch; efficiency 1 at the first number."""
+    assert question.machine.profile is not None, "searchable"
+    asked = run_question(question, Parallelism(), numbers[0], question.grid)
+    asked = replace(asked, images_per_step=images_per_step)
+    same_step = strong(asked, numbers)
+    studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced)}
+    rows = [_row(question, name, point) for name, points in studies.items() for point in points]
+    profile = question.machine.profile
+    return {
+        "size": list(question.size),
+        "images": question.images,
+        "machine": {"profile": profile.name, "measured": profile.measured},
+        "points": rows,
+    }
+
+
+def _row(question: Question, name: str, point: Point) -> dict[str, Any]:
+    seconds = point.priced.seconds
+    epoch = steps(question.images, point.images) * seconds
+    figures = point.ranks, point.images, round(seconds, 6), round(epoch, 6), round(point.efficiency, 4)
+    return dict(zip(_KEYS, (name, *figures, point.limit or "", point.priced.in_words), strict=True))
+
+
+def scaling_table(part: dict[str, Any]) -> str:
+    """Strong, then weak scaling: a row for each number."""
+    head = ("", "GPUs", "images a step", "step", "epoch", "efficiency", "limited by", "settings")
+    rows = [
+        (
+            row["scaling"],
+            f"{row['gpus']:,}",
+            f"{row['images_per_step']:,}",
+            f"{1000 * row['step_seconds']:.4g} ms",
+            f"{row['epoch_seconds']:.4g} s",
+            f"{100 * row['efficiency']:.1f} %",
+            row["limit"] or "-",
+            row["settings"],
+        )
+        for row in part["points"]
+    ]
+    machine, height_width = part["machine"], " x ".join(map(str, part["size"]))
+    basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
+    return "\n".join(
+        [
+            f"scaling: {part['images']} images of {height_width} px an epoch; efficiency 1 is that of the first number",
+            columns([head, *rows]),
+            wrapped(f"machine: {machine['profile']}, {basis}"),
+            wrapped("strong: the step keeps its images, and the result; weak: its images grow with the GPUs"),
+        ]
+    )
+
+
+def scaling_title(question: Question, images_per_step: int, numbers: tuple[int, ...]) -> str:
+    """What was run, for a figure: a line or two."""
+    images = f"{images_per_step} a step on {numbers[0]:,} GPUs, {question.precision}"
+    return f"images of {heading(question)}; {images}"
+
+
+def scaling_csv(part: dict[str, Any]) -> str:
+    """With a head; seconds, and efficiency as a share of 1."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _KEYS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(part["points"])
+    return text.getvalue()

@@ -1,0 +1,140 @@
+"""`plan --search`: the best settings for a cluster as plain values, as a table, and as the job of the winner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tiledseg.errors import ConfigError
+from tiledseg.planning.answer.question import Question, run_question
+from tiledseg.planning.answer.text import columns, size, wrapped
+from tiledseg.planning.jobs.job import Job
+from tiledseg.planning.jobs.site import Site
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.search.best import Searched, search
+from tiledseg.planning.search.difference import TERMS, explained
+from tiledseg.planning.search.price import Priced
+
+_WHY = {
+    "memory": "do not fit the memory",
+    "not exact": "would change what a norm sees",
+    "not possible": "cannot be",
+    "slower": "are slower",
+}
+_HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "memory", "")
+
+
+def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
+    """The question with the memory of its machine where it has none, and that grid, None for any. Raises ConfigError
+    where something that a search needs is not known."""
+    profile = question.machine.profile
+    if profile is None:
+        raise ConfigError(
+            "--search ranks by predicted time, but no machine is known; give --machine summit say, or a file of "
+            "plan --calibrate"
+        )
+    if question.gpus is None:
+        raise ConfigError("--search spreads a run over GPUs, but --gpus is not given; give their number")
+    memory = question.gpu_memory or profile.memory
+    if memory is None:
+        raise ConfigError(f"--search fits runs to a memory, which the profile {profile.name} lacks; give --gpu-memory")
+    return replace(question, gpu_memory=memory, grid=grid)
+
+
+def searched(question: Question, images_per_step: int) -> Searched:
+    """The best settings for the GPUs of a `searchable` question, a step of so many images. Raises ConfigError where
+    nothing can be."""
+    assert question.machine.profile is not None, "searchable"
+    assert question.gpus is not None, "searchable"
+    asked = run_question(question, Parallelism(), question.gpus, question.grid)
+    return search(replace(asked, images_per_step=images_per_step), question.machine.profile.ranks_per_host)
+
+
+def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
+    """Bytes, milliseconds, seconds an epoch."""
+    profile, other = question.machine.profile, found.runner_up
+    assert profile is not None, "searched"
+    return {
+        "size": list(question.size),
+        "gpus": question.gpus,
+        "images": question.images,
+        "images_per_step": images_per_step,
+        "machine": {"profile": profile.name, "measured": profile.measured},
+        "memory": question.gpu_memory,
+        "candidates": found.candidates,
+        "discarded": found.discarded,
+        "examples": {why: f"{each.candidate.in_words}: {each.reason}" for why, each in found.examples.items()},
+        "best": [_row(question, images_per_step, each) for each in found.best],
+        "other": None if found.other is None else _row(question, images_per_step, found.other),
+        "reason": explained(found.winner, other) if other else f"nothing but {found.winner.in_words} can be",
+    }
+
+
+def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, Any]:
+    candidate, time = priced.candidate, priced.time
+    return {
+        "settings": priced.in_words,
+        "grid": list(candidate.grid),
+        "parallel": candidate.keys(priced.plan),
+        "recomputes": priced.plan.rebuilt is not None or candidate.recompute != "never",
+        "ranks": priced.ranks,
+        "milliseconds": round(1000 * priced.seconds, 6),
+        "epoch_seconds": round(steps(question.images, images_per_step) * priced.seconds, 6),
+        "by_term": {name: round(1000 * getattr(time, name), 4) for name in TERMS},
+        "memory": priced.memory,
+    }
+
+
+def steps(images: int, images_per_step: int) -> int:
+    """Of an epoch; the last one may have fewer images."""
+    return -(-images // images_per_step)
+
+
+def search_table(part: dict[str, Any]) -> str:
+    """A row for each of the best, one for the best of another kind, what was discarded and why, and the reason."""
+    rows = [_HEAD, *(_cells(row, "chosen" * (not place)) for place, row in enumerate(part["best"]))]
+    if part["other"] and part["other"] not in part["best"]:
+        rows.append(_cells(part["other"], "best of another kind"))
+    why = ", ".join(f"{count:,} {_WHY[word]}" for word, count in part["discarded"].items())
+    machine, height_width = part["machine"], " x ".join(map(str, part["size"]))
+    job = f"{part['images']} images of {height_width} px, {part['images_per_step']} a step, on {part['gpus']} GPUs"
+    basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
+    return "\n".join(
+        [
+            f"search: {job} of {size(part['memory'])}",
+            columns(rows),
+            wrapped(f"machine: {machine['profile']}, {basis}"),
+            wrapped(f"{part['candidates']:,} settings: {why or 'all are above'}"),
+            wrapped(f"choice: {part['reason']}"),
+        ]
+    )
+
+
+def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
+    terms, again = row["by_term"], "recomputing" if row["recomputes"] else ""
+    talking = terms["messages"] + terms["norms"] + terms["all_reduce"] + terms["copies"]
+    shown = (row["milliseconds"], talking, terms["waiting"])
+    step, talk, wait = (f"{value:.4g} ms" for value in shown)
+    rest = f"{row['milliseconds'] - talking - terms['waiting']:.4g} ms"
+    remarks = ", ".join(filter(None, (remark, again)))
+    return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
+
+
+def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
+    """A job of the winner on the GPUs that it keeps busy."""
+    candidate, per_node = priced.candidate, site.gpus or question.gpus_per_node
+    flags = [f"--tiling.grid '[{candidate.grid[0]},{candidate.grid[1]}]'"]
+    flags += [f"--parallel.{key} {_word(value)}" for key, value in candidate.keys(priced.plan).items()]
+    if question.precision != "fp32":
+        flags.append(f"--train.precision {question.precision}")
+    if priced.plan.rebuilt is not None:
+        flags.append(f"--memory.budget {priced.limit}")
+    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
+    ranks = priced.ranks
+    nodes = -(-ranks // per_node)
+    title = f"Trains on {ranks} GPUs, {nodes} nodes of {per_node}, {images_per_step} images a step: {priced.in_words}."
+    return Job(ranks, min(per_node, ranks), minutes, tuple(flags), title)
+
+
+def _word(value: Any) -> str:
+    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list) else str(value)  # brackets are the shell's

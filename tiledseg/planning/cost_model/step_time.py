@@ -1,0 +1,55 @@
+"""Where the seconds of a step go, on the rank that takes longest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import NamedTuple
+
+
+class StepTime(NamedTuple):
+    """Seconds. `forward`, `backward`: of layers; `loss`; `reading`: rasters, and what is made of them before the
+    network; `gradients`: adding up those of tiles; `update`: the optimizer; `copies`: of exchanges, into windows and
+    out of them; `messages`: of halos; `norms`: all-reduces of statistics; `all_reduce`: of gradients, what of it no
+    computing hides; `waiting`: of a pipeline's ranks, for each other."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    loss: float = 0.0
+    reading: float = 0.0
+    gradients: float = 0.0
+    update: float = 0.0
+    copies: float = 0.0
+    messages: float = 0.0
+    norms: float = 0.0
+    all_reduce: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return sum(self)
+
+    @property
+    def busy(self) -> float:
+        """That the rank's own cores, or device, are at work."""
+        return sum(self[:7])
+
+    def plus(self, other: StepTime) -> StepTime:
+        return StepTime(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> StepTime:
+        return StepTime(*(factor * part for part in self))
+
+    def longer(self, factor: float) -> StepTime:
+        """Where so many ranks share what one needs: what they compute takes that much longer."""
+        longer = [factor * part for part in self[:7]]
+        return StepTime._make([*longer, *self[7:]])
+
+
+NO_TIME = StepTime()
+
+
+def sum_of(times: Iterable[StepTime]) -> StepTime:
+    """One after the other."""
+    return reduce(StepTime.plus, times, NO_TIME)

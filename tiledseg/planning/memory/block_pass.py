@@ -1,0 +1,49 @@
+"""The pass of a rank that shares an image: what it keeps for its backward pass, and what computing that again takes.
+
+A moment is each step of `layer_memory`'s walk, so that the windows and paddings between the layers have their own. A
+convolution keeps a window that was made for it. To compute that once more its input must be there, and what has arrived
+from others, which stays; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from tiledseg.geometry.memory_policy import homes
+from tiledseg.planning.backward_walk import gradients_by_node
+from tiledseg.planning.cost import Tensor, loss_bytes
+from tiledseg.planning.layer_memory import Ran, RankWalk
+from tiledseg.planning.memory.asked import Computed, Taken
+from tiledseg.planning.memory.network_walk import NetworkWalk, Pass, Speed, walk_of
+
+ASSUMED = Speed()
+
+
+def block_walk(walk: RankWalk, speed: Speed = ASSUMED) -> NetworkWalk:
+    """The items of a rank whose block was walked from the first layer to the last."""
+    return walk_of(_block_pass(walk, speed))
+
+
+def _block_pass(walk: RankWalk, speed: Speed) -> Pass:
+    graph, steps = walk.graph, walk.walked
+    place = homes(graph)
+    known = {id(walk.made[0].tensor): 0}
+    sizes = [walk.made[0].tensor.bytes, *(ran.made.bytes for ran in walk.ran)]
+    computed = {}
+    for k, ran in enumerate(walk.ran):
+        taken = tuple(_taken(tensor, known) for tensor in ran.brought)
+        known.setdefault(id(ran.made), place[k + 1])
+        sizes[place[k + 1]] = ran.made.bytes  # the last of those that write over it
+        seconds = sum(map(speed.seconds, walk.costs[ran.first : ran.moment + 1]))
+        computed[k] = _computed(ran, taken, seconds)
+    gradients = tuple(gradients_by_node(steps, walk.costs, walk.value_bytes))
+    loss = loss_bytes([walk.costs[tensor - 1] for tensor in steps.results], walk.value_bytes)
+    return Pass(graph, computed, tuple(sizes), gradients, loss, walk.value_bytes)
+
+
+def _computed(ran: Ran, taken: tuple[Taken, ...], seconds: float) -> Computed:
+    return Computed(
+        ran.moment, taken, ran.shape, ran.made.bytes, seconds, ran.fresh, ran.noted, over_ranks=ran.over_ranks
+    )
+
+
+def _taken(tensor: Tensor, known: dict[int, int]) -> Taken:
+    return Taken(known.get(id(tensor)), tensor.bytes, tensor.value_bytes)

@@ -1,0 +1,154 @@
+"""The best settings for a run: of all in the space those whose predicted step takes least.
+
+Settings are looked at in the order of what they take at least, until that is more than what the best few take. So the
+answer is that of looking at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.search.candidate import Candidate
+from tiledseg.planning.search.price import INEXACT, MEMORY, SLOWER, Discarded, Priced, Pricing
+from tiledseg.planning.search.space import Space
+
+BEST = 5
+FUSED = 1  # of the best settings with layers shared: the best fusion takes a while to find
+SLACK = 0.98
+"""Of a guess: a block of a layer computes its halo besides, but at the rate of another size."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The best settings, best first; `other`: the best of another kind than the winner's, None where there is none.
+    `candidates`: how many were in the space; `discarded`: how many of them are not among the best, by why; `examples`:
+    one for each why."""
+
+    best: tuple[Priced, ...]
+    other: Priced | None
+    candidates: int
+    discarded: dict[str, int]
+    examples: dict[str, Discarded]
+
+    @property
+    def winner(self) -> Priced:
+        return self.best[0]
+
+    @property
+    def runner_up(self) -> Priced | None:
+        """What the winner is to be compared with: the best of another kind, else the second."""
+        return self.other or (self.best[1] if len(self.best) > 1 else None)
+
+
+def search(question: RunQuestion, host: int, best: int = BEST, prune: bool = True) -> Searched:
+    """For a run that trains, a step of whole images, on images like the question's largest. `host`: ranks of one host,
+    which pipelines do not leave. Without `prune` all settings are looked at.
+
+    Raises ConfigError where none can be, with what is lacking.
+    """
+    pricing = pricing_of(question)
+    asked = pricing.question
+    space = Space(asked, pricing.footprint, pricing.shape, host, asked.is_profiled)
+    return _Search(space, pricing, best, prune).run()
+
+
+def pricing_of(question: RunQuestion) -> Pricing:
+    """Of settings for a run on images like the question's largest; on an assumed machine where none is known."""
+    machine = question.machine or Machine()
+    question = replace(question, machine=machine)
+    largest = max(question.rasters, key=lambda extent: extent.shape[0] * extent.shape[1]).shape
+    footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
+    return Pricing(question, footprint, largest, machine)
+
+
+class _Search:
+    def __init__(self, space: Space, pricing: Pricing, best: int, prune: bool) -> None:
+        self.space, self.pricing, self.best, self.prune = space, pricing, best, prune
+        self.found: list[Priced] = []
+        self.discarded: list[Discarded] = []
+
+    def run(self) -> Searched:
+        candidates = list(self.space.candidates())
+        waiting = sorted(self._possible(candidates), key=lambda each: each[0])
+        slower = []
+        for guess, candidate in waiting:
+            if self.prune and guess > _limit(self.found, self.best):
+                slower.append((guess, candidate))
+            else:
+                self._price(candidate)
+        self._fuse()
+        if not self.found:
+            raise ConfigError(_nothing(self.space.question, self.discarded))
+        kind = min(self.found, key=_seconds).candidate.kind
+        for guess, candidate in slower:
+            others = [each for each in self.found if each.candidate.kind != kind]
+            if candidate.kind == kind or guess > _limit(others, 1):
+                self.discarded.append(Discarded(candidate, SLOWER, f"takes {guess:.4g} s a step at least"))
+            else:
+                self._price(candidate)
+        return self._answer(kind, len(candidates))
+
+    def _possible(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
+        """What may fit and is exact, with what it takes at least."""
+        found = []
+        for candidate in candidates:
+            fault = self.space.fault(candidate) if self.space.question.parallel.exact else None
+            size = None if fault else self.pricing.too_large(candidate)
+            if fault:
+                self.discarded.append(Discarded(candidate, INEXACT, fault))
+            elif size:
+                self.discarded.append(Discarded(candidate, MEMORY, size))
+            else:
+                found.append((SLACK * self.pricing.guess(candidate), candidate))
+        return found
+
+    def _price(self, candidate: Candidate) -> None:
+        priced = self.pricing.price(candidate)
+        if isinstance(priced, Discarded):
+            self.discarded.append(priced)
+        else:
+            self.found.append(priced)
+
+    def _fuse(self) -> None:
+        """Prices the best settings that share layers with their best fusion, where that is not a thin halo each."""
+        ordered = sorted(self.found, key=_seconds)[: self.best]
+        for each in [each for each in ordered if each.candidate.halo == "layer"][:FUSED]:
+            fused = self.pricing.price(replace(each.candidate, fusion=None))
+            if isinstance(fused, Priced) and fused.plan.spread.fusion != 1:
+                self.found.append(replace(fused, candidate=replace(fused.candidate, fusion=fused.plan.spread.fusion)))
+
+    def _answer(self, kind: str, candidates: int) -> Searched:
+        ordered = sorted(self.found, key=_seconds)
+        best = ordered[: self.best]
+        other = next((each for each in ordered if each.candidate.kind != kind), None)
+        counts = Counter(each.why for each in self.discarded)
+        counts[SLOWER] += len(ordered) - len(best)
+        examples = {each.why: each for each in reversed(self.discarded)}
+        return Searched(tuple(best), other, candidates, dict(+counts), examples)
+
+
+def _seconds(priced: Priced) -> float:
+    return priced.seconds
+
+
+def _limit(found: Sequence[Priced], best: int) -> float:
+    """Seconds of the last of the best few; of fewer there is no limit."""
+    return sorted(map(_seconds, found))[best - 1] if len(found) >= best else math.inf
+
+
+def _nothing(question: RunQuestion, discarded: Sequence[Discarded]) -> str:
+    """Why there is nothing to choose."""
+    counts = Counter(each.why for each in discarded)
+    why = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    example = f"; {discarded[-1].candidate.in_words}: {discarded[-1].reason}" if discarded else ""
+    return (
+        f"none of {len(discarded)} settings for {question.ranks} ranks of {question.memory} bytes can be ({why}"
+        f"{example}); use more memory or ranks, a smaller model, or a lower precision"
+    )

@@ -1,0 +1,215 @@
+"""What settings take: a guess from below in a millisecond or ten, and what their plan says, in a tenth of a second."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from tiledseg.errors import InputError
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import context_sizes
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
+from tiledseg.planning.halo_traffic import Sent
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
+from tiledseg.planning.search.candidate import Candidate
+from tiledseg.planning.step_memory import fixed_memory, training_memory
+
+REBUILDS = 3
+"""A step of more times the memory is not looked at: nothing that is computed once more saves so much."""
+MEMORY, INEXACT, IMPOSSIBLE, SLOWER = "memory", "not exact", "not possible", "slower"
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Settings with their plan: seconds of a step by the clock, where they go on the rank that takes longest, and
+    bytes of the rank that needs most, of at most `limit`; the `ranks` that have work."""
+
+    candidate: Candidate
+    plan: RunPlan
+    seconds: float
+    time: StepTime
+    memory: int
+    ranks: int
+    limit: int
+
+    @property
+    def in_words(self) -> str:
+        fusion = self.plan.spread.fusion
+        return (
+            replace(self.candidate, fusion=fusion).in_words
+            if self.candidate.fusion is None
+            else self.candidate.in_words
+        )
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """Settings that cannot be: `why` in one of the words above, and in a line."""
+
+    candidate: Candidate
+    why: str
+    reason: str
+
+
+@dataclass
+class Pricing:
+    """Of settings for one question, on images of `shape`; what is worked out for one serves others."""
+
+    question: RunQuestion
+    footprint: Footprint
+    shape: tuple[int, int]
+    machine: Machine
+    _tiles: dict[tuple[int, int], tuple[StepTime, StepTime]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        question = self.question
+        self.graph, self.bands, self.width = question.graph, question.network.bands, question.value_bytes
+        self.prices = Prices(self.graph, self.bands, self.width, self.machine, question.ranks)
+        self.weights = fixed_memory(self.graph, self.bands, self.width)
+        self.tile = cache(self.prices.tile)
+        self.tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, self.width).total)
+
+    def sizes(self, grid: tuple[int, int]) -> tuple[Counter[int], Counter[int]]:
+        """Contexts along each dim, and how many there are of each."""
+        rows, cols = (Counter(context_sizes(self.shape[dim], grid[dim], self.footprint)) for dim in (0, 1))
+        return rows, cols
+
+    def largest(self, grid: tuple[int, int]) -> tuple[int, int]:
+        rows, cols = self.sizes(grid)
+        return max(rows), max(cols)
+
+    def owned(self, grid: tuple[int, int]) -> int:
+        """Pixels of a core, on average."""
+        return self.shape[0] * self.shape[1] // (grid[0] * grid[1])
+
+    def too_large(self, candidate: Candidate) -> str | None:
+        """Why a step could not fit, whatever is computed once more; None where that is for its plan to say."""
+        if candidate.stages > 1:
+            needed = self.weights // candidate.stages
+            return f"needs {needed} bytes a stage for its weights" if needed > self.question.memory else None
+        if candidate.halo == "layer":
+            return None
+        needed = self.tile_bytes(self.largest(candidate.grid))
+        return f"needs {needed} bytes" if needed > REBUILDS * self.question.memory else None
+
+    def guess(self, candidate: Candidate) -> float:
+        """Seconds of a step that it takes at least, or nearly so."""
+        if candidate.stages > 1:
+            return self._staged(candidate)
+        if candidate.mesh is None:
+            every, longest = self.tiles(candidate.grid)
+            even = every.times(self.question.images_per_step / self.question.ranks)
+            return self.prices.seconds(self._step(max(even, longest, key=lambda time: time.seconds)))
+        rows, cols = candidate.mesh
+        images = -(-self.question.images_per_step // min(self.question.images_per_step, self._replicas(rows * cols)))
+        if candidate.halo == "layer":
+            context = self.largest(candidate.mesh)
+            share = self.shape[0] * self.shape[1] / (rows * cols) / (context[0] * context[1])
+            return self.prices.seconds(self._step(self.tile(context, context[0] * context[1]).times(images * share)))
+        tiles = -(-candidate.grid[0] // rows) * -(-candidate.grid[1] // cols)
+        largest = self.largest(candidate.grid)
+        time = self.tile(largest, largest[0] * largest[1]).times(images * tiles)
+        if candidate.halo == "scatter":
+            size = self.shape[0] * self.shape[1] * self.prices_pixel * (rows * cols - 1) // (rows * cols)
+            time = time.plus(StepTime(messages=images * self.prices.messages(Sent(3 * (rows * cols - 1), size))))
+        return self.prices.seconds(self._step(time))
+
+    @property
+    def prices_pixel(self) -> int:
+        return self.bands * self.width + 2
+
+    def _replicas(self, ranks: int) -> int:
+        return max(1, self.question.ranks // ranks)
+
+    def _staged(self, candidate: Candidate) -> float:
+        """The first micro-batch goes through all stages; then each takes as long as an even share of one."""
+        pipelines, stages = self.question.ranks // candidate.stages, candidate.stages
+        passes = -(-candidate.tiles * self.question.images_per_step // pipelines)
+        flushes = -(-passes // (candidate.micro_batches or passes))
+        every, _ = self.tiles(candidate.grid)
+        again = every.forward if candidate.recompute == "always" else 0.0
+        one = (every.forward + every.backward + again) / candidate.tiles
+        share = one * self.question.images_per_step * candidate.tiles / pipelines / stages
+        return (share + one * flushes * (stages - 1) / stages) * self.machine.by_the_clock(self.question.ranks)
+
+    def _step(self, time: StepTime) -> StepTime:
+        return self.prices.step(time, 1, time.backward)
+
+    def tiles(self, grid: tuple[int, int]) -> tuple[StepTime, StepTime]:
+        """About what all tiles of an image take, one after the other, by their pixels; and the largest of them."""
+        if grid not in self._tiles:
+            counts, largest = self._counts(grid), self.largest(grid)
+            time, area = self.tile(largest, self.owned(grid)), largest[0] * largest[1]
+            every = sum(height * width * count for (height, width), count in counts.items())
+            self._tiles[grid] = time.times(every / area), time
+        return self._tiles[grid]
+
+    def _counts(self, grid: tuple[int, int]) -> dict[tuple[int, int], int]:
+        rows, cols = self.sizes(grid)
+        return {(height, width): rows[height] * cols[width] for height, width in itertools.product(rows, cols)}
+
+    def dealt(self, grid: tuple[int, int], ranks: int | None = None) -> StepTime:
+        """A step of mode `read`: its tiles go to the ranks by their size, longest first, as `train` deals them."""
+        ranks, counts = ranks or self.question.ranks, self._counts(grid)
+        order = sorted(counts, key=lambda shape: (-shape[0] * shape[1], shape))
+        tiles = [k for k, shape in enumerate(order) for _ in range(self.question.images_per_step * counts[shape])]
+        areas = [shape[0] * shape[1] for shape in order]
+        share = Counter({0: 1}) if len(tiles) <= ranks else _busiest(tiles, areas, ranks)
+        times = {k: self.tile(order[k], self.owned(grid)) for k in share}
+        longest = sum_of(times[k].times(count) for k, count in share.items())
+        return self.prices.step(longest, 1, times[max(share)].backward)
+
+    def price(self, candidate: Candidate) -> Priced | Discarded:
+        """By the plan of a run with these settings."""
+        try:
+            plan = plan_run(candidate.question(self.question))
+        except InputError as error:
+            why = MEMORY if candidate.stages > 1 and " bytes" in str(error) else IMPOSSIBLE
+            return Discarded(candidate, why, str(error))
+        if candidate.stages > 1:
+            return self._priced_stages(candidate, plan)
+        time = self.dealt(candidate.grid) if candidate.mesh is None else plan.cost.time
+        if plan.rebuilt:
+            time = time._replace(forward=time.forward + plan.rebuilt.extra * (time.forward + time.backward))
+        if plan.memory > self.question.memory:
+            return Discarded(candidate, MEMORY, f"needs {plan.memory} bytes, but {self.question.memory} are to be had")
+        return self._priced(candidate, plan, self.prices.seconds(time), time, plan.memory)
+
+    def _priced(self, candidate: Candidate, plan: RunPlan, seconds: float, time: StepTime, memory: int) -> Priced:
+        tiles = candidate.tiles * self.question.images_per_step
+        dealt = candidate.mesh is None and candidate.stages == 1
+        ranks = min(self.question.ranks, tiles) if dealt else plan.spread.mesh.ranks
+        return Priced(candidate, plan, seconds, time, memory, ranks, self.question.memory)
+
+    def _priced_stages(self, candidate: Candidate, plan: RunPlan) -> Priced | Discarded:
+        assert plan.pipeline is not None
+        assert plan.seconds is not None, "stages are looked at on known machines only"
+        from tiledseg.planning.run.pipeline import pipeline_bytes
+
+        share = self.dealt(candidate.grid, self.question.ranks // candidate.stages).times(1 / candidate.stages)
+        busy = NO_TIME._replace(forward=share.forward, backward=share.backward)
+        waiting = plan.seconds - self.prices.seconds(busy)
+        if plan.rebuilt is None:
+            parallel = candidate.question(self.question).parallel
+            memory = pipeline_bytes(parallel, self.graph, self.bands, plan.micro_batch, plan.pipeline.balance)
+        else:  # the plan's seconds are without what is computed once more
+            memory, again = plan.rebuilt.peak, plan.rebuilt.extra * (busy.forward + busy.backward)
+            busy = busy._replace(forward=busy.forward + again)
+        time = busy._replace(waiting=waiting)
+        return self._priced(candidate, plan, self.prices.seconds(time), time, memory)
+
+
+def _busiest(tiles: list[int], areas: list[int], ranks: int) -> Counter[int]:
+    """What the rank with the most pixels has, of tiles dealt longest first: how many of each kind."""
+    loads = [(0, rank) for rank in range(ranks)]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for kind in tiles:
+        load, rank = loads[0]
+        shares[rank].append(kind)
+        heapq.heapreplace(loads, (load + areas[kind], rank))
+    return Counter(shares[max(loads, key=lambda one: (one[0], -one[1]))[1]])

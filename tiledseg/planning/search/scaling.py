@@ -1,0 +1,74 @@
+"""How a run's predicted time goes down with more ranks: strong scaling, of one step, and weak, of larger steps.
+
+Strong: the step keeps its images, so the result stays the same, and each number of ranks has its best settings.
+Weak: the images of a step grow with the ranks, and the settings of an image stay those of the first number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tiledseg.errors import ConfigError
+from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.search.best import pricing_of, search
+from tiledseg.planning.search.difference import TERMS
+from tiledseg.planning.search.price import Discarded, Priced
+
+
+@dataclass(frozen=True)
+class Point:
+    """On so many ranks: a step of so many images, its settings, `efficiency` (1: as on the first number, a rank), and
+    what takes most of the loss; None where nothing is lost."""
+
+    ranks: int
+    images: int
+    priced: Priced
+    efficiency: float
+    limit: str | None
+
+
+def parse_range(text: str) -> tuple[int, ...]:
+    """The numbers of '64:1536': doubled from the first, and the last. Raises ConfigError for anything else."""
+    words = text.split(":")
+    if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) < 8 for word in words):
+        raise ConfigError(f"--scaling is '{text}'; give the fewest and the most GPUs, 64:1536 say")
+    first, last = map(int, words)
+    if not 1 <= first < last <= 1_000_000:
+        raise ConfigError(f"--scaling is '{text}'; give two numbers that rise, from 1 to 1000000")
+    doubled = [first << power for power in range(20) if first << power < last]
+    return (*doubled, last)
+
+
+def strong(question: RunQuestion, numbers: tuple[int, ...]) -> list[Point]:
+    """The best settings of each number, without pipelines."""
+    found = [search(replace(question, ranks=ranks), 1, best=1).winner for ranks in numbers]
+    return [_point(numbers, k, question.images_per_step, found, numbers[k] / numbers[0]) for k in range(len(numbers))]
+
+
+def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced) -> list[Point]:
+    """A step of the first number's images for each time that many ranks, with its settings."""
+    found, images = [first], [question.images_per_step]
+    for ranks in numbers[1:]:
+        images.append(question.images_per_step * ranks // numbers[0])
+        asked = replace(question, ranks=ranks, images_per_step=images[-1])
+        priced = pricing_of(asked).price(first.candidate)
+        if isinstance(priced, Discarded):
+            raise ConfigError(f"{first.in_words} on {ranks} ranks: {priced.reason}")
+        found.append(priced)
+    shares = [numbers[k] / numbers[0] * images[0] / images[k] for k in range(len(numbers))]
+    return [_point(numbers, k, images[k], found, share) for k, share in enumerate(shares)]
+
+
+def _point(numbers: tuple[int, ...], k: int, images: int, found: list[Priced], times: float) -> Point:
+    """`times` less work a rank than the first has, were none lost."""
+    first, priced = found[0], found[k]
+    lost = {name: mine - one / times for name, mine, one in zip(TERMS, priced.time, first.time, strict=True)}
+    most = max(lost, key=lambda name: lost[name])
+    idle = 1 - priced.ranks / numbers[k]
+    efficiency = first.seconds / times / priced.seconds
+    limit = TERMS[most] if lost[most] > 0.001 * priced.seconds else None
+    if limit and idle > 0.05 and most in ("forward", "backward"):
+        limit = f"{100 * idle:.2g} % of the ranks idle"
+    elif limit and most in ("forward", "backward"):
+        limit = "computing: halos, uneven shares"
+    return Point(numbers[k], images, priced, efficiency, limit)

@@ -1,0 +1,130 @@
+"""The settings that a search looks at: for each mode those grids and meshes that can keep the ranks busy.
+
+A step has its images, whatever the settings: they decide the result, and are not searched. Grids are nearly square: of
+each number of rows those columns that make tiles nearest to squares. Mode `read` has those that give each rank 1, 2,
+3, 4, 6 or 8 tiles, and coarser and finer ones for the memory; the shared modes a block a rank, of one tile or of
+2 x 2, for as many images at once as divide the step's in other rounds; pipelines 2, 3, 4 ranks or a host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import finest_grid
+from tiledseg.planning.run.norms import norm_fault
+from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.search.candidate import Candidate
+from tiledseg.schedules import SCHEDULES
+
+TILES_A_RANK = (1, 2, 3, 4, 6, 8)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
+MOST_TILES = 2**13  # of an image: each is looked at
+MOST_PASSES = 256  # of a pipeline a step: each is simulated
+MESHES = 3  # for each number of ranks an image
+LONGEST = 2.0  # sides of a tile or block, or of the raster
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may choose from, for images like that of `shape` (height, width), cut by the question's grid where
+    it has one. `hosts`: ranks of one."""
+
+    question: RunQuestion
+    footprint: Footprint
+    shape: tuple[int, int]
+    host: int
+    pipelines: bool
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.question.graph
+
+    @cached_property
+    def finest(self) -> Grid:
+        return finest_grid(self.shape, self.footprint)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Each once, those included that memory or a norm forbids."""
+        seen: set[Candidate] = set()
+        for each in (*self._dealt(), *self._shared(), *self._staged()):
+            if each not in seen:
+                seen.add(each)
+                yield each
+
+    def fault(self, candidate: Candidate) -> str | None:
+        """Why the settings would change what a norm sees."""
+        question, graph = self.question, self.graph
+        together = candidate.halo == "layer" and candidate.stages == 1
+        at_once = 1 if together else question.images_per_step
+        return norm_fault(graph, candidate.halo, candidate.tiles, at_once, question.trains, question.keyed)
+
+    def _dealt(self) -> Iterator[Candidate]:
+        for grid in self._read_grids(self.question.ranks):
+            yield Candidate("read", grid)
+
+    def _read_grids(self, ranks: int) -> Sequence[Grid]:
+        if self.question.grid:
+            return (self.question.grid,)
+        wanted = (per * ranks // self.question.images_per_step for per in TILES_A_RANK)
+        busy = (grid for tiles in wanted if tiles for grid in self.near_squares(tiles, 2))
+        rows = (self.nearest(rows) for rows in ROWS if rows <= self.finest[0])
+        return sorted({grid for grid in (*busy, *rows) if grid[0] * grid[1] <= MOST_TILES})
+
+    def _shared(self) -> Iterator[Candidate]:
+        for mesh in self._meshes():
+            grids = [self.question.grid] if self.question.grid else [mesh, (2 * mesh[0], 2 * mesh[1])]
+            for grid in grids:
+                if self._legal(grid) and mesh[0] <= grid[0] and mesh[1] <= grid[1]:
+                    yield Candidate("exchange", grid, mesh)
+                    yield Candidate("scatter", grid, mesh)
+                    if grid == grids[0]:
+                        yield Candidate("layer", grid, mesh)
+
+    def _meshes(self) -> Sequence[Grid]:
+        images, ranks = self.question.images_per_step, self.question.ranks
+        at_once = {-(-images // rounds) for rounds in range(1, images + 1)}
+        most = math.prod(self.question.grid or (MOST_TILES, 1))
+        found = {mesh for k in at_once if k <= ranks for mesh in self.near_squares(min(ranks // k, most), MESHES)}
+        return sorted(found)
+
+    def _staged(self) -> Iterator[Candidate]:
+        if not self.pipelines:
+            return
+        for stages in sorted({2, 3, 4, self.host}):
+            pipelines = self.question.ranks // stages
+            if stages < 2 or not pipelines or stages > min(self.host, len(self.graph) // 2):
+                continue
+            for grid in self._read_grids(pipelines):
+                passes = -(-grid[0] * grid[1] * self.question.images_per_step // pipelines)
+                if passes > MOST_PASSES and not self.question.grid:
+                    continue
+                flushes = [None] if passes <= 4 * stages else [None, 4 * stages]
+                for schedule in SCHEDULES:
+                    for recompute in ("never", "always"):
+                        for flush in flushes:
+                            yield Candidate("read", grid, None, 1, stages, schedule, recompute, flush)
+
+    def near_squares(self, most: int, count: int) -> list[Grid]:
+        """The `count` best of at most `most` parts: by the largest part's pixels, then by its edges."""
+        height, width = self.shape
+        square = math.sqrt(most * height / width)
+        found = []
+        for rows in range(max(1, int(square / LONGEST)), int(square * LONGEST) + 2):
+            grid = rows, most // rows
+            if self._legal(grid) and (height != width or grid[0] >= grid[1]):
+                part = -(-height // grid[0]), -(-width // grid[1])
+                found.append((part[0] * part[1], sum(part), grid))
+        return [grid for *_, grid in sorted(found)[:count]]
+
+    def nearest(self, rows: int) -> Grid:
+        """So many rows of tiles, and the columns that make them square."""
+        return rows, min(self.finest[1], max(1, round(rows * self.shape[1] / self.shape[0])))
+
+    def _legal(self, grid: Grid) -> bool:
+        return 1 <= grid[0] <= self.finest[0] and 1 <= grid[1] <= self.finest[1]

@@ -1,0 +1,104 @@
+"""All that is measured of this machine, as the plain values of a profile's file."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tiledseg.architecture.unet import UNet
+from tiledseg.comm.mesh import Mesh
+from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
+from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
+from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, measure_case, points, usual_cases
+from tiledseg.training.calibration.links import measure_links, measure_sharing
+from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading, resident_bytes
+from tiledseg.training.calibration.weights import measure_weights
+from tiledseg.version import VERSION
+from tiledseg.widths import ACTIVATION_BYTES
+
+SECONDS = 40.0  # of layers: what is left then is left out
+TINY = Case(UNet(2, base_channels=8, classes=5), 8)
+
+
+def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None) -> dict[str, Any]:
+    """The values, on every rank; layers, of `cases` (None: the usual ones), are measured on rank 0, links on all.
+    Collective."""
+    base = mesh.on_root(lambda: _base(mesh.device))
+    links = measure_links(mesh)
+    together = measure_together(mesh) if links else None
+    exchange = {}
+    for link in links.values():
+        found = measure_exchanges(mesh, link.latency)
+        exchange = _rounded({"exchange": found.fixed, "window": found.byte, "summed": found.summed})
+    hosts = mesh.communicator.gather_objects(mesh.host)
+    chosen = usual_cases() if cases is None else cases
+    ranks = hosts.count(hosts[0])
+    own = mesh.on_root(lambda: _own(mesh, name, ranks, chosen))
+    cores = own["host"].get("cores")
+    if together and cores and 1 < ranks <= cores // own["host"]["threads"]:  # measured of whole steps: better than ours
+        most = 1 + (together - 1) * (cores // own["host"]["threads"] - 1) / (ranks - 1)
+        own["measured"]["sharing"] = _rounded({"computing": most, "memory": most})
+    speeds = {where: _rounded(link._asdict()) for where, link in links.items()}
+    return own | {"measured": own["measured"] | exchange | {"base": base, "links": speeds}}
+
+
+def _own(mesh: Mesh, name: str, ranks: int, cases: Sequence[Case]) -> dict[str, Any]:
+    device = mesh.device
+    torch.manual_seed(0)
+    timed = _layers(cases, device)
+    launch = launch_seconds(timed["fp32"])
+    rates = {precision: points(found, launch) for precision, found in timed.items()}
+    weights, reading = measure_weights(device), measure_reading(device, launch)
+    rates["fp32"] |= measure_movement(device, launch) | {"entering": reading.entering}
+    cores, sharing = measure_sharing(device)
+    host: dict[str, Any] = {"ranks": ranks if cores is None else max(1, cores // torch.get_num_threads())}
+    host["threads"] = torch.get_num_threads()
+    host |= {"cores": cores} if cores else {"memory": torch.cuda.get_device_properties(device).total_memory}
+    figures = {
+        "bandwidth": max(row[-2] for row in rates["fp32"]["copy"]),
+        "launch": launch,
+        "gradient": weights.gradient if device.type == "cuda" else 0.0,  # else a part of layers' rates
+        "update": weights.update,
+        "tensor": weights.tensor,
+        "reading": reading.value,
+        "opening": reading.tile,
+        "first_touch": first_touch(),
+    }
+    measured = {
+        "on": f"{time.strftime('%Y-%m-%d')}, {platform.processor() or platform.machine()}, torch {torch.__version__}, "
+        f"tiledseg {VERSION}",
+        "flops": {precision: _fastest(rates.get(precision, rates["fp32"])) for precision in ACTIVATION_BYTES},
+        **_rounded(figures),
+        "sharing": _rounded(sharing._asdict()),
+        "rates": rates,
+    }
+    return {"name": name, "host": host, "measured": measured}
+
+
+def _base(device: torch.device) -> int:
+    """Bytes of a process that has done all that a training does, on next to nothing."""
+    measure_case(TINY, device, 1)
+    measure_reading(device, 0.0)
+    return resident_bytes()
+
+
+def _layers(cases: Sequence[Case], device: torch.device) -> dict[str, list[Timed]]:
+    """By precision. The tiniest ones come first: they say what a launch takes."""
+    found: dict[str, list[Timed]] = {"fp32": measure_case(TINY, device)}
+    begun = time.perf_counter()
+    for case in cases:
+        if time.perf_counter() - begun < SECONDS or case.precision not in found:
+            found.setdefault(case.precision, []).extend(measure_case(case, device))
+    return found
+
+
+def _fastest(rows: dict[str, list[list[float]]]) -> float:
+    return max(row[3] for kind in CONVOLUTIONS for row in rows.get(kind, []))
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {key: float(f"{value:.4g}") for key, value in values.items()}

@@ -1,0 +1,129 @@
+"""A run's checkpoints: copied where the run stands, and written, digested and named while it goes on.
+
+At most one is under way; whoever wants the next waits for it, and so does the end of the run, whatever ends it. What
+stops the writing is raised at the next step or save, on the rank that writes; and where the run ends for another reason
+meanwhile, in its place, for it came first. Where a rank's memory does not hold a copy beside its step, training waits
+while each is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tiledseg.checkpoint.background import Background
+from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
+from tiledseg.checkpoint.snapshot import Snapshot
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.doing import doing, tick
+from tiledseg.execution.memory import host_memory
+from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.step_memory import ADAM_VALUES
+from tiledseg.training.averaging import AveragedWeights
+from tiledseg.training.collection import collect
+from tiledseg.training.preparation import Preparation
+from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
+
+_MIB = 2**20
+_LOOK_SECONDS = 1.0
+
+
+class CopyPlan(NamedTuple):
+    """What a copy of the run's state takes, in bytes, and how much there is for it beside a step."""
+
+    bytes: int
+    room: int
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.room
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know; nothing where the copy fits."""
+        if self.fits:
+            return None
+        return (
+            f"training waits while a checkpoint is written: a copy of it takes {self.bytes / _MIB:.1f} MiB, and beside "
+            f"a step {max(0, self.room) / _MIB:.1f} MiB are to be had"
+        )
+
+
+def copy_plan(preparation: Preparation, device: torch.device) -> CopyPlan:
+    """Weights, their average and the optimizer's values, on the rank that writes; a GPU's are copied to its host."""
+    recipe, plan = preparation.recipe, preparation.plan
+    values = ADAM_VALUES if recipe.update.name == "adamw" else int(recipe.update.momentum > 0)
+    parameters = count_parameters(plan.network.graph(), plan.network.bands)
+    needed = parameters * (1 + values + (recipe.ema > 0)) * wide_bytes(ACTIVATION_BYTES[recipe.precision])
+    return CopyPlan(needed, preparation.question.memory - plan.memory if device.type == "cpu" else host_memory())
+
+
+class Saver:
+    """Writes the checkpoints of one run into `folder`, of which it keeps `keep` and the best. `copies`: in the
+    background. Every rank has one; the root's writes."""
+
+    def __init__(self, folder: Path, keep: int, axes: Axes, copies: bool) -> None:
+        self._folder, self._keep, self._axes = folder, keep, axes
+        self._snapshot = Snapshot() if copies else None
+        self._background = Background("checkpoint")
+
+    def save(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: AveragedWeights | None,
+        state: Mapping[str, Any],
+        best: int | None,
+    ) -> bool:
+        """Begins the checkpoint of `state["step"]`; whether this rank writes it. Collective over a pipeline; those of
+        other replicas need not call it. Raises what stopped the one before."""
+        self.wait()
+        contents = collect(self._contents(network, optimizer, average), self._axes)
+        if contents is None:
+            return False
+        folder, keep, step = self._folder, self._keep, state["step"]
+
+        def write() -> None:
+            if self._snapshot is not None:
+                self._snapshot.settle()
+            save_checkpoint(folder, step, contents, state, keep, best)
+
+        self._background.begin(write)
+        if self._snapshot is None:
+            self.wait()
+        return True
+
+    def _contents(
+        self, network: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedWeights | None
+    ) -> Contents:
+        """What this rank holds: a copy where it is written while training goes on. Other stages send theirs at once."""
+        tensors = average.tensors if average is not None else None
+        sends = self._axes.position is not None and self._axes.position.stage > 0
+        if self._snapshot is None or sends:
+            return contents_of(network, optimizer, tensors)
+        contents = contents_of(network, optimizer, tensors, self._snapshot.copy)
+        self._snapshot.finish()
+        return contents
+
+    def check(self) -> None:
+        """Raises what has stopped the last checkpoint. It does not wait."""
+        self._background.check()
+
+    def wait(self) -> None:
+        """The last checkpoint has its name. However long it takes, it is progress as long as its files grow."""
+        if self._background.is_busy(0.0):
+            with doing("writing a checkpoint"):
+                self._grow()
+        self._background.wait()
+
+    def _grow(self) -> None:
+        written = -1
+        while self._background.is_busy(_LOOK_SECONDS):
+            now = unfinished_bytes(self._folder)
+            if now != written:
+                tick()
+            written = now
