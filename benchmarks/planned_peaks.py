@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -22,11 +22,11 @@ from torch.nn.functional import cross_entropy
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
-from tiledseg.models.network import GraphNetwork, build_network
+from tiledseg.geometry.memory_words import MemoryPolicy
+from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.items import Walk, price_all_kept
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -59,21 +59,16 @@ def walk_of(network: Network, width: int = 4, context: tuple[int, int] = CONTEXT
 
 def allocated_peak(network: Network, policy: MemoryPolicy) -> int:
     """Most bytes of one forward and backward pass, without weights and their gradients."""
-    module = build_network(network.graph(), network.bands, seed=0).train().follow(policy)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    module = module_by(network, policy)
     x_BCHW = torch.randn(1, network.bands, *CONTEXT)
-    with AllocationMeter([t for p in module.parameters() for t in (p, p.grad) if t is not None]) as meter:
+    with AllocationMeter(weights_of(module)) as meter:
         step(module, x_BCHW.clone())
     return meter.peak
 
 
 def peak_by_allocator(network: Network, policy: MemoryPolicy) -> int:
     """The same by PyTorch's allocator, with channels last, as commands train."""
-    module = build_network(network.graph(), network.bands, seed=0).train().follow(policy)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+    module = in_channels_last(module_by(network, policy))
     x_BCHW = torch.randn(1, network.bands, *LARGE).contiguous(memory_format=torch.channels_last)
     step(module, x_BCHW)  # what kernels make once
     with profile(profile_memory=True, use_kineto=True) as seen:
@@ -82,27 +77,49 @@ def peak_by_allocator(network: Network, policy: MemoryPolicy) -> int:
     return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
-def step(module: GraphNetwork, x_BCHW: torch.Tensor) -> None:
+def module_by(network: Network, policy: MemoryPolicy) -> GraphNetwork:
+    """In training, by a policy; gradients are there, as from the second step on."""
+    module = build_modules(network, seed=0).train().follow(policy)
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return module
+
+
+def in_channels_last(module: GraphNetwork) -> GraphNetwork:
+    """As commands train."""
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def weights_of(module: GraphNetwork) -> list[torch.Tensor]:
+    """And their gradients."""
+    return [t for p in module.parameters() for t in (p, p.grad) if t is not None]
+
+
+def step(module: Callable[..., torch.Tensor], *inputs: object) -> None:
     """One forward and backward pass."""
-    logits_BKHW = module(x_BCHW)
+    logits_BKHW = module(*inputs)
     labels_BHW = torch.zeros(1, *logits_BKHW.shape[2:], dtype=torch.long)
     loss = cross_entropy(logits_BKHW, labels_BHW, reduction="sum")
     del logits_BKHW
     loss.backward()
 
 
+def budget_at(walk: Walk, share: float) -> int:
+    """Bytes, at a share of the way from what is there whatever is chosen to all that is kept."""
+    low, high = max(walk.base), price_all_kept(walk).peak
+    return int(low + share * (high - low))
+
+
 def settings(network: Network, shares: Sequence[float]) -> Iterator[Setting]:
     """Those whose budget anything fits."""
     found = walk_of(network, context=LARGE)
-    low = max(found.walk.base)
-    high = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
     for share in shares:
-        chosen = choose(found.walk, int(low + share * (high - low)), quick=True)
+        chosen = choose(found.walk, budget_at(found.walk, share), quick=True)
         if chosen is not None:
             yield Setting(network, share, chosen.peak, peak_by_allocator(network, found.policy(chosen.choices)))
 
 
-def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[Network]:
+def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:
     for count in levels:
         for norm in norms:
             for upsampling in UPSAMPLINGS:

@@ -16,19 +16,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import cross_entropy
 
-from tiledseg.architecture.options import NORMS, UPSAMPLINGS
+from benchmarks.planned_peaks import (
+    budget_at,
+    in_channels_last,
+    module_by,
+    networks,
+    step,
+    weights_of,
+)
+from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
 from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
+from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.models.network import build_modules
 from tiledseg.planning.layer_memory import rank_walk
 from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.block_pass import block_walk
@@ -57,19 +63,12 @@ class Rank:
     fusion: int
     found: NetworkWalk
 
-    @property
-    def kept(self) -> int:
-        return price(self.found.walk, [KEEP if item.asked else REBUILD for item in self.found.walk.items]).peak
-
     def allocated(self, policy: MemoryPolicy) -> int:
         """Most bytes of one step, without weights, gradients, the block of the input and strips between steps."""
-        module = build_modules(self.unet, seed=0).train().follow(policy)
-        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+        module = in_channels_last(module_by(self.unet, policy))
         network = SpatialNetwork(module, self.axes, self.fusion)
         self._step(network, [])  # strips are there from the first step on
-        return self._step(network, [t for p in module.parameters() for t in (p, p.grad) if t is not None])
+        return self._step(network, weights_of(module))
 
     def _step(self, network: SpatialNetwork, known: list[torch.Tensor]) -> int:
         position = self.axes.position
@@ -78,11 +77,7 @@ class Rank:
         source = torch.randn(1, self.unet.bands, *shape).contiguous(memory_format=torch.channels_last)
         strips = [s for each in network._exchangers for exchanger in each for s in exchanger._strips.values()]
         with AllocationMeter([*known, *strips, source]) as meter:
-            logits_BKHW = network(source, self.rows, self.cols)
-            labels_BHW = torch.zeros(1, *logits_BKHW.shape[2:], dtype=torch.long)
-            loss = cross_entropy(logits_BKHW, labels_BHW, reduction="sum")
-            del logits_BKHW
-            loss.backward()
+            step(network, source, self.rows, self.cols)
         return meter.peak
 
 
@@ -102,21 +97,13 @@ def errors(rank: Rank, shares: Sequence[float]) -> Iterator[tuple[float, float]]
     """Of each share of the way between the least and all the planned peak over what is allocated, less one, on the rank
     that is off most. By the choice of the first rank, as one plan is for all. Collective."""
     ranks, walk = rank.axes.image, rank.found.walk
-    low, high = max(walk.base), rank.kept
     for share in shares:
-        chosen = choose(walk, int(low + share * (high - low)), quick=True)
+        chosen = choose(walk, budget_at(walk, share), quick=True)
         policy = ranks.gather_objects(None if chosen is None else rank.found.policy(chosen.choices))[0]
         if policy is not None:
             planned = price(walk, rank.found.lying(policy)).peak
             every = ranks.gather_objects(planned / rank.allocated(policy) - 1)
             yield share, max(every, key=abs)
-
-
-def networks(levels: Sequence[int], norms: Sequence[str]) -> Iterator[UNet]:
-    for count in levels:
-        for norm in norms:
-            for upsampling in UPSAMPLINGS:
-                yield UNet(count, base_channels=8, norm=norm, upsampling=upsampling)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,13 +23,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.planned_peaks import step, walk_of
+from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.freed_memory import keep_freed_memory, keep_no_more
-from tiledseg.geometry.memory_words import KEEP, REBUILD
-from tiledseg.models.network import build_network
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import price
 
 SMALL = 64, 64
 SHARES = 0.3, 0.6, 1.0
@@ -58,13 +55,9 @@ def taken(case: Case) -> dict[str, int]:
     """Bytes planned, and bytes that this process holds more at its peak than before."""
     context = case.side, case.side
     found = walk_of(case.network, context=context)
-    low = max(found.walk.base)
-    high = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
-    chosen = choose(found.walk, int(low + case.share * (high - low)), quick=True)
+    chosen = choose(found.walk, budget_at(found.walk, case.share), quick=True)
     assert chosen is not None, f"nothing fits in {case}"
-    graph = case.network.graph()
-    module = build_network(graph, case.network.bands, seed=0).train().follow(found.policy(chosen.choices))
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = in_channels_last(module_by(case.network, found.policy(chosen.choices)))
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     step(module, _input(case.network.bands, SMALL))

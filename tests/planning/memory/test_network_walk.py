@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.planned_peaks import CONTEXT, allocated_peak, walk_of
+from benchmarks.planned_peaks import CONTEXT, allocated_peak, budget_at, walk_of
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.memory_words import KEEP, REBUILD
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import price
+from tiledseg.planning.memory.items import price_all_kept
 from tiledseg.planning.step_memory import training_memory
 
 
@@ -21,9 +20,9 @@ def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> No
     unet = UNet(4, base_channels=8, norm=norm, dropout=0.1)
     memory = training_memory(unet.graph(), unet.bands, CONTEXT, width)
     walk = walk_of(unet, width).walk
-    kept = [KEEP if item.asked else REBUILD for item in walk.items]
-    assert price(walk, kept).peak == memory.activations + memory.backward
-    assert price(walk, kept).seconds == 0
+    kept = price_all_kept(walk)
+    assert kept.peak == memory.activations + memory.backward
+    assert kept.seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_where_all_is_kept_it_is_the_walk_of_a_step(norm: str, width: int) -> No
 def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: float) -> None:
     """Within 2 %, and never above the budget by more than that."""
     found = walk_of(network)
-    full = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
+    full = price_all_kept(found.walk).peak
     chosen = choose(found.walk, int(share * full))
     assert chosen is not None
     assert chosen.peak <= share * full
@@ -54,8 +53,6 @@ def test_the_peak_of_a_choice_is_that_of_a_real_step(network: Network, share: fl
 def test_where_a_budget_fits_a_larger_one_does() -> None:
     """Also where some good choice will do, and few are looked at."""
     found = walk_of(UNet(3, base_channels=8, norm="instance"), context=(1024, 1024))
-    low = max(found.walk.base)
-    high = price(found.walk, [KEEP if item.asked else REBUILD for item in found.walk.items]).peak
-    budgets = [low + (high - low) * share // 100 for share in range(20, 101, 5)]
+    budgets = [budget_at(found.walk, share / 100) for share in range(20, 101, 5)]
     chosen = [choose(found.walk, budget, quick=True) for budget in budgets]
     assert all(each is not None and each.peak <= budget for each, budget in zip(chosen, budgets, strict=True))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_policy import KEEP, REBUILD, MemoryPolicy
+from tiledseg.geometry.memory_words import REBUILD, MemoryPolicy
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.best import Chosen, choose
-from tiledseg.planning.memory.items import Walk, price
+from tiledseg.planning.memory.items import Walk, price, price_all_kept
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.step_memory import fixed_memory
 
@@ -70,8 +70,7 @@ class StepChoices:
     @property
     def kept(self) -> int:
         """Bytes of a step that keeps everything."""
-        kept = [KEEP if item.asked else REBUILD for item in self.walk.items]
-        return self.fixed + price(self.walk, kept).peak
+        return self.fixed + price_all_kept(self.walk).peak
 
     def choose(self, budget: int, quick: bool = False) -> MemoryChoice | None:
         """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do."""

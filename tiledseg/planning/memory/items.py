@@ -120,6 +120,11 @@ def price(walk: Walk, choices: Sequence[str]) -> Price:
     return Price(seconds, peak)
 
 
+def price_all_kept(walk: Walk) -> Price:
+    """Of keeping all that the backward pass asks for."""
+    return price(walk, [KEEP if item.asked else REBUILD for item in walk.items])
+
+
 def _runs(walk: Walk, choices: Sequence[str]) -> tuple[list[int], list[list[int]]]:
     """Of each item the last moment, counted forward, at which it lies where it is not kept, and the moments at which it
     is rebuilt to be used itself."""
