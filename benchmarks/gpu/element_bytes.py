@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.part import Part, SkippedError, begin_part
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.compiled import CompiledNetwork
@@ -110,8 +110,10 @@ def compiled(part: Part, unet: UNet, plain: dict[str, float] | None) -> dict[str
     """GB of a compiled step at `SIDE`: kernels by its scheduler, gradients of biases, and the loss, which is not
     compiled, as `node_by_node` counts it."""
     on_gpu = part.device.type == "cuda"
+    if part.small and not on_gpu:
+        raise SkippedError("the compiler for a CPU takes most of a minute; without --small it is counted")
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    side = SIDE if on_gpu else 32 if part.small else COMPILED_SIDE
+    side = SIDE if on_gpu else COMPILED_SIDE
     network = build_modules(unet, seed=0).to(part.device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x_BCHW = torch.randn(1, unet.bands, side, side, device=part.device, dtype=dtype)
     tensors: Tensors = {0: x_BCHW.contiguous(memory_format=torch.channels_last)}

@@ -17,6 +17,7 @@ from benchmarks.gpu.lines import FILE, read_lines
 from benchmarks.gpu.part import Part
 from benchmarks.gpu.report import BEGIN, END, MEASURED, PAGES, device_of, keep, table, with_table
 from tests.comm.launching import ROOT, clean_environment, run_job
+from tests.conftest import NIGHTLY
 
 FOLDER = ROOT / "benchmarks/gpu"
 
@@ -39,6 +40,17 @@ def test_the_small_form_runs_whole(tmp_path: Path) -> None:
     assert [name for name in named if name not in there] == [], "a figure of a line that the battery does not write"
     assert device_of(lines) is None, "a CPU's times are no figures of a GPU"
     assert "none of these figures exists" in table(lines)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="minutes of torch's compiler")
+@pytest.mark.timeout(900)
+def test_bytes_of_a_compiled_step_are_counted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.element_bytes", "--out", str(tmp_path), "--work", str(tmp_path)]
+    done = run_job(command, seconds=860, environ=clean_environment())
+    assert done.code == 0, done.err
+    found = {line["name"]: line["value"] for line in read_lines(tmp_path)}
+    assert found["compiled"]["graphs"] == 2
+    assert found["compiled"]["all"] < 0.7 * found["node by node"]["all"]
 
 
 def _any_size(name: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests.law.cases import IGNORED, KEY, Case
+from tests.law.steps import losses_of_steps
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
 from tests.law.test_networks import EDGES, Short, gated
@@ -25,7 +26,6 @@ from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.raster.sampling import TileReference
 from tiledseg.training.step import Stepper, StepRules
 
 STEPS, IMAGES = 3, 3
@@ -60,12 +60,7 @@ def train(case: Case, mesh: Mesh, batch: int, halo: str = "read", precision: str
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     rules = StepRules(IGNORED, KEY.seed, objective=EDGES if case is EDGED else None)
     stepper = Stepper(optimizer, mesh, passes, run.axes, rules)
-    parts = passes.mode.share([TileReference(i, t) for i in range(IMAGES) for t in range(len(data.tilings[i]))])
-    losses = []
-    for step in range(STEPS):
-        samples = (data.load(part.image, part.tile) for part in parts)
-        losses.append(stepper.run(step, samples, parts, stop=False).loss)
-    stepper.close()
+    losses = losses_of_steps(stepper, passes, data, STEPS)
     run.close()
     return Found(losses, network.state_dict(), sizes)
 

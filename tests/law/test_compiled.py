@@ -14,6 +14,7 @@ import torch
 
 from tests.conftest import NIGHTLY
 from tests.law.cases import IGNORED, KEY, Case
+from tests.law.steps import losses_of_steps
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
@@ -64,12 +65,7 @@ def train(
     stepper = Stepper(
         torch.optim.SGD(network.parameters(), lr=0.05), mesh, passes, run.axes, StepRules(IGNORED, KEY.seed)
     )
-    parts = passes.mode.share([TileReference(i, t) for i in range(IMAGES) for t in range(len(data.tilings[i]))])
-    losses = []
-    for step in range(STEPS):
-        samples = (data.load(part.image, part.tile) for part in parts)
-        losses.append(stepper.run(step, samples, parts, stop=False).loss)
-    stepper.close()
+    losses = losses_of_steps(stepper, passes, data, STEPS)
     run.close()
     return losses, network.state_dict()
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.law.cases import IGNORED, KEY, Case, as_batch
+from tests.law.steps import losses_of_steps
 from tests.law.test_batch_norm import native
 from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip
@@ -25,7 +26,6 @@ from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.sampling import TileReference
 from tiledseg.training.optimizer import build_optimizer, parameter_groups
 from tiledseg.training.preparation import update_of
 from tiledseg.training.step import Stepper, StepRules
@@ -91,12 +91,7 @@ def ours(case: Case, factors: dict[str, float], parallel: ParallelConfig, mesh: 
     optimizer = build_optimizer(parameter_groups(network.parameters_by_node(), update), update)
     passes = run.over(dataset.tilings)
     stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(IGNORED, KEY.seed))
-    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(dataset.tilings[0]))])
-    losses = []
-    for step in range(STEPS):
-        samples = (dataset.load(part.image, part.tile) for part in parts if passes.loads)
-        losses.append(stepper.run(step, samples, parts, stop=False).loss)
-    stepper.close()
+    losses = losses_of_steps(stepper, passes, dataset, STEPS)
     run.close()
     assert gathered(network, optimizer) == set()
     return losses, own_state(network)

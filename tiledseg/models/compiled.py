@@ -56,7 +56,8 @@ class CompiledNetwork:
 def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Tensor]], list[torch.Tensor]]:
     """A function of the input and of the channels that dropouts keep, by their nodes."""
     graph, modules = network.graph, list(network.layers.values())
-    assert len(graph.sources) == len(graph.released)  # both are made now: what makes them cannot be traced
+    # Both are made now: what makes them cannot be traced.
+    assert len(graph.sources) == len(graph.released), "one list a node"
 
     def run(x_BCHW: torch.Tensor, kept: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         def compute(k: int, inputs: list[torch.Tensor]) -> torch.Tensor:

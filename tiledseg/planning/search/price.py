@@ -187,7 +187,7 @@ class Pricing:
         return Priced(candidate, plan, seconds, time, memory, ranks, self.question.memory)
 
     def _priced_stages(self, candidate: Candidate, plan: RunPlan) -> Priced | Discarded:
-        assert plan.pipeline is not None
+        assert plan.pipeline is not None, "a plan of stages has a pipeline"
         assert plan.seconds is not None, "stages are looked at on known machines only"
         from tiledseg.planning.run.pipeline import pipeline_bytes
 
