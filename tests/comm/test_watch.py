@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, Done, mpirun
 from tiledseg.comm.doing import changes, current, doing, tick, waiting
+from tiledseg.comm.launch import Launch
 from tiledseg.comm.verdict import Report, Seen, decode, verdict
-from tiledseg.comm.watch import Observer
+from tiledseg.comm.watch import Observer, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0
@@ -127,3 +130,15 @@ def test_a_long_piece_of_work_that_ticks_is_left_alone() -> None:
     done = mpirun(2, JOB, "busy", "--deadline", f"{DEADLINE:g}", seconds=120)
     assert (done.code, done.errors) == (0, [])
     assert "done" in done.out
+
+
+def test_rank_0_keeps_the_store_until_all_have_looked_for_the_last_time() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    watches = [open_watch(store, Launch(rank, 2, rank, 2, "torchrun"), {}, DEADLINE) for rank in range(2)]
+    last = threading.Thread(target=watches[0].stop)
+    last.start()
+    last.join(0.3)
+    assert last.is_alive()
+    watches[1].stop()
+    last.join(10)
+    assert not last.is_alive()

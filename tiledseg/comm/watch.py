@@ -85,10 +85,11 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; it never speaks again."""
+        """Ends the thread; it never speaks again. Rank 0, with which the store ends, waits until all have come here."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(2 * GRACE_SECONDS)
+        self._board.leave(self._launch.size if self._launch.is_root else 0)
 
     def _run(self) -> None:
         last = time.monotonic()
