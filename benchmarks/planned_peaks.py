@@ -100,7 +100,7 @@ def step(module: Callable[..., torch.Tensor], *inputs: object) -> None:
     logits_BKHW = module(*inputs)
     labels_BHW = torch.zeros(1, *logits_BKHW.shape[2:], dtype=torch.long)
     loss = cross_entropy(logits_BKHW, labels_BHW, reduction="sum")
-    del logits_BKHW
+    del logits_BKHW, labels_BHW
     loss.backward()
 
 

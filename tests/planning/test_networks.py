@@ -48,7 +48,7 @@ def test_the_memory_of_a_step_is_that_of_torch(network: Network, tolerance: floa
     x_BCHW = torch.randn(1, BANDS, side, side).contiguous(memory_format=torch.channels_last)
     labels_BHW = torch.zeros(1, side, side, dtype=torch.long)
     with AllocationMeter([*known, *module.buffers()]) as meter:
-        own_BCHW, own_BHW = x_BCHW.clone(), labels_BHW.clone()
-        loss_of(module(own_BCHW), own_BHW).backward()
+        own_BCHW = x_BCHW.clone()
+        loss_of(module(own_BCHW), labels_BHW.clone()).backward()
     memory = training_memory(network.graph(), BANDS, (side, side))
     assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=tolerance)

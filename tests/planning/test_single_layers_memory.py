@@ -57,7 +57,7 @@ def test_the_memory_of_a_step_is_that_of_torch(name: str) -> None:
     x_BCHW = torch.randn(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(1, *network(x_BCHW).shape[2:], dtype=torch.long)
     with AllocationMeter(known) as meter:
-        own_BCHW, own_labels = x_BCHW.clone(), labels.clone()
-        functional.cross_entropy(network(own_BCHW), own_labels, reduction="sum").backward()
+        own_BCHW = x_BCHW.clone()
+        functional.cross_entropy(network(own_BCHW), labels.clone(), reduction="sum").backward()
     memory = training_memory(graph, 3, (256, 256))
     assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.02)

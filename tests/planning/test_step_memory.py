@@ -50,7 +50,7 @@ def measured_peak(network: GraphNetwork, context: tuple[int, int]) -> int:
         logits = network(source.clone())
         labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
         loss = cross_entropy(logits, labels, reduction="sum")
-        del logits  # the labels stay: they belong to the caller
+        del logits, labels  # as in the trainer's steps, the loss alone holds them
         loss.backward()
     return meter.peak
 
@@ -155,12 +155,15 @@ def test_the_total_is_that_of_the_trainers_own_step(precision: str, most: float,
     assert memory.total == pytest.approx(meter.peak, rel=most)
 
 
-LOSSES = ["focal", "dice", {"cross_entropy": 1, "dice": 0.5}, "boundary", {"focal": 1, "boundary": 1}]
+LOSSES = ["cross_entropy", "focal", "dice", {"cross_entropy": 1, "dice": 0.5}, "boundary", {"focal": 1, "boundary": 1}]
+
+USUAL = [("cross_entropy", "fp64"), ("cross_entropy", "bf16")]
 
 
-@pytest.mark.parametrize(("loss", "precision"), [*((loss, "fp32") for loss in LOSSES), ("dice", "fp64")])
+@pytest.mark.parametrize(("loss", "precision"), [*((loss, "fp32") for loss in LOSSES), ("dice", "fp64"), *USUAL])
 def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str) -> None:
-    """The trainer's own steps of a network whose peak is at its loss: within 3 %, which the usual loss would miss."""
+    """The trainer's own steps of a network whose peak is at its loss: within 3 %, which the usual loss would miss where
+    another is asked for. The loss alone decides how long it needs the network's output."""
     unet, side = UNet(1, convs_per_level=1, base_channels=2, classes=8), 160
     tiling = make_tiling((side, side), (1, 1), network_footprint(unet.graph()))
     tile, mesh = tiling.tiles[0], Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")
@@ -187,7 +190,10 @@ def test_the_loss_that_is_asked_for(loss: str | dict[str, float], precision: str
     sizes = unet.bands, (side, side), ACTIVATION_BYTES[precision]
     asked, usual = (training_memory(graph, *sizes).total for graph in (unet.graph().with_loss(further), unet.graph()))
     assert asked == pytest.approx(meter.peak, rel=0.03)
-    assert usual / meter.peak < 0.86, "it would be missed"
+    if loss == "cross_entropy":
+        assert asked == usual
+    else:
+        assert usual / meter.peak < (0.99 if loss == "focal" else 0.94), "it would be missed"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ MEMORY = 5 << 20
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
     root = tmp_path_factory.mktemp("widths")
-    write_raster(root / "image.tif", np.zeros((4, 150, 230), np.uint8))
+    write_raster(root / "image.tif", np.zeros((3, 150, 230), np.uint8))
     write_raster(root / "labels.tif", np.zeros((1, 150, 230), np.uint8))
     return DataConfig(str(root / "image.tif"), str(root / "labels.tif"), classes=2)
 
@@ -40,7 +40,7 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
     """The halved bytes of bf16 did count for one of them only. A norm over the image left `train` one tile."""
     for norm, halo in (("none", "read"), ("instance", "layer")):
         model = replace(MODEL, norm=norm)
-        question = Question((150, 230), build_network(model, 4, 2), precision=precision, gpu_memory=MEMORY, gpus=ranks)
+        question = Question((150, 230), build_network(model, 3, 2), precision=precision, gpu_memory=MEMORY, gpus=ranks)
         config = Config(
             data=data, model=model, train=TrainConfig(precision=precision), parallel=ParallelConfig(halo=halo)
         )

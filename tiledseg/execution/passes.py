@@ -126,7 +126,9 @@ class SerialPasses:
             left -= len(pieces)
             if left == 0:
                 reducer.overlap()
-            loss(pieces).backward()
+            total = loss(pieces)
+            pieces.clear()  # the loss alone decides how long it needs the network's output
+            total.backward()
         return timed.seconds
 
     def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:

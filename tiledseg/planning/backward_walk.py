@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Layer, Shape
-from tiledseg.planning.cost import INDEX_BYTES, LayerCost, loss_bytes, loss_peak
+from tiledseg.planning.cost import LayerCost, loss_bytes, loss_peak
 from tiledseg.widths import wide_bytes
 
 
@@ -99,10 +99,9 @@ class BackwardWalk:
         """The loss is differentiated, or gradients have come from the stages after."""
         if self.stop == len(self.graph):
             results = [self.costs[tensor - 1] for tensor in self.graph.results]
-            labels = INDEX_BYTES * results[0].shape[1] * results[0].shape[2]  # the caller's: they stay
             self.at_first = kept + loss_bytes(results, self.bytes_per_value)
-            self.live = kept + labels
-            self.during = self.at_first + loss_peak(results)
+            self.live = kept
+            self.during = self.at_first + loss_peak(results, self.bytes_per_value)
             self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]

@@ -173,10 +173,11 @@ def loss_bytes(results: Sequence[LayerCost], bytes_per_value: int) -> int:
     return (logits + 1) * wide_bytes(bytes_per_value) + height * width * INDEX_BYTES + further
 
 
-def loss_peak(results: Sequence[LayerCost]) -> int:
+def loss_peak(results: Sequence[LayerCost], bytes_per_value: int) -> int:
     """What is there on top of what the loss keeps while its gradients are made: these, the outputs' own and a copy of
-    the first one's; and what another loss makes more."""
-    _, height, width = results[0].shape
+    the first one's, in the loss's width, once the labels are let go; and what another loss makes more."""
+    channels, height, width = results[0].shape
     loss = results[0].loss
-    made = results[0].output_bytes + sum(result.output_bytes for result in results)
+    made = height * width * (2 * channels * wide_bytes(bytes_per_value) - INDEX_BYTES)
+    made += sum(result.output_bytes for result in results[1:])
     return max(0, made + math.ceil((loss.peak - loss.kept) * height * width))

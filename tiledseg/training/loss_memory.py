@@ -17,33 +17,31 @@ from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.objective import Objective, Ratios
 
 _SIDE = 192  # of the tile: 40 ms for the largest loss of 8 classes
-_LABEL_BYTES = 8
 
 
 def further_bytes(objective: Objective, usual: Objective, channels: Sequence[int], precision: str) -> LossBytes:
-    """Of each pixel, what `objective` needs more than the plan has for `usual` (a negative number: less). `channels`:
-    of the network's outputs, which a step holds until their gradients are made; the plan has labels in their place, as
-    a caller holds them who has made them."""
+    """Of each pixel, what `objective` needs more than `usual` (a negative number: less). `channels`: of the network's
+    outputs."""
     dtype = torch.float64 if precision == "fp64" else torch.float32
     ours, theirs = (_measured(each, channels, dtype) for each in (objective, usual))
-    held = sum(channels) * dtype.itemsize
-    return LossBytes(ours.kept - theirs.kept + held, ours.peak - theirs.peak + held - _LABEL_BYTES)
+    return LossBytes(ours.kept - theirs.kept, ours.peak - theirs.peak)
 
 
 def _measured(objective: Objective, channels: Sequence[int], dtype: torch.dtype) -> LossBytes:
     """Of each pixel: what is there when its sums are known, and at the worst moment until its gradients are, them
-    included; without the outputs, and labels as they are read."""
+    included. An output counts as long as the loss keeps it, labels as they are read do not."""
     margin, pixels = objective.margin, _SIDE * _SIDE
     side = _SIDE + 2 * margin
-    outputs = [torch.zeros(1, count, _SIDE, _SIDE, dtype=dtype) for count in channels]
-    outputs = [output.contiguous(memory_format=torch.channels_last).requires_grad_() for output in outputs]
+    leaves = [torch.zeros(1, count, _SIDE, _SIDE, dtype=dtype) for count in channels]
+    leaves = [leaf.contiguous(memory_format=torch.channels_last).requires_grad_() for leaf in leaves]
     target_BHW = torch.zeros(1, side, side, dtype=torch.int16 if margin else torch.uint8)
-    with torch.enable_grad(), AllocationMeter([*outputs, target_BHW]) as meter:
+    with torch.enable_grad(), AllocationMeter([*leaves, target_BHW]) as meter:
+        outputs = [leaf.clone() for leaf in leaves]
         sums = objective.sums(tuple(outputs), target_BHW)
         loss = torch.cat([part.reshape(-1) for part in sums]).sum() if isinstance(objective, Ratios) else sums[0]
-        del sums
+        del sums, outputs
         kept, forward = meter.bytes, meter.peak
         meter.peak = kept
-        gradients = torch.autograd.grad(loss, outputs, allow_unused=True)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
     del gradients
     return LossBytes(kept / pixels, max(forward, meter.peak) / pixels)

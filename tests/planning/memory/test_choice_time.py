@@ -30,4 +30,4 @@ def test_the_choice_takes_a_second(levels: int, norm: str) -> None:
         assert found.extra > 0
         assert found.peak <= budget
         assert seconds < MOST_SECONDS
-        assert found.gap < (1e-9 if levels < 8 or norm == "none" else 0.12)
+        assert found.gap < (1e-9 if levels < 8 or norm == "none" else 0.3), "of what is 0.5 to 1.5 % of a step"
