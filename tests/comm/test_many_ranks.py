@@ -22,7 +22,7 @@ from tiledseg.comm.verdict import Report
 from tiledseg.comm.watch import Watch
 from tiledseg.errors import ConfigError
 
-SIZES = (32, 64, 128, 256) if NIGHTLY else (32, 64, 128)
+SIZES = (32, 64, 128, 256) if NIGHTLY else (32, 256)
 
 
 def started(*sizes: int, **environ: str) -> dict[int, dict[str, Any]]:
@@ -43,7 +43,7 @@ def test_store_work_grows_no_faster_than_p_log_p(starts: dict[int, dict[str, Any
     """Rank 0, which keeps the store, does all of it. With a full mesh twice the ranks made eight times the bytes."""
     for few, many in pairwise(SIZES):
         grown = starts[many]["total"][what] / starts[few]["total"][what]
-        assert 2 <= grown <= many * math.log2(many) / (few * math.log2(few))
+        assert many / few <= grown <= many * math.log2(many) / (few * math.log2(few))
 
 
 @pytest.mark.parametrize("what", ["operations", "bytes"])
