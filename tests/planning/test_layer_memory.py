@@ -65,7 +65,7 @@ def peak(run: Run) -> int:
         logits = run.network(source, run.rows, run.cols)
         labels = torch.zeros(1, *logits.shape[2:], dtype=torch.long)
         loss = cross_entropy(logits, labels, reduction="sum")
-        del logits
+        del logits, labels
         loss.backward()
     return meter.peak
 
