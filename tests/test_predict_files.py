@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyogrio
@@ -14,6 +15,7 @@ import rasterio
 import shapely
 from numpy.typing import NDArray
 from rasterio.features import geometry_mask, shapes
+from rasterio.windows import Window
 from rio_cogeo.cogeo import cog_validate
 
 from tests.crash.runs import Material
@@ -73,6 +75,27 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
     for path in (tmp_path / "map.tif", shares):
         assert cog_validate(path)[0], "of one block either kind keeps the rules"
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
+
+
+def test_an_image_that_is_written_to_while_it_is_mapped_is_said(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    image, read = tmp_path / "image.tif", Dataset.load
+    image.write_bytes((folder / "image.tif").read_bytes())
+    words = ["--image", str(image), "--verbosity", "1"]
+    assert predict(folder, tmp_path / "left alone.tif", *words) == 0
+    assert "warning" not in capfd.readouterr().err
+
+    def read_then_write(dataset: Dataset, *arguments: Any) -> Any:
+        sample = read(dataset, *arguments)
+        with rasterio.open(image, "r+") as file:
+            file.write(np.full((1, 1), 7, np.uint8), 1, window=Window(3, 50, 1, 1))
+        return sample
+
+    monkeypatch.setattr(Dataset, "load", read_then_write)
+    assert predict(folder, tmp_path / "map.tif", *words) == 0
+    said = capfd.readouterr().err
+    assert said.count(f"warning: {image} was written to while it was mapped") == 1, said
 
 
 def read_polygons(path: Path) -> tuple[dict, NDArray, NDArray, NDArray, NDArray]:

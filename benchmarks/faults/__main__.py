@@ -1,9 +1,10 @@
 """`python -m benchmarks.faults --cases 300 --seed 0`: random faults befall small runs, which then go on.
 
-Each case is drawn by its seed and number: a kind of fault, its moment, one rank (a fork of a process that has imported
-everything) or two (under mpirun, from the start of their processes). The run meets its fault under a limit of time; the
-fault is taken away, and the run goes on. A table by kind, and every case that failed with what was wrong; exit 1 where
-one did. `--keep FILE` keeps results: the same call goes on from them, and other cases may be added to them.
+Each case is drawn by its seed and number: a kind of fault, its moment, one rank or several. Ranks are forks of a
+process that has imported everything; some cases go through mpirun, from the start of their processes. The run meets its
+fault under a limit of time; the fault is taken away, and the run goes on; where a node is lost, on the ranks that are
+left. A table by kind, and every case that failed with what was wrong; exit 1 where one did. `--keep FILE` keeps
+results: the same call goes on from them, and other cases may be added to them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.faults.case import Result, Workshop
-from benchmarks.faults.kinds import draw_trial
 from benchmarks.faults.table import table
 from tests.fuzz.driver import warm_up
 
@@ -27,14 +27,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (0)")
     parser.add_argument("--keep", type=Path, help="file of results, a line a case, which are not run again")
-    parser.add_argument("--most-ranks", type=int, default=2, help="leaves out the cases of more ranks (2)")
     flags = parser.parse_args()
     warm_up()
     results = read_results(flags.keep)
     with tempfile.TemporaryDirectory(prefix="faults-") as root:
         workshop = Workshop(Path(root))
         for number in range(flags.first, flags.first + flags.cases):
-            if number not in results and draw_trial(flags.seed, number).ranks <= flags.most_ranks:
+            if number not in results:
                 results[number] = result = workshop.run(flags.seed, number)
                 _keep(flags.keep, result)
     found = [results[number] for number in sorted(results)]

@@ -1,6 +1,7 @@
 """What befalls a run: its process gets a signal or a limit, or the files that it reads and writes are changed.
 
-Every act works in the case's folder, which holds `image.tif`, `labels.tif`, `run.yaml` and the run's folder `run`.
+Every act works in the case's folder, which holds `image.tif`, `val.tif`, `labels.tif` of both, `run.yaml` and the run's
+folder `run`.
 Files are written over or cut in place, as a failing disk or a second job does; what vanishes is moved to `away`.
 """
 
@@ -14,7 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-IMAGE, METRICS, CHECKPOINTS, AWAY = Path("image.tif"), Path("run/metrics.jsonl"), Path("run/checkpoints"), Path("away")
+IMAGE, JUDGED, METRICS, CHECKPOINTS = map(Path, ("image.tif", "val.tif", "run/metrics.jsonl", "run/checkpoints"))
+AWAY = Path("away")
 _FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 
 
@@ -34,13 +36,13 @@ def _cut(path: Path, draw: int) -> None:
     os.truncate(path, draw % path.stat().st_size)
 
 
-def _write(value: float, draw: int) -> None:
+def _write(value: float, draw: int, path: Path = IMAGE) -> None:
     """One pixel of one band has another value."""
     import numpy as np
     import rasterio
     from rasterio.windows import Window
 
-    with rasterio.open(IMAGE, "r+") as file:
+    with rasterio.open(path, "r+") as file:
         row, col, band = draw % file.height, draw // file.height % file.width, draw % file.count
         file.write(np.full((1, 1), value, np.float32), band + 1, window=Window(col, row, 1, 1))
 
@@ -70,6 +72,8 @@ ACTS: dict[str, Callable[[int], None]] = {
     "limit": _limit,
     "cut raster": lambda draw: _cut(IMAGE, draw),
     "write NaN": lambda draw: _write(math.nan, draw),
+    "write 7": lambda draw: _write(7.0, draw),
+    "write validation": lambda draw: _write(7.0, draw, JUDGED),
     "write 3e38": lambda draw: _write(3e38, draw),
     "move raster": lambda draw: _move_away(IMAGE),
     "move checkpoints": lambda draw: _move_away(CHECKPOINTS),

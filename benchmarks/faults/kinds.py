@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 STEPS, EVERY = 12, 3
 """Steps of the run, and from checkpoint to checkpoint."""
+TILES = 4
+"""Of a step."""
+PER_NODE = 2
+"""Ranks, where nodes are lost."""
+MPIRUN_EVERY = 35
+"""Of so many cases one goes through mpirun, on several ranks, from the start of their processes."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Rank `rank` meets the act `act`, which gets the number `draw`: in step `step`, or where `save` is above 0 at the
-    `save`-th touch of a file that is not a checkpoint yet."""
+    """Rank `rank`, or `ranks` of them from there on, meet the act `act`, which gets the number `draw`: in step `step`,
+    or where `save` is above 0 at the `save`-th touch of a file that is not a checkpoint yet."""
 
     act: str
     rank: int
     step: int = 0
     save: int = 0
     draw: int = 0
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
 class Trial:
     """One fault. `stopped`: how the run is ended before, and the fault met by the next start; else it is met by the run
-    in `moment`. `at_rest`: what happens to the files in between."""
+    in `moment`. `at_rest`: what happens to the files in between. `left`: on how many ranks the run goes on, which says
+    that the others are lost with their node. `mpirun`: real starts; else the ranks are forks."""
 
     kind: str
     ranks: int
     moment: Moment | None
     stopped: Moment | None = None
     at_rest: tuple[str, int] | None = None
+    left: int = 0
+    mpirun: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Kind:
     """`codes`: with which the run may end, of one rank and of several; `words`: a pattern that standard error holds,
     unless the exit code is the signal that left nobody to say anything. `may_miss`: a run that has read all it needs
     may also end with exit 0, and the losses of the undisturbed one. `harms`: the program says what it met and goes on
-    with it, as its pages say; the run is put back to where it met the fault."""
+    with it, as its pages say; the run is put back to where it met the fault. `options`: of the command line."""
 
     draw: Callable[[random.Random, int], Trial]
     codes: tuple[int, ...]
@@ -47,6 +57,7 @@ class Kind:
     ranks: tuple[int, ...] = (1, 1, 1, 1, 2)
     may_miss: bool = False
     harms: bool = False
+    options: tuple[str, ...] = ()
 
 
 def _in_step(kind: str, act: str, any_rank: bool = True) -> Callable[[random.Random, int], Trial]:
@@ -71,6 +82,14 @@ def _in_save(drawn: random.Random, ranks: int) -> Trial:
     return Trial("kill in a save", ranks, Moment("kill", 0, save=drawn.randrange(1, 20)))
 
 
+def _lost_node(drawn: random.Random, ranks: int) -> Trial:
+    """All ranks of one node are killed in the same step, and the run goes on without them."""
+    first = drawn.randrange(0, ranks, PER_NODE)
+    lost = min(PER_NODE, ranks - first)
+    moment = Moment("kill", first, drawn.randrange(1, STEPS - 1), ranks=lost)
+    return Trial("lost node", ranks, moment, left=ranks - lost)
+
+
 def _at_rest(
     kind: str, *acts: str, first: int = 1, ends: tuple[str, ...] = ("usr1", "kill")
 ) -> Callable[[random.Random, int], Trial]:
@@ -83,14 +102,24 @@ def _at_rest(
     return draw
 
 
-_OF_KILL = r"signal 9"
-"""What mpirun says."""
+_LOST = r"error: .*(rank {rank} on [^;:]+|ranks [\d ,and-]*{rank}[\d ,and-]*) not answering"
+_OF_KILL = rf"signal 9|{_LOST}"
+"""What mpirun says, and what the other ranks say where nobody ends them."""
+_SHORT = ("--parallel.deadline", "4")
+_JUDGED = ("--data.val_images", "val.tif", "--data.val_labels", "labels.tif", "--train.validate_every", "2")
 _TWO_SAVES = 2 * EVERY + 2
 KINDS: dict[str, Kind] = {
     "kill -9": Kind(_in_step("kill -9", "kill"), (-9, 137), _OF_KILL),
     "SIGTERM": Kind(_in_step("SIGTERM", "term"), (75,), r"stopped early after step \d+, by a signal"),
     "SIGUSR1": Kind(_in_step("SIGUSR1", "usr1"), (75,), r"stopped early after step \d+, by a signal"),
-    "stuck rank": Kind(_in_step("stuck rank", "stop"), (1,), r"error: .*rank {rank} on \S+ not answering", ranks=(2,)),
+    "stuck rank": Kind(
+        _in_step("stuck rank", "stop"),
+        (1,),
+        _LOST,
+        ranks=(2,),
+        options=_SHORT,
+    ),
+    "lost node": Kind(_lost_node, (-9, 137), _OF_KILL, ranks=(3, 4)),
     "full disk": Kind(_full_disk, (1,), r"error: .*cannot write .*run.*File too large"),
     "kill in a save": Kind(_in_save, (-9, 137), _OF_KILL),
     "damaged checkpoint": Kind(
@@ -106,6 +135,18 @@ KINDS: dict[str, Kind] = {
         r"warning: .*image\.tif",
         harms=True,
     ),
+    "raster rewritten while it is read": Kind(
+        _in_step("raster rewritten while it is read", "write 7", False),
+        (0,),
+        r"warning: .*image\.tif was written to",
+        harms=True,
+    ),
+    "validation raster rewritten": Kind(
+        _in_step("validation raster rewritten", "write validation", False),
+        (0,),
+        r"warning: .*val\.tif was written to",
+        options=_JUDGED,
+    ),
     "value that no loss stands": Kind(_bad_value, (1,), r"error: .*image\.tif"),
     "raster gone": Kind(_in_step("raster gone", "move raster", False), (1, 2), r"error: .*image\.tif", may_miss=True),
     "checkpoints gone": Kind(_at_rest("checkpoints gone", "move checkpoints", ends=("usr1",)), (2,), r"error: .*run"),
@@ -118,4 +159,6 @@ def draw_trial(seed: int, number: int) -> Trial:
     """Case `number` of a seed; the kinds take turns."""
     name = list(KINDS)[number % len(KINDS)]
     drawn = random.Random(f"{seed} {number} {name}")
-    return KINDS[name].draw(drawn, drawn.choice(KINDS[name].ranks))
+    mpirun = number % MPIRUN_EVERY == 0
+    ranks = drawn.choice([ranks for ranks in KINDS[name].ranks if ranks > 1 or not mpirun])
+    return replace(KINDS[name].draw(drawn, ranks), mpirun=mpirun)

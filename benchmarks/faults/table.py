@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from benchmarks.faults.case import Result
 
 HEADS = (
-    *("kind", "cases", "of two ranks", "ended in time", "cause named", "ended whole under the fault", "losses equal"),
-    *("lost steps", "recovery of one rank", "recovery of two ranks", "longest end"),
+    *("kind", "cases", "of several ranks", "by mpirun", "ended in time", "cause named", "ended whole under the fault"),
+    *("losses equal", "lost steps", "recovery of one rank", "of several", "by mpirun", "longest end"),
 )
 
 
@@ -25,6 +25,7 @@ def _row(name: str, results: Sequence[Result]) -> list[str]:
     counts = [
         len(results),
         sum(result.ranks > 1 for result in results),
+        sum(result.mpirun for result in results),
         sum(result.in_time for result in results),
         sum(result.named for result in results),
         sum(result.missed for result in results),
@@ -32,8 +33,8 @@ def _row(name: str, results: Sequence[Result]) -> list[str]:
     ]
     lost = _spread([result.lost for result in results if result.lost is not None], "{:g}")
     seconds = [
-        _spread([r.recovery for r in results if r.recovery is not None and (r.ranks == 1) is alone], "{:.1f} s")
-        for alone in (True, False)
+        _spread([r.recovery for r in results if r.recovery is not None and (r.ranks > 1, r.mpirun) == how], "{:.1f} s")
+        for how in ((False, False), (True, False), (True, True))
     ]
     return [name, *map(str, counts), lost, *seconds, f"{max(result.seconds for result in results):.1f} s"]
 

@@ -52,7 +52,7 @@ def run_ranks(size: int, body: Callable[[], int], folder: Path, limit: float) ->
     """Calls `body` on `size` ranks, whose exit codes it returns. What they say goes to files in `folder`. After `limit`
     seconds, or soon after one has failed, those that are left are killed."""
     begun = time.monotonic()
-    port = _free_port()
+    port = free_port()
     logs = [folder / f"rank-{rank}.txt" for rank in range(size)]
     gc.collect()
     gc.freeze()  # a search for garbage would write to shared pages
@@ -124,9 +124,7 @@ def _be_rank(rank: int, size: int, port: int, body: Callable[[], int], log: Path
             os.dup2(output, descriptor)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in {**place, **meeting}.items()})
+        os.environ.update(torchrun_variables(rank, size, size, port))
         code = body()
     except BaseException:
         traceback.print_exc()
@@ -137,7 +135,15 @@ def _be_rank(rank: int, size: int, port: int, body: Callable[[], int], log: Path
         os._exit(code & 0xFF)
 
 
-def _free_port() -> int:
+def torchrun_variables(rank: int, size: int, per_node: int, port: int) -> dict[str, str]:
+    """What torchrun sets, for ranks of one machine that say they are on nodes of `per_node` ranks each; but no store of
+    its own: rank 0 keeps it."""
+    on_node = min(per_node, size - rank // per_node * per_node)
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": on_node}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | {name: str(value) for name, value in place.items()}
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,3 +143,18 @@ def test_rank_0_keeps_the_store_until_all_have_looked_for_the_last_time() -> Non
     watches[1].stop()
     last.join(10)
     assert not last.is_alive()
+
+
+def test_who_meets_a_lost_peer_names_it() -> None:
+    """One that asks reads all reports, the others read what it found: no traffic that grows with the ranks squared."""
+    for stopped, words in (((), ""), ((1, 2), r"ranks 1-2 not answering, last in: .+")):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+        watches = [open_watch(store, Launch(rank, 4, rank, 4, "torchrun"), {}, DEADLINE) for rank in range(4)]
+        for rank, watch in enumerate(watches):
+            if rank not in stopped:
+                watch.start()
+        with ThreadPoolExecutor(2) as asking:
+            answers = list(asking.map(lambda watch: watch.lost(0.0), (watches[0], watches[3])))
+        assert all(re.fullmatch(words, answer) for answer in answers), answers
+        for watch in reversed(watches):  # rank 0's waits for the others
+            watch.stop()

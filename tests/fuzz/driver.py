@@ -46,6 +46,7 @@ class Result:
 def warm_up() -> None:
     """Imports what every command imports, once, with one thread: the forked cases share it."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as a session has it, for the ranks that are forks
     import torch
 
     torch.set_num_threads(1)
@@ -53,6 +54,8 @@ def warm_up() -> None:
         __import__(f"tiledseg.{name}")
     for name in ("tiledseg.training.start", "tiledseg.inference.predictor", "tiledseg.comm.diagnosis", "h5py"):
         __import__(name)
+    parse: Any = __import__("tiledseg.config_file", fromlist=["parse_config"]).parse_config
+    parse([], "tiledseg train", "Train a segmentation network on tiles.")  # as `train` does: its parser is kept
     retrying: Any = __import__("tiledseg.raster.retrying", fromlist=["PAUSES"])
     retrying.PAUSES = (0.0,) * len(retrying.PAUSES)  # damaged files are tried as often, but at once
     for extra in ("torch.utils.tensorboard", "matplotlib.figure"):

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,33 @@ def run_function(
     body: Callable[[], int], folder: Path, interruption: Interruption | None = None, limit: float = LIMIT_SECONDS
 ) -> Outcome:
     """Runs a function in a forked child in `folder`; its exit code is the function's."""
-    pipes = [_pipe(), _pipe()]
     begun = time.monotonic()
+    child, outputs = fork(body, folder, interruption)
+    code, hung = _wait(child, begun, limit, interruption)
+    out, err = map(_read, outputs)
+    return Outcome(code, out, err, time.monotonic() - begun, hung)
+
+
+def fork(
+    body: Callable[[], int],
+    folder: Path,
+    interruption: Interruption | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> tuple[int, tuple[int, int]]:
+    """A forked child that calls a function in `folder`, with `variables` in its environment: its number, and where its
+    standard output and error are read."""
+    pipes = [_pipe(), _pipe()]
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the child listens, as programs do before their imports
     child = os.fork()
     if child == 0:
         listen()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.environ.update(variables or {})
         _be_child(body, folder, [write for _, write in pipes], interruption)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    code, hung = _wait(child, begun, limit, interruption)
-    out, err = (_read(*pipe) for pipe in pipes)
-    return Outcome(code, out, err, time.monotonic() - begun, hung)
+    for _, write in pipes:
+        os.close(write)
+    return child, (pipes[0][0], pipes[1][0])
 
 
 def _pipe() -> tuple[int, int]:
@@ -93,8 +108,7 @@ def _pipe() -> tuple[int, int]:
     return read, write
 
 
-def _read(read: int, write: int) -> str:
-    os.close(write)
+def _read(read: int) -> str:
     with open(read, "rb") as file:
         return file.read().decode(errors="replace")
 

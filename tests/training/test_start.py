@@ -136,15 +136,17 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew_without_its_log_alone(
     assert (folder / "metrics.jsonl").read_text().count("\n") == lines
 
 
+@pytest.mark.parametrize("key", ["images", "val_images"])
 def test_a_raster_that_is_written_to_in_mid_run_is_said(
-    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    material: Material, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], key: str
 ) -> None:
     config, said = config_of(material, tmp_path / "run"), "was written to while the run read it"
     config.run.verbosity = 1
-    image = tmp_path / "image.tif"
-    named = config.data.images if isinstance(config.data.images, str) else config.data.images[0]
-    shutil.copy(named, image)
-    config.data.images = str(image) if isinstance(config.data.images, str) else [str(image), *config.data.images[1:]]
+    image, named = tmp_path / "image.tif", config.data.images
+    first, others = (named, []) if isinstance(named, str) else (named[0], named[1:])
+    shutil.copy(first, image)
+    setattr(config.data, key, [str(image), *others])
+    config.data.val_labels = config.data.labels if key == "val_images" else config.data.val_labels
     assert run(config) == 0
     assert said not in capfd.readouterr().err
     log_step = Trainer._log_step
@@ -160,6 +162,7 @@ def test_a_raster_that_is_written_to_in_mid_run_is_said(
     assert f"warning: {image} {said}" in capfd.readouterr().err
     (note,) = json.loads((tmp_path / "other" / "summary.json").read_text())["warnings"]
     assert note.startswith(f"{image} {said}")
+    assert ("train anew" in note) == (key == "images"), "validation trains nothing"
 
 
 def test_never_refuses_a_used_folder_and_takes_an_unused_one(

@@ -61,6 +61,20 @@ class Board:
             time.sleep(0.02)
             left = self._call(lambda store: store.add("left", 0))
 
+    def is_first_to_ask(self) -> bool | None:
+        """Whether this rank is the first to ask who is lost; None where the store does not answer."""
+        number = self._call(lambda store: store.add("askers", 1))
+        return number == 1 if number is not None else None
+
+    def tell(self, words: str) -> None:
+        """What the first found that asked."""
+        self._call(lambda store: store.set("lost", words))
+
+    def told(self) -> str:
+        """What it told; empty where it has not yet, or where the store has gone since, as it does with rank 0."""
+        words = self._call(lambda store: store.get("lost") if store.check(["lost"]) else b"")
+        return words.decode() if words else ""
+
     def _call(self, function: Callable[[dist.Store], T]) -> T | None:
         if self._last is not None and self._last.is_alive():
             return None

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from tiledseg.comm.launch import Launch
@@ -30,6 +30,7 @@ GRACE_SECONDS = 5.0
 _TURN_SECONDS = 1.5
 _LAST_TURN_SECONDS = 3.0
 _PASS_ON_SECONDS = 0.3
+_LINGER_SECONDS = 1.0
 
 
 def exit_code(error: BaseException) -> int:
@@ -102,10 +103,11 @@ def wants_traceback(error: BaseException) -> bool:
     return os.environ.get(TRACEBACK, "0") not in ("", "0") or bool(getattr(error, "traced", False))
 
 
-def report_from(error: BaseException, launch: Launch, host: str) -> None:
+def report_from(error: BaseException, launch: Launch, host: str, lost: Callable[[float], str] | None = None) -> None:
     """Reports an error in the middle of a job, with the rank's name; late where a lost peer may be its cause.
 
-    Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard.
+    Ranks speak one after the other, the lowest first: where many fail alike, the first ends the rest unheard. `lost`
+    takes at least so many seconds, and names the peers that are gone.
     """
     if isinstance(error, (KeyboardInterrupt, Stopped)) and not launch.is_root:
         return
@@ -113,8 +115,18 @@ def report_from(error: BaseException, launch: Launch, host: str) -> None:
         report(error)
         return
     turn = min(launch.rank * _TURN_SECONDS, _LAST_TURN_SECONDS)
-    time.sleep(turn + (GRACE_SECONDS if isinstance(error, CommunicationError) else 0.0))
+    if isinstance(error, CommunicationError):
+        named = (lost or _wait)(GRACE_SECONDS)
+        error.args = (f"{named}; {error}",) if named else error.args
+        turn += _LINGER_SECONDS if launch.is_root else 0.0  # it may keep what the others ask
+    time.sleep(turn)
     report(error, speaker(launch, host))
+
+
+def _wait(seconds: float) -> str:
+    """For a job that nothing watches."""
+    time.sleep(seconds)
+    return ""
 
 
 def report_before_mesh(error: BaseException, launch: Launch, host: str) -> None:

@@ -86,6 +86,8 @@ def open_mesh(
     host = socket.gethostname()
     world = load_world(launch) if _needs_mpi(launch, environ, transport) else None
 
+    if launch.size > 1:
+        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where the store is gone: a page of C++ frames, then a line
     with _without_collections():
         import torch
 
@@ -236,7 +238,7 @@ def _end_in_failure(mesh: Mesh, error: BaseException) -> int:
             return _leave_together(mesh, code)
         except CommunicationError:
             return _end(mesh.launch, code)
-    report_from(error, mesh.launch, mesh.host)
+    report_from(error, mesh.launch, mesh.host, mesh.watch.lost if mesh.watch is not None else None)
     return _end(mesh.launch, code)
 
 

@@ -45,7 +45,7 @@ def peer_errors(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise
-        reason = re.sub(r"^\[[^\]]*\]\s*", "", first_line(error))
+        reason = re.sub(r"^\[[^\]]*\]\s*|\. This is typically caused by.*$", "", first_line(error))
         raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
 
 

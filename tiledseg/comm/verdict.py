@@ -16,6 +16,7 @@ _ALL_STALE = 0.7
 SILENT = 0.4
 _GROUPS = 6
 _WORDS = 160
+_GONE = "not answering, last in"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
     if any(one.report.age < _ALL_STALE * deadline for one in answering):
         return None
     busy = [one for one in answering if not one.report.waits]
-    parts = _groups(silent, "not answering, last in")
+    parts = _groups(silent, _GONE)
     parts += _groups(sorted(busy, key=lambda one: -one.report.age), "stuck in")
     if not parts:
         parts = ["every rank waits for another"]
@@ -66,6 +67,11 @@ def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
         f"no rank has made progress for {deadline:g} s: {'; '.join([*parts[:_GROUPS], *more])}. Look at what the first "
         "ones do and at their machines, or raise parallel.deadline where one piece of work takes longer"
     )
+
+
+def not_answering(reports: Sequence[Report]) -> str:
+    """The ranks whose last reports these are, in words; empty where there are none."""
+    return "; ".join(_groups([Seen(report, 0.0) for report in reports], _GONE)[:_GROUPS])
 
 
 def _groups(seen: Sequence[Seen], how: str) -> list[str]:

@@ -25,9 +25,11 @@ from tiledseg.comm.board import Board
 from tiledseg.comm.doing import changes, current
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.verdict import SILENT, STALE, Report, Seen, verdict
+from tiledseg.comm.verdict import SILENT, STALE, Report, Seen, not_answering, verdict
 
 _LONGEST_PERIOD = 5.0
+_LOST = 1.4  # periods after which a rank that is there has reported again
+_TOLD_SECONDS = 0.5  # for who has read all reports
 
 
 def report_period(deadline: float) -> float:
@@ -59,17 +61,24 @@ class Observer:
 
 def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> Watch:
     """This rank's part of the watch, with its first report at the store."""
-    board = Board(store, environ, max(0.5, report_period(deadline)))
-    return Watch(board, launch, socket.gethostname(), deadline)
+    board, own = (Board(store, environ, max(0.5, report_period(deadline))) for _ in range(2))
+    return Watch(board, launch, socket.gethostname(), deadline, own=own)
 
 
 class Watch:
     """This rank's part of the watch over a job; `stop` it once all ranks have done their last communication."""
 
     def __init__(
-        self, board: Board, launch: Launch, host: str, deadline: float, leave: Callable[[int], object] = os._exit
+        self,
+        board: Board,
+        launch: Launch,
+        host: str,
+        deadline: float,
+        leave: Callable[[int], object] = os._exit,
+        own: Board | None = None,
     ) -> None:
         self._board, self._launch, self._host = board, launch, host
+        self._own = own  # for the program's own thread
         self._deadline, self._period = deadline, report_period(deadline)
         self._leave = leave
         self._beat = 0
@@ -149,6 +158,29 @@ class Watch:
         """Another rank has spoken, or is about to."""
         time.sleep(GRACE_SECONDS)
         self._leave(1)
+
+    def lost(self, least: float) -> str:
+        """The ranks that report no more, in words; empty where all do, or where nobody can tell. Takes a little more
+        than the time from report to report, and at least `least` seconds. Not collective: for ranks whose communication
+        has failed. The first that asks reads all reports; the others read what it found.
+        """
+        period = max(_LOST * self._period, least)
+        if self._own is None:
+            time.sleep(period)
+            return ""
+        first = self._own.is_first_to_ask()
+        before = self._own.read(range(self._launch.size)) if first else None
+        time.sleep(period)
+        if first is None:  # rank 0 keeps the store, or torchrun beside rank 0
+            return not_answering([self._root.miss(0, 0.0).report])
+        if not first:
+            time.sleep(_TOLD_SECONDS)
+            return self._own.told()
+        now = self._own.read(range(self._launch.size))
+        beats = {report.rank: report.beat for report in before or ()}
+        words = not_answering([report for report in now or () if beats.get(report.rank) == report.beat])
+        self._own.tell(words)
+        return words
 
     def _report(self, ended: bool = False) -> Report:
         words, waits = current()

@@ -43,6 +43,7 @@ from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.machine_file import SOME_CPU
 from tiledseg.raster.classes import default_classes
 from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.raster.identity import identify, written_since
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.masked_reader import area_reader
@@ -53,6 +54,8 @@ from tiledseg.raster.views import View, ViewReader
 from tiledseg.raster.writer import RasterLayout, RasterWriter
 
 __all__ = ["Request", "predict", "predict_all"]
+
+_REWRITTEN = "{} was written to while it was mapped: the map may be of old and new pixels; map it again"
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
     _say(notes(planned), requests[0], mesh)
+    images = [identify(request.image) for request in requests] if mesh.is_root else []
     use_one_kernel(True)
     plan = planned.plan
     in_blocks = None if plan.blocks is None else plan.blocks.shape
@@ -112,6 +116,7 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
         for share in shares:
             _make_map(share, _suited(mapper, share, parallel, mesh), planned.classes, mesh, bar)
             _say(mesh.on_root(lambda: upload(stage)), share.request, mesh)
+    _say([_REWRITTEN.format(path) for path in written_since(images)], requests[0], mesh)
     parallel.close()
 
 

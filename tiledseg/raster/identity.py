@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiledseg.files import irregular_kind
@@ -52,3 +53,8 @@ def identify(path: str) -> Identity:
             opened.seek(start)
             digest.update(opened.read(_BLOCK))
     return Identity(path, digest.hexdigest()[:32], about.st_mtime)
+
+
+def written_since(found: Iterable[Identity]) -> tuple[str, ...]:
+    """The paths of files that are not as they were found, each once."""
+    return tuple(dict.fromkeys(each.path for each in found if identify(each.path).changed_since(each)))

@@ -43,7 +43,7 @@ from tiledseg.training.panels import Panels
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
-from tiledseg.training.resume.sources import written_since
+from tiledseg.training.resume.sources import rewritten_notes, sources_of
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
@@ -78,6 +78,7 @@ class Trainer:
         self.normalization = normalization
         self.beginning = beginning
         self.lines = lines
+        self.judged = sources_of(preparation.validation) if mesh.is_root and preparation.validation is not None else ()
         self.about = about or About()
         checkpoint = beginning.checkpoint
         network = network_modules(plan.network, recipe.seed, still=recipe.still_norms)
@@ -163,8 +164,7 @@ class Trainer:
 
     def _say_what_was_written(self, journal: Journal) -> None:
         """Rasters that were not left alone: some values may be those of before, some those of after."""
-        for path in written_since(self.beginning.sources):
-            note = f"{path} was written to while the run read it, which may have seen old and new values; train anew"
+        for note in rewritten_notes(self.beginning.sources, self.judged):
             journal.say(f"warning: {note}")
             self.about = replace(self.about, warnings=(*self.about.warnings, note))
 

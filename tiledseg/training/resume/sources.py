@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
-from tiledseg.raster.identity import Identity, identify
+from tiledseg.raster.identity import Identity, identify, written_since
 from tiledseg.training.raster_set import RasterSet
 
 
@@ -33,10 +33,17 @@ def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
     )
 
 
-def written_since(sources: Sequence[Source]) -> tuple[str, ...]:
-    """The files that are not as they were found, each once."""
-    found = [each for source in sources for each in (source.image, source.labels) if each is not None]
-    return tuple(dict.fromkeys(each.path for each in found if identify(each.path).changed_since(each)))
+def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[str]:
+    """What to say of files that are not as they were when the run began: those that it learns from, and those that only
+    judge it."""
+    said, first = "was written to while the run read it", written_since(_files(learnt))
+    notes = [f"{path} {said}, which may have seen old and new values; train anew" for path in first]
+    others = [path for path in written_since(_files(judged)) if path not in first]
+    return [*notes, *(f"{path} {said}: scores may be of old and new pixels; evaluate its maps anew" for path in others)]
+
+
+def _files(sources: Sequence[Source]) -> list[Identity]:
+    return [each for source in sources for each in (source.image, source.labels) if each is not None]
 
 
 def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: os.PathLike[str]) -> Comparison:
