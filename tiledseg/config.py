@@ -202,6 +202,7 @@ class Config:
             group.check()
         recompute_of(self.memory, self.parallel)
         self._check_windows()
+        self._check_auto()
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(
                 f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
@@ -217,6 +218,29 @@ class Config:
                 f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
                 "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
             )
+
+    def _check_auto(self) -> None:
+        """A search prices steps of whole images whose result no settings change."""
+        if not self.parallel.auto:
+            return
+        conflicts = (
+            ("parallel.exact", self.parallel.exact, True, "nothing but exact settings is looked at"),
+            ("train.tiles_per_step", self.train.tiles_per_step, None, "the result would depend on the grid"),
+            ("train.sampling", self.train.sampling, "tiles", "windows are no part of the predicted time"),
+            ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
+            ("memory.blocks", self.memory.blocks, "none", "blocks have no predicted time"),
+            ("memory.offload", self.memory.offload, "none", "offloading has no predicted time"),
+        )
+        for key, value, plain, why in conflicts:
+            if value != plain:
+                raise ConfigError(f"{key} is {shown(value)} beside parallel.auto: {why}; leave one of them out")
+        given: dict[str, tuple[str, object]] = {
+            "tiling.grid": ("tiling.grid", self.tiling.grid),
+            "parallel.recompute": ("memory.recompute", self.memory.recompute),
+        }
+        for name, (key, said) in given.items():
+            if name in self.parallel.auto and said != AUTO:
+                raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(said)}; leave one of them out")
 
     def _check_windows(self) -> None:
         """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm

@@ -12,7 +12,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from tiledseg.config import Config
-from tiledseg.config_checks import shown
+from tiledseg.config_checks import AUTO, shown
+from tiledseg.config_parallel import FOUND
 from tiledseg.config_yaml import check_keys, check_words, read_yaml
 from tiledseg.console import answer
 from tiledseg.errors import ConfigError, WriteError
@@ -36,6 +37,7 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
     parser = _parser(command, description)
     check_words(arguments)
     _check_files(arguments)
+    arguments = _auto_as_list(arguments)
     config = _parsed(lambda: parser.parse_args(list(arguments)), f"(see {command} --help)")
     # Not where a file says both: the record of a run names every key, with its default.
     if config.model.build is not None and any(word == "--model.name" for word, _ in _given(arguments)):
@@ -47,6 +49,8 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
 
 def as_config(values: Mapping[str, Any]) -> Config:
     """The configuration of groups of keys. Raises ConfigError as `parse_config` does."""
+    if values.get("parallel") == AUTO:
+        values = {**values, "parallel": {"auto": _left_to_find(_told(values))}}
     check_keys("the configuration", values, _KNOWN)
     parser = _parser("tiledseg train", "")
     return _parsed(lambda: parser.parse_object(dict(values)), "(see docs/api.md)")
@@ -123,6 +127,58 @@ def _in_words(types: str) -> str:
     return " or ".join(found)
 
 
+def _auto_as_list(arguments: Sequence[str]) -> Sequence[str]:
+    """The same words with `--parallel auto`, and `parallel: auto` of a file, as the list of the keys that are found."""
+    files = {path: read_yaml(path) for path in config_files(arguments)}
+    said = [path for path, values in files.items() if values.get("parallel") == AUTO]
+    pairs = _given(arguments)
+    if not said and ("--parallel", AUTO) not in pairs:
+        return arguments
+    if any(word == "--parallel.auto" for word, _ in pairs):
+        raise ConfigError("--parallel.auto is given beside --parallel auto, which sets it; leave one of them out")
+    given: dict[str, bool] = {}
+    for word, value in pairs:  # the later wins
+        group, _, key = word.removeprefix("--").partition(".")
+        told = {group: yaml.safe_load(value) if word == "--parallel" else {key: value}}
+        given |= _told(files[value] if word == "--config" else told)
+    words = []
+    rest = iter(arguments)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name not in ("--config", "--parallel"):
+            words.append(word)
+            continue
+        value = value if equals else next(rest, "")
+        left = {key: group for key, group in files.get(value, {}).items() if key != "parallel"}
+        if name == "--config" and value in said:
+            words += [f"--config={yaml.safe_dump(left)}"] if left else []
+        elif value != AUTO:
+            words.append(f"{name}={value}")
+    return [*words, f"--parallel.auto=[{','.join(_left_to_find(given))}]"]
+
+
+def _told(values: Mapping[str, Any]) -> dict[str, bool]:
+    """Of each key of groups, "group.key", whether it is given a value, and not one that another run has found."""
+    parallel = values.get("parallel")
+    auto = parallel.get("auto") if isinstance(parallel, Mapping) else None
+    found = auto if isinstance(auto, list) else ()
+    return {
+        f"{group}.{key}": value != AUTO and f"{group}.{key}" not in found
+        for group, keys in values.items()
+        if isinstance(keys, Mapping)
+        for key, value in keys.items()
+    }
+
+
+def _left_to_find(given: Mapping[str, bool]) -> list[str]:
+    """What `parallel: auto` finds beside keys that are given; `memory.recompute` says `parallel.recompute` too."""
+    both = {**given, "parallel.recompute": given.get("parallel.recompute") or given.get("memory.recompute")}
+    found = [name for name in FOUND if not both.get(name)]
+    if not found:
+        raise ConfigError(f"parallel is auto, but all that could be found is given: {', '.join(FOUND)}; leave one out")
+    return found
+
+
 def config_files(arguments: Sequence[str]) -> list[str]:
     return [given for word, given in _given(arguments) if word == "--config" and given]
 
@@ -140,7 +196,11 @@ def _check_files(arguments: Sequence[str]) -> None:
     The parser would read the file of `--data FILE` by itself, unchecked: a group has to be written out.
     """
     for path in config_files(arguments):
-        check_keys(path, read_yaml(path), _KNOWN)
+        values = read_yaml(path)
+        if isinstance(values, Mapping) and values.get("parallel") == AUTO:
+            values = {**values, "parallel": {}}
+        check_keys(path, values, _KNOWN)
     for word, given in _given(arguments):
-        if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{"):
+        short = (word, given) == ("--parallel", AUTO)
+        if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{") and not short:
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")

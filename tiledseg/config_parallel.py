@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiledseg.config_checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
 from tiledseg.errors import ConfigError
@@ -12,6 +12,9 @@ HALO_MODES = ("read", "exchange", "scatter", "layer")
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
+SEARCHED = ("halo", "mesh", "fusion", "stages", "balance", "schedule", "micro_batches", "recompute")
+FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
+"""The keys that a run can be given by the search for the least predicted time."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class ParallelConfig:
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
             tiling.grid auto and fusion auto are the quickest, and the time of a run is told (docs/plan.md)
+        auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
+            `--parallel auto` names tiling.grid and all of this group that are not given (docs/plan.md)
     """
 
     exact: bool = True
@@ -54,6 +59,7 @@ class ParallelConfig:
     transport: str = "auto"
     deadline: float = number(600.0, 1.0, 30 * 86400.0)
     machine: str | None = None
+    auto: list[str] = field(default_factory=list)
 
     @property
     def shares_images(self) -> bool:
@@ -67,8 +73,22 @@ class ParallelConfig:
 
     def check(self) -> None:
         check_values("parallel", self)
+        self._check_auto()
         self._check_halo()
         self._check_pipeline()
+
+    def _check_auto(self) -> None:
+        """A key is given, or to be found."""
+        for name in self.auto:
+            if name not in FOUND:
+                raise ConfigError(f"parallel.auto names '{shown(name)}'; give some of {', '.join(FOUND)}")
+        plain = ParallelConfig()
+        for key in SEARCHED:
+            value = getattr(self, key)
+            if f"parallel.{key}" in self.auto and value not in ("auto", getattr(plain, key)):
+                raise ConfigError(
+                    f"parallel.auto names parallel.{key}, which is given as {shown(value)}; leave one of them out"
+                )
 
     def _check_halo(self) -> None:
         one_of("parallel.halo", self.halo, HALO_MODES)

@@ -25,7 +25,10 @@ class ConfigError(InputError, ValueError):
 
 
 class BudgetError(ConfigError, MemoryError):
-    """A step fits the memory that it may use by no choice of what is kept: asked before anything is done."""
+    """A step fits the memory that it may use by no choice of what is kept: asked before anything is done. `least`: the
+    bytes that it needs whatever is chosen, where they are known."""
+
+    least: int | None = None
 
 
 class GeometryError(InputError, ValueError):

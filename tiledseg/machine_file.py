@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from tiledseg.config_yaml import read_yaml
@@ -11,6 +14,7 @@ from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.planning.machine import Machine
 
 SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick
+_BY_DEVICE = {"V100": "summit", "A100": "a100", "H100": "h100", "H200": "h200", "MI250X": "frontier"}
 _SHIPPED = Path(__file__).parent / "machines"
 
 
@@ -22,6 +26,21 @@ def shipped_machines() -> list[str]:
 def machine_of(given: str | None) -> Machine | None:
     """By the profile of that name or file, where one is given."""
     return None if given is None else Machine.known(find_machine(given))
+
+
+def machine_here(device: str | None, ranks: int) -> Machine:
+    """This very machine, as far as profiles know it: of the GPU of that name; without one that of `SOME_CPU`, with the
+    cores that are here, shared by so many `ranks`. Raises ConfigError for a GPU that no profile is of."""
+    if device is None:
+        cores = len(os.sched_getaffinity(0))
+        return Machine.known(replace(find_machine(SOME_CPU), ranks_per_host=ranks, cores=cores))
+    known = [name for word, name in _BY_DEVICE.items() if word in re.split(r"[^0-9A-Za-z]+", device)]
+    if not known:
+        raise ConfigError(
+            f"no profile is of the device '{device}', so parallel.auto can predict nothing; make one with plan "
+            "--calibrate and give it as parallel.machine"
+        )
+    return Machine.known(find_machine(known[0]))
 
 
 def find_machine(given: str) -> Profile:

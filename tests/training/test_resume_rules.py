@@ -54,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
     "parallel.machine": "summit",
+    "parallel.auto": ["tiling.grid"],
     "memory.budget": "16GiB",
     "memory.recompute": "compact",
     "memory.blocks": 2,

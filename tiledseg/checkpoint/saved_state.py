@@ -16,7 +16,8 @@ from typing import Any
 from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
-from tiledseg.config import Config
+from tiledseg.config import Config, TilingConfig
+from tiledseg.config_parallel import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.raster.identity import Identity
 from tiledseg.raster.labels import LabelMap
@@ -73,10 +74,21 @@ class Best:
 
 
 @dataclass(frozen=True)
+class FoundSettings:
+    """What `parallel.auto` has found for so many ranks: the groups `tiling` and `parallel` as somebody would give them
+    by hand, and why these."""
+
+    ranks: int
+    tiling: TilingConfig
+    parallel: ParallelConfig
+    reason: str
+
+
+@dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
     of the steps depends on; `sources` (none in older checkpoints): the training images as they were;
-    `class_weights`: of the loss, none where all are 1."""
+    `class_weights`: of the loss, none where all are 1; `found`: what `config` leaves to the program."""
 
     config: Config
     network: Network
@@ -91,6 +103,7 @@ class SavedState:
     random: dict[str, Any] = field(default_factory=dict)
     class_weights: tuple[float, ...] = ()
     best: Best | None = None
+    found: FoundSettings | None = None
 
     @property
     def record(self) -> dict[str, Any]:

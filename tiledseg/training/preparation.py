@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
 from tiledseg.augmentation import Augmentation, augmentation
+from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config import Config, ModelConfig, OptimizerConfig
 from tiledseg.config_data import IMAGENET, DataConfig
 from tiledseg.config_memory import MemoryConfig
@@ -28,6 +29,7 @@ from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.machine_file import machine_of
 from tiledseg.models.frozen import freeze, frozen_nodes
+from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
@@ -46,6 +48,7 @@ from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_
 from tiledseg.raster.spatial_split import SpatialSplit
 from tiledseg.raster.statistics import check_alike
 from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.best import judge_of
 from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
 from tiledseg.training.class_weights import given_weights
@@ -75,14 +78,23 @@ class Preparation:
     validation: RasterSet | None
     warnings: tuple[str, ...]
     files: tuple[str, ...]  # all that the rasters are read from
+    found: FoundSettings | None = None  # what `parallel.auto` leaves to the program
 
 
-def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0) -> Preparation:
+def prepare(
+    config: Config,
+    memory_bytes: int,
+    ranks: int,
+    batch_pixels: int = 0,
+    machine: Machine | None = None,
+    before: SavedState | None = None,
+) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
     `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
-    that pays on their devices: all change speed and memory only. Raises InputError of some kind for the first thing
-    that cannot be.
+    that pays on their devices: all change speed and memory only, and so do, where `parallel.auto` leaves settings to
+    the program, the `machine` that the ranks run on, and what the run had `before`. Raises InputError of some kind for
+    the first thing that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -127,6 +139,8 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         machine=machine_of(config.parallel.machine),
     )
     _check_norms(config.model, network)
+    settings = find_settings(question, config, machine, before) if config.parallel.auto else None
+    question = with_settings(question, config, settings) if settings else question
     plan = plan_run(question)
     tilings = () if windows else plan.tilings[: len(found.images)]
     split, split_notes = _split(config, plan, question.graph, found.images)
@@ -147,6 +161,7 @@ def prepare(config: Config, memory_bytes: int, ranks: int, batch_pixels: int = 0
         held_out.cut(plan.held_out, config.data.area, validated) if held_out else None,
         (*notes, *split_notes, *_notes(found.images, tilings), *plan.warnings),
         (*(file for part in every for file in part.files), *_area_files(config.data)),
+        settings,
     )
 
 

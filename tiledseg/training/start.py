@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tiledseg.checkpoint.folder import (
     Checkpoint,
     clean_leftovers,
@@ -30,9 +32,11 @@ from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.survey import Survey, survey
 from tiledseg.execution.times import with_times
 from tiledseg.freed_memory import keep_no_more
+from tiledseg.machine_file import machine_here
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.run_lock import hold
+from tiledseg.training.auto import in_words
 from tiledseg.training.by_content import content_units, with_content
 from tiledseg.training.compiling import check_compiling
 from tiledseg.training.first_weights import first_weights, imagenet
@@ -62,7 +66,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     memory = memory_per_rank(mesh)
-    preparation: Preparation = mesh.on_root(lambda: prepare(config, memory, mesh.size, batch_pixels(mesh.device)))
+    early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
+    preparation: Preparation = mesh.on_root(lambda: _prepared(config, memory, mesh, early))
     mesh.on_root(lambda: check_device(preparation.plan.offloaded, mesh))
     mesh.on_root(lambda: check_compiling(preparation, mesh.device))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
@@ -73,7 +78,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     inputs = [*preparation.files, *files, *weights_file]
     mesh.on_root(lambda: check_run_folder(folder, inputs))
     newest = mesh.on_root(lambda: newest_step(folder / CHECKPOINTS))
-    beginning: Beginning = mesh.on_root(lambda: _find_resume(preparation))
+    beginning: Beginning = mesh.on_root(lambda: begin(early or _checkpoint_of(config), preparation))
     lines: list[dict[str, Any]] = []  # of metrics, on the root alone
     every = recipe.cadence.checkpoint_every
     lost = mesh.on_root(lambda: _check_metrics(folder, beginning.checkpoint, lines, every))
@@ -92,6 +97,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         notes = [warning for warning in (lost, note, unlocked) if warning]
         warnings = (*preparation.warnings, *beginning.warnings, *normalization.warnings(), *notes)
         if mesh.is_root:
+            if preparation.found is not None:
+                _progress(preparation).say(in_words(preparation.found, early.saved if early else None))
             _announce(preparation, beginning, warnings)
             if _holds_what_is_planned(preparation, mesh):
                 _progress(preparation).say(
@@ -121,22 +128,31 @@ def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
     check_weights(preparation.plan.network, copies, preparation.recipe.precision, mesh)
 
 
-def _find_resume(preparation: Preparation) -> Beginning:
-    """The checkpoint to go on from, checked to fit this run, or none to start anew."""
-    folder = preparation.recipe.folder / CHECKPOINTS
-    match preparation.recipe.resume:
+def _prepared(config: Config, memory: int, mesh: Mesh, early: Checkpoint | None) -> Preparation:
+    """On the root: what `parallel.auto` leaves to the program is found for the device that it runs on."""
+    pixels, here = batch_pixels(mesh.device), None
+    if config.parallel.auto and config.parallel.machine is None:
+        device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
+        here = machine_here(device, mesh.launch.local_size)
+    return prepare(config, memory, mesh.size, pixels, here, early.saved if early else None)
+
+
+def _checkpoint_of(config: Config) -> Checkpoint | None:
+    """The checkpoint to go on from, or none to start anew."""
+    folder = Path(config.run.output) / CHECKPOINTS
+    match config.train.resume:
         case "never":
             if folder.is_dir() and any(folder.iterdir()):
                 raise OutputError(
                     f"{folder} holds checkpoints and train.resume is never; give another run.output, or resume auto"
                 )
-            checkpoint = None
+            return None
         case "auto":
-            checkpoint = newest_checkpoint(folder)
+            return newest_checkpoint(folder)
         case path:
             checkpoint = find_checkpoint(path)
             _check_newest(checkpoint, folder)
-    return begin(checkpoint, preparation)
+            return checkpoint
 
 
 def _check_metrics(

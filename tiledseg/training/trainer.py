@@ -48,7 +48,7 @@ from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
-from tiledseg.training.run_folder.summary import decisions, run_title, weights_of, windows_or_grids
+from tiledseg.training.run_folder.summary import decisions, found_settings, run_title, weights_of, windows_or_grids
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.step import Stepper, StepResult, StepRules
@@ -277,6 +277,7 @@ class Trainer:
             "normalization": asdict(self.normalization),
             "class_weights": list(self.preparation.class_weights),
             "best": self.best.record(),
+            "found": self.preparation.found and asdict(self.preparation.found),
             "position": self.position._asdict(),
             "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
@@ -343,6 +344,7 @@ class Trainer:
             "parameters": weights_of(self.plan),
             **windows_or_grids(self.preparation),
             **decisions(self.plan),
+            "found": found_settings(self.preparation),
             "classes": [record._asdict() for record in self.preparation.label_map.classes],
             **self.about.to_json(self.mesh),
         }

@@ -100,7 +100,9 @@ def _too_small(spread: Spread, step: StepChoices, needed: Needed, budget: int) -
     )
     if spread.shares_layers:
         what, use = "block of an image", "more ranks an image, memory.blocks, a smaller model, or train.precision bf16"
-    return BudgetError(
+    error = BudgetError(
         f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed.all}, and {least} "
         f"with all rebuilt that helps; use {use}"
     )
+    error.least = least
+    return error

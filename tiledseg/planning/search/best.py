@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tiledseg.errors import ConfigError
+from tiledseg.config_checks import shown
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.plan import RunQuestion, plan_run
 from tiledseg.planning.search.candidate import Candidate
-from tiledseg.planning.search.price import INEXACT, MEMORY, SLOWER, Discarded, Priced, Pricing
-from tiledseg.planning.search.space import Space
+from tiledseg.planning.search.price import INEXACT, SLOWER, Discarded, Priced, Pricing
+from tiledseg.planning.search.space import FREE, Space
 
 BEST = 5
 FUSED = 1  # of the best settings with layers shared: the best fusion takes a while to find
@@ -47,16 +49,25 @@ class Searched:
         return self.other or (self.best[1] if len(self.best) > 1 else None)
 
 
-def search(question: RunQuestion, host: int, best: int = BEST, prune: bool = True) -> Searched:
+def search(
+    question: RunQuestion,
+    host: int,
+    best: int = BEST,
+    prune: bool = True,
+    free: Collection[str] = FREE,
+    tick: Callable[[], None] = lambda: None,
+) -> Searched:
     """For a run that trains, a step of whole images, on images like the question's largest. `host`: ranks of one host,
-    which pipelines do not leave. Without `prune` all settings are looked at.
+    which pipelines do not leave. Without `prune` all settings are looked at. `free`: those that are searched, the
+    others are as the question has them. `tick` is called for each plan that is made: it takes a tenth of a second, or
+    some, where memory is short.
 
     Raises ConfigError where none can be, with what is lacking.
     """
     pricing = pricing_of(question)
     asked = pricing.question
-    space = Space(asked, pricing.footprint, pricing.shape, host, asked.is_profiled)
-    return _Search(space, pricing, best, prune).run()
+    space = Space(asked, pricing.footprint, pricing.shape, host, asked.is_profiled, free)
+    return _Search(space, pricing, best, prune, tick).run()
 
 
 def pricing_of(question: RunQuestion) -> Pricing:
@@ -69,13 +80,15 @@ def pricing_of(question: RunQuestion) -> Pricing:
 
 
 class _Search:
-    def __init__(self, space: Space, pricing: Pricing, best: int, prune: bool) -> None:
-        self.space, self.pricing, self.best, self.prune = space, pricing, best, prune
+    def __init__(self, space: Space, pricing: Pricing, best: int, prune: bool, tick: Callable[[], None]) -> None:
+        self.space, self.pricing, self.best, self.prune, self.tick = space, pricing, best, prune, tick
         self.found: list[Priced] = []
         self.discarded: list[Discarded] = []
 
     def run(self) -> Searched:
         candidates = list(self.space.candidates())
+        if not candidates:
+            raise _no_candidates(self.space)
         waiting = sorted(self._possible(candidates), key=lambda each: each[0])
         slower = []
         for guess, candidate in waiting:
@@ -83,9 +96,10 @@ class _Search:
                 slower.append((guess, candidate))
             else:
                 self._price(candidate)
-        self._fuse()
+        if "fusion" in self.space.free:
+            self._fuse()
         if not self.found:
-            raise ConfigError(_nothing(self.space.question, self.discarded))
+            raise ConfigError(_nothing(self.pricing, self.discarded))
         kind = min(self.found, key=_seconds).candidate.kind
         for guess, candidate in slower:
             others = [each for each in self.found if each.candidate.kind != kind]
@@ -104,12 +118,13 @@ class _Search:
             if fault:
                 self.discarded.append(Discarded(candidate, INEXACT, fault))
             elif size:
-                self.discarded.append(Discarded(candidate, MEMORY, size))
+                self.discarded.append(size)
             else:
                 found.append((SLACK * self.pricing.guess(candidate), candidate))
         return found
 
     def _price(self, candidate: Candidate) -> None:
+        self.tick()
         priced = self.pricing.price(candidate)
         if isinstance(priced, Discarded):
             self.discarded.append(priced)
@@ -143,11 +158,34 @@ def _limit(found: Sequence[Priced], best: int) -> float:
     return sorted(map(_seconds, found))[best - 1] if len(found) >= best else math.inf
 
 
-def _nothing(question: RunQuestion, discarded: Sequence[Discarded]) -> str:
-    """Why there is nothing to choose."""
-    counts = Counter(each.why for each in discarded)
+def _no_candidates(space: Space) -> InputError:
+    """Why what is given leaves nothing to look at: what the plan refuses of it, else that no search combines it."""
+    try:
+        plan_run(space.question)
+    except InputError as error:
+        return error
+    asked = space.question.parallel
+    given = [
+        f"parallel.{name} {shown(getattr(asked, name))}"
+        for name in sorted(FREE - set(space.free))
+        if getattr(asked, name) != getattr(Parallelism(), name)
+    ]
+    return ConfigError(
+        f"no search combines {', '.join(given) or 'what is given'} for {space.question.ranks} ranks: pipelines are "
+        "looked at in parallel.halo read, with one word of recompute for all stages; leave one of them out, or "
+        "parallel.auto"
+    )
+
+
+def _nothing(pricing: Pricing, discarded: Sequence[Discarded]) -> str:
+    """Why there is nothing to choose, with what comes nearest to the memory and what it lacks."""
+    question, counts = pricing.question, Counter(each.why for each in discarded)
     why = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    example = f"; {discarded[-1].candidate.in_words}: {discarded[-1].reason}" if discarded else ""
+    nearest = pricing.nearest(discarded)
+    example = f"; {discarded[-1].candidate.in_words}: {discarded[-1].reason}"
+    if nearest is not None and nearest.needed is not None:
+        lacks = nearest.needed - question.memory
+        example = f"; the nearest, {nearest.candidate.in_words}, needs {nearest.needed}, {lacks} bytes more"
     return (
         f"none of {len(discarded)} settings for {question.ranks} ranks of {question.memory} bytes can be ({why}"
         f"{example}); use more memory or ranks, a smaller model, or a lower precision"

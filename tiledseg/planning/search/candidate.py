@@ -59,7 +59,6 @@ class Candidate:
             schedule=self.schedule,
             micro_batches=self.micro_batches,
             recompute=(self.recompute,) * self.stages,
-            balance=None,
         )
         return replace(asked, parallel=parallel, grid=self.grid)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from tiledseg.errors import InputError
+from tiledseg.errors import BudgetError, InputError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import context_sizes
 from tiledseg.planning.cost_model.prices import Prices
@@ -49,11 +50,13 @@ class Priced:
 
 @dataclass(frozen=True)
 class Discarded:
-    """Settings that cannot be: `why` in one of the words above, and in a line."""
+    """Settings that cannot be: `why` in one of the words above, and in a line; bytes `needed`, where a plan says
+    them."""
 
     candidate: Candidate
     why: str
     reason: str
+    needed: int | None = None
 
 
 @dataclass
@@ -87,15 +90,32 @@ class Pricing:
         """Pixels of a core, on average."""
         return self.shape[0] * self.shape[1] // (grid[0] * grid[1])
 
-    def too_large(self, candidate: Candidate) -> str | None:
-        """Why a step could not fit, whatever is computed once more; None where that is for its plan to say."""
+    def too_large(self, candidate: Candidate) -> Discarded | None:
+        """Where a step could not fit, whatever is computed once more; None where that is for its plan to say."""
         if candidate.stages > 1:
             needed = self.weights // candidate.stages
-            return f"needs {needed} bytes a stage for its weights" if needed > self.question.memory else None
+            reason = f"needs {needed} bytes a stage for its weights"
+            return Discarded(candidate, MEMORY, reason) if needed > self.question.memory else None
         if candidate.halo == "layer":
             return None
         needed = self.tile_bytes(self.largest(candidate.grid))
-        return f"needs {needed} bytes" if needed > REBUILDS * self.question.memory else None
+        too_much = needed > REBUILDS * self.question.memory
+        return Discarded(candidate, MEMORY, f"needs {needed} bytes", needed) if too_much else None
+
+    def nearest(self, discarded: Sequence[Discarded]) -> Discarded | None:
+        """What needs the least memory of all that does not fit, and how much where all is computed once more that
+        helps; None where no plan has said."""
+        known = [(each.needed, place) for place, each in enumerate(discarded) if each.needed is not None]
+        if not known:
+            return None
+        found = discarded[min(known)[1]]
+        try:
+            plan_run(replace(found.candidate.question(self.question), budgeted=True))
+        except BudgetError as error:
+            return replace(found, needed=error.least or found.needed)
+        except InputError:
+            pass  # of another kind: it is said when the settings are given by hand
+        return found
 
     def guess(self, candidate: Candidate) -> float:
         """Seconds of a step that it takes at least, or nearly so."""
@@ -177,7 +197,8 @@ class Pricing:
         if plan.rebuilt:
             time = time._replace(forward=time.forward + plan.rebuilt.extra * (time.forward + time.backward))
         if plan.memory > self.question.memory:
-            return Discarded(candidate, MEMORY, f"needs {plan.memory} bytes, but {self.question.memory} are to be had")
+            reason = f"needs {plan.memory} bytes, but {self.question.memory} are to be had"
+            return Discarded(candidate, MEMORY, reason, plan.memory)
         return self._priced(candidate, plan, self.prices.seconds(time), time, plan.memory)
 
     def _priced(self, candidate: Candidate, plan: RunPlan, seconds: float, time: StepTime, memory: int) -> Priced:

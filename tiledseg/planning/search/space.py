@@ -3,23 +3,24 @@
 A step has its images, whatever the settings: they decide the result, and are not searched. Grids are nearly square: of
 each number of rows those columns that make tiles nearest to squares. Mode `read` has those that give each rank 1, 2,
 3, 4, 6 or 8 tiles, and coarser and finer ones for the memory; the shared modes a block a rank, of one tile or of
-2 x 2, for as many images at once as divide the step's in other rounds; pipelines 2, 3, 4 ranks or a host.
+2 x 2, for as many images at once as divide the step's in other rounds; pipelines 2, 3, 4 ranks or a host. What is
+given is kept, also where it is none of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
-from tiledseg.planning.run.norms import norm_fault
+from tiledseg.planning.run.norms import norm_fault, of_steps
 from tiledseg.planning.run.plan import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
-from tiledseg.schedules import SCHEDULES
+from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 TILES_A_RANK = (1, 2, 3, 4, 6, 8)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
@@ -27,19 +28,22 @@ MOST_TILES = 2**13  # of an image: each is looked at
 MOST_PASSES = 256  # of a pipeline a step: each is simulated
 MESHES = 3  # for each number of ranks an image
 LONGEST = 2.0  # sides of a tile or block, or of the raster
+FREE = frozenset(("halo", "mesh", "fusion", "stages", "schedule", "micro_batches", "recompute"))
 Grid = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Space:
     """What a search may choose from, for images like that of `shape` (height, width), cut by the question's grid where
-    it has one. `hosts`: ranks of one."""
+    it has one. `host`: ranks of one. `free`: the settings that are searched; the others are as the question has them,
+    but for a mesh and a fusion that it leaves to the plan."""
 
     question: RunQuestion
     footprint: Footprint
     shape: tuple[int, int]
     host: int
     pipelines: bool
+    free: Collection[str] = FREE
 
     @cached_property
     def graph(self) -> Graph:
@@ -53,9 +57,24 @@ class Space:
         """Each once, those included that memory or a norm forbids."""
         seen: set[Candidate] = set()
         for each in (*self._dealt(), *self._shared(), *self._staged()):
-            if each not in seen:
+            if each not in seen and self._keeps(each):
                 seen.add(each)
                 yield each
+
+    def _keeps(self, each: Candidate) -> bool:
+        """Whether it has what is given."""
+        asked = self.question.parallel
+        pairs = {
+            "halo": (each.halo, asked.halo),
+            "mesh": (each.mesh, asked.mesh or each.mesh),
+            "fusion": (each.fusion, asked.fusion or each.fusion),
+            "stages": (each.stages, asked.stages),
+            "schedule": (each.schedule, asked.schedule),
+            "micro_batches": (each.micro_batches, asked.micro_batches),
+            "recompute": ({each.recompute}, set(asked.recompute)),
+        }
+        given = all(name in self.free or mine == theirs for name, (mine, theirs) in pairs.items())
+        return given and (asked.balance is None or len(asked.balance) == len(chunk_ranks(each.schedule, each.stages)))
 
     def fault(self, candidate: Candidate) -> str | None:
         """Why the settings would change what a norm sees."""
@@ -77,17 +96,23 @@ class Space:
         return sorted({grid for grid in (*busy, *rows) if grid[0] * grid[1] <= MOST_TILES})
 
     def _shared(self) -> Iterator[Candidate]:
+        fusion = 1 if "fusion" in self.free else self.question.parallel.fusion
+        together = self.question.images_per_step > 1 and bool(of_steps(self.graph))
         for mesh in self._meshes():
+            if mesh == (1, 1) and "halo" in self.free and not together:
+                continue  # nobody to share an image with
             grids = [self.question.grid] if self.question.grid else [mesh, (2 * mesh[0], 2 * mesh[1])]
             for grid in grids:
                 if self._legal(grid) and mesh[0] <= grid[0] and mesh[1] <= grid[1]:
                     yield Candidate("exchange", grid, mesh)
                     yield Candidate("scatter", grid, mesh)
                     if grid == grids[0]:
-                        yield Candidate("layer", grid, mesh)
+                        yield Candidate("layer", grid, mesh, fusion)
 
     def _meshes(self) -> Sequence[Grid]:
-        images, ranks = self.question.images_per_step, self.question.ranks
+        images, ranks, given = self.question.images_per_step, self.question.ranks, self.question.parallel.mesh
+        if given and "mesh" not in self.free:
+            return [given] if given[0] * given[1] <= ranks else []
         at_once = {-(-images // rounds) for rounds in range(1, images + 1)}
         most = math.prod(self.question.grid or (MOST_TILES, 1))
         found = {mesh for k in at_once if k <= ranks for mesh in self.near_squares(min(ranks // k, most), MESHES)}
@@ -96,17 +121,24 @@ class Space:
     def _staged(self) -> Iterator[Candidate]:
         if not self.pipelines:
             return
-        for stages in sorted({2, 3, 4, self.host}):
+        asked, free = self.question.parallel, self.free
+        schedules = SCHEDULES if "schedule" in free else (asked.schedule,)
+        words = ("never", "always") if "recompute" in free else asked.recompute[:1]
+        most = min(self.host, len(self.graph) // 2)
+        counts = [n for n in sorted({2, 3, 4, self.host}) if n <= most] if "stages" in free else [asked.stages]
+        for stages in counts:
             pipelines = self.question.ranks // stages
-            if stages < 2 or not pipelines or stages > min(self.host, len(self.graph) // 2):
+            if stages < 2 or not pipelines:
                 continue
             for grid in self._read_grids(pipelines):
                 passes = -(-grid[0] * grid[1] * self.question.images_per_step // pipelines)
                 if passes > MOST_PASSES and not self.question.grid:
                     continue
                 flushes = [None] if passes <= 4 * stages else [None, 4 * stages]
-                for schedule in SCHEDULES:
-                    for recompute in ("never", "always"):
+                if "micro_batches" not in free:
+                    flushes = [asked.micro_batches]
+                for schedule in schedules:
+                    for recompute in words:
                         for flush in flushes:
                             yield Candidate("read", grid, None, 1, stages, schedule, recompute, flush)
 

@@ -81,6 +81,7 @@ RULES: dict[str, Rule] = {
     "parallel.transport": Rule(MAY, _LAW),
     "parallel.deadline": Rule(MAY, "it says when a job that stands still is ended"),
     "parallel.machine": Rule(MAY, "it says what `auto` takes: see `tiling.grid`"),
+    "parallel.auto": Rule(MAY, f"{_LAW}; what was found is kept on as many ranks"),
     "memory.budget": Rule(MAY, _LAW),
     "memory.recompute": Rule(MAY, _LAW),
     "memory.offload": Rule(MAY, _LAW),

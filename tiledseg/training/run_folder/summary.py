@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.console import counted
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.plan import RunPlan
+from tiledseg.training.auto import found_keys
 from tiledseg.training.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
     pipeline = asdict(plan.pipeline)
     settings = {key: pipeline.pop(key) for key in ("schedule", "recompute", "times")}
     return {**found, "pipeline": {**pipeline, "settings": settings}}
+
+
+def found_settings(preparation: Preparation) -> dict[str, Any] | None:
+    """What `parallel.auto` has left to the program, by key, for how many ranks, and why."""
+    found = preparation.found
+    if found is None:
+        return None
+    return {"ranks": found.ranks, "keys": found_keys(found), "reason": found.reason}
 
 
 def _rebuilt(choice: MemoryChoice) -> dict[str, Any]:

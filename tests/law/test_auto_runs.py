@@ -1,0 +1,110 @@
+"""What `parallel.auto` finds changes no result: it is the run that has the same keys by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.law.test_resumed_runs import six_epochs
+from tests.law.test_training_steps import alone, losses, run
+from tests.planning.cost_model.test_profile_form import MEASURED
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.comm.mesh import Mesh
+from tiledseg.config import Config, ParallelConfig, TilingConfig
+from tiledseg.config_parallel import FOUND
+
+pytestmark = pytest.mark.usefixtures("without_plots")
+
+FREE_MESSAGES = {"latency": 1e-9, "bandwidth": 1e13, "reduce_latency": 1e-9, "reduce_bandwidth": 1e13}
+DEAR_MESSAGES = {"latency": 1.0, "bandwidth": 1e6, "reduce_latency": 1e-9, "reduce_bandwidth": 1e13}
+
+
+def machine(path: Path, link: dict[str, float]) -> str:
+    """A file of one with such messages, that is always bound by computing."""
+    figures = {"launch": 1e-9, "rates": {}, "links": {"host": link}, "sharing": {"computing": 1.0, "memory": 1.0}}
+    host = {"ranks": 8, "cores": 8, "threads": 1}
+    path.write_text(json.dumps(MEASURED | {"host": host, "measured": MEASURED["measured"] | figures}))
+    return str(path)
+
+
+def left_open(shared: Path, name: str, link: dict[str, float], **given: Any) -> Config:
+    """A run that leaves to the program all but what is given."""
+    free = [key for key in FOUND if key.removeprefix("parallel.") not in given]
+    parallel = ParallelConfig(auto=free, machine=str(shared / f"machine-{link['latency']}.json"), **given)
+    return replace(six_epochs(shared, name), tiling=TilingConfig(), parallel=parallel)
+
+
+def epochs(config: Config, count: int) -> Config:
+    return replace(config, train=replace(config.train, epochs=count))
+
+
+def summary(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(config.run.output) / "summary.json").read_text())
+    return found
+
+
+def by_hand(config: Config, name: str) -> Config:
+    """The run with what was found for it."""
+    found = find_checkpoint(config.run.output).saved.found
+    assert found is not None
+    assert found.parallel.auto == []
+    output = str(Path(config.run.output).parent / name)
+    return replace(config, tiling=found.tiling, parallel=found.parallel, run=replace(config.run, output=output))
+
+
+def no_search(*given: object, **named: object) -> None:
+    raise AssertionError("what was found before is kept")
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(1, 2, 4)
+def test_losses_are_those_of_what_was_found_given_by_hand(
+    shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after two epochs and gone on: on as many ranks without another search, on one rank with one."""
+    mesh = meshes["gloo"]
+    for link in (FREE_MESSAGES, DEAR_MESSAGES):
+        path = shared / f"machine-{link['latency']}.json"
+        mesh.on_root(lambda path=path, link=link: machine(path, link))
+    expected = losses(mesh.on_root(lambda: run(epochs(six_epochs(shared, "auto-alone"), 3), alone())))
+
+    config = epochs(left_open(shared, "auto-free", FREE_MESSAGES), 3)
+    first = run(epochs(config, 2), mesh)
+    told = summary(config)
+    assert losses(first) == pytest.approx(expected[:2], rel=1e-10)
+    assert told["found"]["ranks"] == mesh.size
+    assert told["grids"][0] == told["found"]["keys"]["tiling.grid"]
+    assert told["parallel"]["halo"] == told["found"]["keys"]["parallel.halo"]
+    assert told["found"]["keys"]["parallel.halo"] == ("layer" if mesh.size > 1 else "read"), "messages are free"
+    with monkeypatch.context() as patch:
+        patch.setattr("tiledseg.planning.search.best.search", no_search)
+        whole = losses(run(config, mesh))
+    hand = by_hand(config, "auto-hand")
+    assert whole == losses(run(hand, mesh)), "to the last bit"
+    assert whole == pytest.approx(expected, rel=1e-10)
+    assert summary(config)["found"] == told["found"]
+    assert summary(hand)["parallel"] == summary(config)["parallel"]
+
+    onward = mesh.on_root(lambda: losses(run(epochs(config, 4), alone())))
+    assert onward[:3] == whole
+    found = find_checkpoint(config.run.output).saved.found
+    assert found is not None
+    assert found.ranks == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("given", [{"stages": 2, "schedule": "gpipe", "recompute": "always"}, {"halo": "exchange"}])
+def test_what_is_given_is_kept_and_the_rest_found(given: dict[str, Any], shared: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["gloo"]
+    mesh.on_root(lambda: machine(shared / f"machine-{DEAR_MESSAGES['latency']}.json", DEAR_MESSAGES))
+    config = epochs(left_open(shared, f"auto-{'-'.join(given)}", DEAR_MESSAGES, **given), 2)
+    found = losses(run(config, mesh))
+    hand = by_hand(config, f"hand-{'-'.join(given)}")
+    assert {key: getattr(hand.parallel, key) for key in given} == given
+    assert found == losses(run(hand, mesh)), "to the last bit"
+    assert (summary(config)["pipeline"] is not None) == ("stages" in given)

@@ -1,0 +1,71 @@
+"""`train --parallel auto` as users type it, on one rank: what it says, keeps and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.crash.runs import Material, train
+from tiledseg.checkpoint.folder import find_checkpoint
+from tiledseg.errors import ConfigError
+from tiledseg.machine_file import machine_here
+
+AUTO = "--parallel", "auto", "--tiling.grid", "auto", "--train.tiles_per_step", "null"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("auto"))
+
+
+def test_a_run_says_what_it_found_and_why_and_keeps_it(material: Material, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = material.root / "found"
+    assert train(material, folder, *AUTO, "--run.verbosity", "1") == 0
+    said = capfd.readouterr()
+    (line,) = [line for line in (said.out + said.err).splitlines() if "parallel auto" in line]
+    assert "parallel auto, 1 rank: tiling.grid [" in line
+    assert "ms a step" in line
+    assert "less than" in line
+    saved = find_checkpoint(folder).saved
+    assert saved.found is not None
+    found = json.loads((folder / "summary.json").read_text())["found"]
+    assert found["keys"]["tiling.grid"] == saved.found.tiling.grid
+    assert found["reason"] in line
+    assert saved.config.parallel.auto == [*found["keys"]]
+    capfd.readouterr()
+    assert train(material, folder, *AUTO, "--run.verbosity", "1", "--train.epochs", "9") == 0
+    said = capfd.readouterr()
+    assert "parallel auto, 1 rank, as before: tiling.grid [" in said.out + said.err
+    again = "--train.epochs", "10", "--parallel.halo", "layer", "--run.verbosity", "1"
+    assert train(material, folder, *AUTO, *again) == 0
+    said = capfd.readouterr()
+    assert "parallel auto, 1 rank, found anew (for 1 rank before): tiling.grid [" in said.out + said.err
+
+
+def test_nothing_that_fits_and_no_machine_are_one_line(material: Material, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = material.root / "refused"
+    assert train(material, folder, *AUTO, "--memory.budget", "9KiB") == 2
+    told = capfd.readouterr().err
+    assert "settings for 1 ranks of 9216 bytes can be" in told
+    assert "the nearest, " in told
+    assert told.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_a_gpu_is_known_by_its_name_or_not_at_all() -> None:
+    for device, name in {
+        "Tesla V100-SXM2-16GB": "V100",
+        "NVIDIA A100-SXM4-80GB": "A100",
+        "NVIDIA H100 80GB HBM3": "H100",
+        "NVIDIA H200": "H200",
+        "AMD Instinct MI250X": "MI250X",
+    }.items():
+        profile = machine_here(device, 4).profile
+        assert profile is not None
+        assert name in profile.name
+    with pytest.raises(ConfigError, match=r"the device 'NVIDIA GH200 480GB', .* plan --calibrate .* parallel\.machine"):
+        machine_here("NVIDIA GH200 480GB", 4)
+    here = machine_here(None, 7).profile
+    assert here is not None
+    assert here.ranks_per_host == 7
