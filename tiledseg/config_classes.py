@@ -9,7 +9,6 @@ from typing import Any
 from tiledseg.config_checks import shown
 from tiledseg.config_yaml import read_yaml
 from tiledseg.errors import ConfigError
-from tiledseg.raster.class_file import read_class_file
 
 ENDINGS = (".csv", ".txt", ".json", ".yaml", ".yml")
 
@@ -28,7 +27,12 @@ def read_classes(classes: Any, key: str = "data.classes") -> Any:
             f"{key} is '{classes}'; give a number, a map, a list of records, or a file that ends with "
             f"{', '.join(ENDINGS)}"
         )
-    found = read_yaml(classes) if ending in (".json", ".yaml", ".yml") else read_class_file(classes)
+    if ending in (".json", ".yaml", ".yml"):
+        found = read_yaml(classes)
+    else:
+        from tiledseg.raster.class_file import read_class_file
+
+        found = read_class_file(classes)
     if isinstance(found, bool) or not isinstance(found, (int, list, dict)):
         raise ConfigError(f"{classes} holds no classes; give a list of records {{name, colour, values}}")
     return found

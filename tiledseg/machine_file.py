@@ -10,7 +10,6 @@ from pathlib import Path
 from tiledseg.config_yaml import read_yaml
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.profile import Profile
-from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.planning.machine import Machine
 
 SOME_CPU = "cpu"  # of one processor, measured: near enough to others to say which grid of a map is quick
@@ -45,6 +44,8 @@ def machine_here(device: str | None, ranks: int) -> Machine:
 
 def find_machine(given: str) -> Profile:
     """The profile of that name, or in that file. Raises ConfigError where there is neither, or the file is not one."""
+    from tiledseg.planning.cost_model.profile_form import profile_of
+
     if given in shipped_machines():
         return profile_of(given, read_yaml(str(_SHIPPED / f"{given}.yaml")))
     if "/" not in given and not Path(given).exists():

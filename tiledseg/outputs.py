@@ -11,11 +11,12 @@ import os
 import resource
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
+from tiledseg.records import dataclass
 
 _NAME_BYTES = 255
 

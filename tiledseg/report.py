@@ -18,8 +18,8 @@ from tiledseg.console import answer
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.outputs import check_outputs, files_below, whole
 from tiledseg.reporting.page import REMEDY, can_render
-from tiledseg.training.run_folder.page import PAGE, write_report
-from tiledseg.training.run_folder.report import METRICS
+from tiledseg.training.run_folder.names import METRICS, PAGE
+from tiledseg.training.run_folder.page import write_report
 
 
 def build_parser() -> Parser:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.failure import traced
-from tiledseg.comm.session import run_on_mesh
+from tiledseg.comm.session import run_on_mesh, without_collections
 from tiledseg.command import run
 from tiledseg.config_classes import class_files, read_classes
 from tiledseg.config_file import config_files, parse_config, to_yaml
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory(os.environ)
 
         def train(mesh: Mesh) -> int:
-            from tiledseg.training.start import start  # torch comes after MPI, which the session has started
+            with without_collections("tiledseg.training.start"):
+                from tiledseg.training.start import start  # torch comes after MPI, which the session has started
 
             with traced(config.run.verbosity == 2):
                 command = shlex.join([*COMMAND.split(), *arguments])

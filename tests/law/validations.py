@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiledseg.training.run_folder.validations import VALIDATION, read_validations
+from tiledseg.training.run_folder.names import VALIDATION
+from tiledseg.training.run_folder.validations import read_validations
 
 
 def check_validations(found: Path, expected: Path) -> None:

@@ -16,8 +16,9 @@ from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
 from tiledseg.reporting.page import Report, diagrams_of, render
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
-from tiledseg.training.run_folder.page import PAGE, page_of
-from tiledseg.training.run_folder.report import METRICS, read_metrics
+from tiledseg.training.run_folder.names import METRICS, PAGE
+from tiledseg.training.run_folder.page import page_of
+from tiledseg.training.run_folder.report import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
 

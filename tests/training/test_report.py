@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError
 from tiledseg.training.run_folder import report
+from tiledseg.training.run_folder.names import METRICS
 from tiledseg.training.run_folder.report import (
-    METRICS,
     MetricsLog,
     check_lines,
     plot_progress,

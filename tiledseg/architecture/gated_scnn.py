@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import ResNet, file_names
@@ -46,6 +45,7 @@ from tiledseg.geometry.layer import Activation, Norm, Sigmoid
 from tiledseg.geometry.pixelwise import Pixelwise, Slot
 from tiledseg.geometry.receptive_field import resized
 from tiledseg.geometry.resampling import AveragePool
+from tiledseg.records import dataclass
 
 Filter = tuple[tuple[float, ...], ...]
 

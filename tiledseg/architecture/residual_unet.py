@@ -13,7 +13,6 @@ has nothing to concatenate. The decoder has 4, 2, 1, 1/2 and 1/4 times the base 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
@@ -23,6 +22,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Concatenate
 from tiledseg.geometry.layer import Activation, Layer
 from tiledseg.geometry.resampling import Upsample
+from tiledseg.records import dataclass
 
 STEPS = 5
 

@@ -13,14 +13,13 @@ are 29,449,355 weights (29.46 M by Paszke et al., 2016, ENet, table 5). A norm s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layer import Activation, Norm
 from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
+from tiledseg.records import dataclass
 
 CONVOLUTIONS = (2, 2, 3, 3, 3)  # of VGG-16, by level
 WIDEST = 8  # times the first level's channels

@@ -7,8 +7,6 @@ N = 4 n (2D + 1) + 4D + 1 layers for n units a level and D = L - 1 poolings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
@@ -16,6 +14,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Concatenate
 from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm
 from tiledseg.geometry.resampling import MaxPool, Upsample
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

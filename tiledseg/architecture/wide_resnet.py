@@ -9,7 +9,6 @@ deepest tensor has an eighth of the size. The last two modules are bottlenecks, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.geometry.convolutions import Convolution
@@ -17,6 +16,7 @@ from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.joins import Add
 from tiledseg.geometry.layer import Activation, Dropout, Mark, Norm
 from tiledseg.geometry.resampling import MaxPool
+from tiledseg.records import dataclass
 
 
 class Module(NamedTuple):

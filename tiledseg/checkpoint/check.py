@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tiledseg.checkpoint.tensors import check_average, check_tensors
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.files import irregular_kind
+from tiledseg.records import dataclass
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from tiledseg.checkpoint.check import (
 )
 from tiledseg.errors import CheckpointError
 from tiledseg.outputs import files_below
+from tiledseg.records import dataclass
 from tiledseg.writing import flush, writing
 
 _LATEST, BEST = "latest", "best"

@@ -7,7 +7,6 @@ drops it, before the next comes, so it holds one tensor more than it keeps. What
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from tiledseg.checkpoint.folder import numbers_of
 from tiledseg.checkpoint.tensors import factors_of
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, InputError
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, SAVED
@@ -23,6 +23,7 @@ from tiledseg.raster.identity import Identity
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import Position
 from tiledseg.raster.statistics import Normalization
+from tiledseg.records import dataclass
 
 Mark = tuple[int, int]  # steps and epochs that were done
 

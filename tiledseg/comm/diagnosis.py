@@ -8,7 +8,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError
 from tiledseg.freed_memory import why_not_kept
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

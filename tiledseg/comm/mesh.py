@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.watch import Watch
 from tiledseg.errors import CommunicationError, ConfigError, InputError
+from tiledseg.records import dataclass
+
+if TYPE_CHECKING:
+    from tiledseg.comm.watch import Watch
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ A message of no bytes is not sent: both ends know its size. A rank sends nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from tiledseg.comm.stopwatch import Stopwatch
 from tiledseg.comm.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
+from tiledseg.records import dataclass
 
 
 class Message(NamedTuple):

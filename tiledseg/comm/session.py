@@ -88,7 +88,7 @@ def open_mesh(
 
     if launch.size > 1:
         environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # where the store is gone: a page of C++ frames, then a line
-    with _without_collections():
+    with without_collections("torch"):
         import torch
 
         from tiledseg.comm.collectives import SerialCommunicator
@@ -111,11 +111,11 @@ def open_mesh(
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """No search for cyclic garbage: among the objects that an import of torch makes it finds none, and takes a fifth of
-    the import's time. Nor later: these objects stay until the process ends. Where torch is there already, so may be
-    garbage of somebody else's: nothing is done."""
-    if "torch" in sys.modules:
+def without_collections(module: str) -> Iterator[None]:
+    """For the import of `module`: no search for cyclic garbage. Among the objects that an import makes it finds none,
+    and takes a fifth of the time of torch's. Nor later: these objects stay until the process ends. Where the module is
+    there already, so may be garbage of somebody else's: nothing is done."""
+    if module in sys.modules:
         yield
         return
     was_on = gc.isenabled()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from tiledseg.comm.rank_names import name_ranks
+from tiledseg.records import dataclass
 
 # Shares of the deadline. Ranks notice a standstill at slightly different times; a rank whose word has not changed for
 # so long, while the others' did, is stopped or gone, or holds the interpreter in a call that never returns.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,6 +35,7 @@ from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.draws import Draw
 from tiledseg.raster.sampling import DrawnTile, TileReference, deal
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.models.compiled import CompiledNetwork

@@ -7,7 +7,6 @@ is imported: a run in mode `read` knows nothing of pipelines, blocks and layers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,10 +18,10 @@ from tiledseg.execution.passes import Passes, SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.execution.scatter_mode import ScatterMode
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.memory.shelf import HOST, open_shelf
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.pipeline import PipelinePlan
 from tiledseg.planning.run.spread import Spread
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.execution.block_passes import BlockWork
@@ -54,7 +53,7 @@ class ParallelRun:
         precision: str,
         pipeline: PipelinePlan | None = None,
         blocks: tuple[int, int] | None = None,
-        store: str = HOST,
+        store: str = "host",
         compiles: bool = False,
     ) -> ParallelRun:
         """Puts `network` (whole, on the CPU) on the device, channels last, in the dtype of `precision`; with stages,
@@ -131,6 +130,7 @@ def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNe
 
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
     from tiledseg.execution.block_passes import BlockWork
+    from tiledseg.memory.shelf import open_shelf
     from tiledseg.spatial.blocks.network import BlockNetwork
 
     return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)

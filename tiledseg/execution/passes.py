@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain, islice, tee
 from typing import NamedTuple, Protocol
 
@@ -22,6 +21,7 @@ from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.still import still_statistics
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.prefetch import prefetch
+from tiledseg.records import dataclass
 
 Key = Callable[[int], DropoutKey]  # what the dropout of an image depends on
 

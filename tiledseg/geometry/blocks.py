@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
@@ -12,6 +11,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import layer_windows, settle
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.records import dataclass
 
 
 def exchange_block(decomposition: Decomposition, row: int, col: int) -> Tile:

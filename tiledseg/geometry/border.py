@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
+from tiledseg.records import dataclass
 
 MIRRORED = ("reflect", "replicate")
 

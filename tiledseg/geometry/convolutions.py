@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Tensors are also counted: 0 is the network's input, k + 1 what node k makes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.measured import Measured
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes, MemoryPolicy
+from tiledseg.records import dataclass
 
 INPUT = "input"
 Value = TypeVar("Value")

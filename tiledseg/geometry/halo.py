@@ -7,7 +7,6 @@ P padding, N image side, d what one convolution takes off, epsilon the halo.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -20,6 +19,7 @@ from tiledseg.geometry.receptive_field import (
     tensor_sizes,
     total_stride,
 )
+from tiledseg.records import dataclass
 
 
 def paper_shrink(kernel: int, stride: int = 1, padding: int = 0, size: int = 0) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.errors import GeometryError
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True, order=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer, Shape
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ pixel; those that do not stand in the files beside this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiledseg.geometry.interval import Interval
+from tiledseg.records import dataclass
 from tiledseg.widths import DOUBLE_BYTES, norm_bytes, norm_work_bytes
 
 Shape = tuple[int, int, int]  # (channels, height, width)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from tiledseg.geometry.layer import Shape
+from tiledseg.records import dataclass
 from tiledseg.widths import SINGLE_BYTES
 
 

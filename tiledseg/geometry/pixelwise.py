@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tiledseg.geometry.layer import Layer
+from tiledseg.records import dataclass
 
 # Functions whose output nothing is differentiated through; truths take one byte each.
 TRUTHS = frozenset(

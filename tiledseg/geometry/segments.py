@@ -11,12 +11,12 @@ and is not made by pixelwise layers alone, since each of them would compute it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
+from tiledseg.records import dataclass
 
 MOST_WEIGHTED = 3  # layers with weights in a segment: what a block keeps of them is live at once
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
@@ -12,6 +12,7 @@ from tiledseg.memory.mover import Brought, Sent
 from tiledseg.memory.owners import StorageKey, held_by
 from tiledseg.memory.saved import Saved
 from tiledseg.memory.timeline import Record
+from tiledseg.records import dataclass
 
 
 class State(enum.Enum):

@@ -8,12 +8,12 @@ back layer by layer these are the first layers' tensors, the largest ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from tiledseg.memory.slots import whole_pages
 from tiledseg.memory.timeline import Life
+from tiledseg.records import dataclass
 
 _WINDOW_SHARE = 4  # of the budget, the part of the window; more where the largest tensor and half of it want more
 _AHEAD = 3  # tensors as large as the largest that may be on their way at once

@@ -7,7 +7,8 @@ stays as long as it was at the first.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+
+from tiledseg.records import dataclass
 
 PAGE = 4096
 """Bytes of a page: what direct input and output wants of offsets, lengths and addresses on any disk in use."""

@@ -6,8 +6,10 @@ and every use of a storage that is large enough to be moved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from tiledseg.records import dataclass
 
 
 class Sign(NamedTuple):

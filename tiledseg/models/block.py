@@ -5,14 +5,13 @@ A torch module has a twin for that in `spatial/`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.normalise import Ranks, Slices
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

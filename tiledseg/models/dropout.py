@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from torch.nn import functional
 
 from tiledseg.models.notes import noted
 from tiledseg.models.sending import sent
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

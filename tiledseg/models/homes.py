@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 
 from tiledseg.models.notes import Notes
 from tiledseg.models.still import still_statistics
+from tiledseg.records import dataclass
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 

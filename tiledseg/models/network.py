@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,9 +16,11 @@ from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.activated import Activated
 from tiledseg.models.blocks import build_module
-from tiledseg.models.homes import Hooks
 from tiledseg.models.places import Places
-from tiledseg.models.rebuild import Rebuilding
+from tiledseg.records import dataclass
+
+if TYPE_CHECKING:
+    from tiledseg.models.homes import Hooks
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
 NOWHERE: Places = {}
@@ -122,6 +123,8 @@ class GraphNetwork(nn.Module):
         policy = policy or self.memory
         if policy.keeps_all or not torch.is_grad_enabled():
             return compute
+        from tiledseg.models.rebuild import Rebuilding
+
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 
     def parameters_by_node(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -17,12 +17,15 @@ straight back. Nothing is sent between chunks of one rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.pipeline.chunk_orders import ChunkTimes, chunk_of, fastest
+from tiledseg.records import dataclass
 from tiledseg.schedules import RECOMPUTE, chunk_ranks
+
+if TYPE_CHECKING:
+    from tiledseg.pipeline.chunk_orders import ChunkTimes
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,8 @@ def compute_orders(
     if schedule in _AHEAD:
         ahead = [_AHEAD[schedule] * (stages - 1 - stage) for stage in range(stages)]
         return [list(_in_turn(stage, ahead[stage], micro_batches)) for stage in range(stages)]
+    from tiledseg.pipeline.chunk_orders import chunk_of, fastest
+
     ranks = chunk_ranks(schedule, stages)
     chunks = len(ranks)
     return [

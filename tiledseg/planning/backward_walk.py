@@ -6,12 +6,12 @@ Of a whole network, or of a stage of a pipeline, a run of its nodes. Checked aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layer import Layer, Shape
 from tiledseg.planning.cost import LayerCost, loss_bytes, loss_peak
+from tiledseg.records import dataclass
 from tiledseg.widths import wide_bytes
 
 

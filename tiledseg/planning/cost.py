@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
@@ -26,6 +25,7 @@ from tiledseg.geometry.layer import Shape
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.records import dataclass
 from tiledseg.widths import SINGLE_BYTES, wide_bytes
 
 FURTHER_OUTPUT = 3  # sizes of it that a loss of several outputs keeps: measured of `training.edge_objective`

@@ -9,13 +9,13 @@ A tensor before which no layer has weights needs no gradient, so its exchange ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from tiledseg.geometry.decomposition import Decomposition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.rank_steps import InputStep, RankSteps, swaps
+from tiledseg.records import dataclass
 from tiledseg.widths import wide_bytes
 
 STATISTIC_BYTES = 8  # float64

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tiledseg.config_checks import Range
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.layer_work import LayerWork, values_work
 from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD, Link, Pass, Profile
 from tiledseg.planning.halo_traffic import Sent
+from tiledseg.records import dataclass
 
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BYTES = {f"{prefix}B": scale for prefix, scale in _PREFIXES.items()}

@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from tiledseg.geometry.box import Box
@@ -34,11 +34,11 @@ from tiledseg.planning.halo_traffic import (
     statistic_sums,
     tensors_of,
 )
-from tiledseg.planning.layer_memory import block_memory, strip_bytes
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.rank_steps import RankSteps, rank_kinds
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.planning.tensor_limit import check_countable, largest_of_block
+from tiledseg.records import dataclass
 
 Value = TypeVar("Value")
 GRADIENT_BYTES = 8  # a weight's gradient is summed in float64 (docs/decisions/0003)
@@ -265,12 +265,16 @@ def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tupl
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
     """The walked peak, and what is held besides."""
+    from tiledseg.planning.layer_memory import block_memory
+
     memory = block_memory(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
     return memory.total + held_besides(task, rank)
 
 
 def held_besides(task: Task, rank: LayerRank) -> int:
     """The strips, and the block of the input where what the first layer keeps is not that itself."""
+    from tiledseg.planning.layer_memory import strip_bytes
+
     first = rank.row[0].inputs[0], rank.col[0].inputs[0]
     own = all(step.held == step.read for step in first) and not any(step.moves for step in first)
     block = 0 if own else first[0].held * first[1].held * task.input_pixel_bytes

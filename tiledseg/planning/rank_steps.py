@@ -18,7 +18,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import NodeWindows, layer_windows
+from tiledseg.records import dataclass
 
 
 class Swap(NamedTuple):

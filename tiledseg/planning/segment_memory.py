@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
@@ -20,6 +19,7 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.segment_walk import differentiated
 from tiledseg.planning.step_memory import fixed_memory, weight_memory
 from tiledseg.planning.tensor_limit import TensorShape
+from tiledseg.records import dataclass
 from tiledseg.widths import norm_work_bytes
 
 MOST_WRITTEN = 32 << 20  # bytes on their way to a file, as `memory.shelf` bounds them

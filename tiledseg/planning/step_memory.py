@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from tiledseg.geometry.graph import Graph
@@ -18,6 +18,7 @@ from tiledseg.geometry.memory_words import KEEP, REBUILD
 from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.backward_walk import backward_peak
 from tiledseg.planning.cost import LayerCost, copied, layer_costs, loss_bytes
+from tiledseg.records import dataclass
 from tiledseg.widths import DOUBLE_BYTES, copy_bytes, wide_bytes
 
 ADAM_VALUES = 2  # values an optimizer keeps for each parameter: AdamW 2, SGD with momentum 1

@@ -15,12 +15,12 @@ import csv
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.files import irregular_kind
+from tiledseg.records import dataclass
 
 _MOST_BYTES = 1 << 20
 _IGNORED = ("", "ignored", "ignore", "-")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.raster.classes import ClassRecord, Colour, default_class, default_classes, pack, unpack
+from tiledseg.records import dataclass
 
 Classes = int | Mapping[Hashable, Any] | Sequence[Mapping[str, Any]]
 Pairs = tuple[tuple[int, int], ...]

@@ -10,7 +10,6 @@ import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from tiledseg.raster.class_counts import count_classes
 from tiledseg.raster.labels import LabelMap, read_labels
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.sampling import Position, Sampler, Step, TileReference, epoch_generator, shuffled, steps_from
+from tiledseg.records import dataclass
 
 READ_AT_ONCE = 8  # squares along each side
 

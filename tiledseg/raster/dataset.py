@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.normalizer import Normalizer, Rule
 from tiledseg.raster.statistics import Normalization, check_alike
 from tiledseg.raster.views import ViewReader
+from tiledseg.records import dataclass
 
 OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
 

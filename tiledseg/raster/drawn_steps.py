@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
@@ -21,6 +21,7 @@ from tiledseg.raster.content import Content, ContentSampler
 from tiledseg.raster.draws import Draw, Drawer, drawn_number
 from tiledseg.raster.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, TileReference
 from tiledseg.raster.views import whole
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from dataclasses import dataclass
 
 from tiledseg.augmentation import Augmentation
 from tiledseg.raster.photometry import Photometry
 from tiledseg.raster.views import Line, Rotation, View
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

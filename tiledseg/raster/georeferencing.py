@@ -7,7 +7,6 @@ polynomial coefficients, or by nothing. What is made from it (a map, a tile stor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from affine import Affine
@@ -16,6 +15,7 @@ from rasterio.crs import CRS
 from rasterio.rpc import RPC
 
 from tiledseg.errors import RasterError
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.raster.info import RasterInfo

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tiledseg.files import irregular_kind
 from tiledseg.raster.tile_store import parse_store_name
+from tiledseg.records import dataclass
 
 _BLOCK = 1 << 16
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.georeferencing import GroundControl
+from tiledseg.records import dataclass
 
 Colour = tuple[int, int, int, int]
 

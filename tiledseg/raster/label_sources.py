@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.config_checks import shown
@@ -14,6 +13,7 @@ from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.sources import is_vector
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.raster.polygon_reader import PolygonReader

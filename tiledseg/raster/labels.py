@@ -8,7 +8,7 @@ must never train quietly.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from tiledseg.raster.classes import ClassRecord, pack
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import Colour, RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.records import dataclass
 
 _UNKNOWN = -1
 _TOLERANCE_PIXELS = 0.01

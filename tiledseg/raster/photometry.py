@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
 from tiledseg.raster.mirrored_reader import mirrored_positions
 from tiledseg.raster.pixel_noise import pixel_noise
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from tiledseg.console import counted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.draws import Draw
+from tiledseg.records import dataclass
 
 T = TypeVar("T")
 

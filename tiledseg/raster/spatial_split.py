@@ -8,7 +8,6 @@ output that is validated depends on a pixel that is trained on, nor the other wa
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
+from tiledseg.records import dataclass
 
 MOST_BLOCKS = 4096
 """Of an image, along rows and along columns."""

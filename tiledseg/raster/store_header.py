@@ -19,7 +19,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import IO
 
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from tiledseg.errors import RasterError
 from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.unforeseen import reading
+from tiledseg.records import dataclass
 
 FORMAT = "tiledseg tiles"
 VERSION = 2

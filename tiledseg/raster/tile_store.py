@@ -24,7 +24,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from tiledseg.raster.georeferencing import as_json, from_json
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.store_header import CHANGED, Header, Raster, changed, is_tile_store, read_header
 from tiledseg.raster.unforeseen import reading
+from tiledseg.records import dataclass
 
 ABSENT, ALL_VALID, SOME_INVALID = 0, 1, 2
 FILLED = ("state", "checksums", "pixels", "invalid")

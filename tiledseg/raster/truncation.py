@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tiledseg.errors import RasterError
 from tiledseg.raster.sources import is_remote
+from tiledseg.records import dataclass
 
 _MOST_BLOCKS = 1 << 16  # looked up one by one at about 5 microseconds each
 _PNG_END = b"IEND\xaeB`\x82"

@@ -8,7 +8,7 @@ What lies beyond the raster is not valid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.rotation import Rotation, read_places
+from tiledseg.records import dataclass
 
 
 class Line(NamedTuple):

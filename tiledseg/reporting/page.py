@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from tiledseg.records import dataclass
 from tiledseg.reporting.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart
 from tiledseg.version import VERSION
 from tiledseg.writing import replacing

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.raster.classes import Colour
+from tiledseg.records import dataclass
 from tiledseg.writing import replacing
 
 _GAP, _TEXT, _KEY = 8, 13, 190  # pixels: between pictures, of letters, of an entry of the legend

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
+from tiledseg.records import dataclass
 
 SIDE = 256
 """Pixels a side of a picture, at most."""

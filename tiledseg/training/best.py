@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.checkpoint.saved_state import Best
 from tiledseg.config_best import LOSS, class_of
 from tiledseg.errors import ConfigError
-from tiledseg.execution.metrics import scores
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.sampling import Position
 from tiledseg.training.recipe import Judge
-from tiledseg.training.validation import Findings
+
+if TYPE_CHECKING:
+    from tiledseg.training.validation import Findings
 
 ROUNDING = 1e-9
 """A share of a loss, far above what sums in float64 differ by and below what anybody trains for."""
@@ -79,6 +80,8 @@ class BestSoFar:
         score, number = self._judge.score, self._judge.number
         if score is None or score == LOSS:
             return found.loss
+        from tiledseg.execution.metrics import scores
+
         of_matrix = scores(found.matrix_KK)
         value = float(of_matrix.iou[number] if number is not None else getattr(of_matrix, score))
         return None if math.isnan(value) else value

@@ -12,10 +12,9 @@ ranks; weights of classes do not enter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from tiledseg.records import dataclass
 from tiledseg.training.objective import Sums, counted
 
 

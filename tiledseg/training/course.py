@@ -7,10 +7,10 @@ steps in an epoch than before (more images, another global batch), and its steps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from tiledseg.raster.sampling import Position
+from tiledseg.records import dataclass
 
 Mark = tuple[int, int]
 

@@ -19,12 +19,11 @@ halo like any other; edges and gradients of labels come from the labels around a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
+from tiledseg.records import dataclass
 from tiledseg.training.objective import Sums, class_weighted, counted
 from tiledseg.training.pixel_losses import cross_entropies, weights_of
 

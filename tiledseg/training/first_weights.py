@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tiledseg.architecture.network import Network, Pretrainable
-from tiledseg.checkpoint.pretrained import FirstWeights, load_pretrained
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, ConfigError, InputError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.statistics import Normalization
+
+if TYPE_CHECKING:
+    from tiledseg.checkpoint.pretrained import FirstWeights
 
 # Of ImageNet's pixels from 0 to 1, red, green and blue: torchvision's documentation of its weights.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -25,6 +28,8 @@ def first_weights(path: str | None, network: Network, mesh: Mesh) -> FirstWeight
         return None
     found, error = None, None
     try:
+        from tiledseg.checkpoint.pretrained import load_pretrained
+
         assert isinstance(network, Pretrainable), "presets refuse the key elsewhere"
         found = load_pretrained(path, network)
     except InputError as fault:

@@ -7,10 +7,10 @@ Where all of them are means over the same weights, the sum is a mean too, and on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from tiledseg.records import dataclass
 from tiledseg.training.objective import Objective, Ratios, Sums
 
 

@@ -7,11 +7,12 @@ without a valid pixel gives zeros, not NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from tiledseg.records import dataclass
 from tiledseg.training.pixel_losses import cross_entropies, focal_losses, weights_of
 
 Sums = tuple[torch.Tensor, ...]

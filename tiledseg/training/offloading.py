@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
-from tiledseg.memory import offload
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.offload import Offload
-from tiledseg.memory.shelf import free_bytes
 from tiledseg.planning.run.offloading import OffloadPlan
+
+if TYPE_CHECKING:
+    from tiledseg.memory.offload import Offload
 
 MIB = 2**20
 
@@ -46,7 +44,12 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> Abstrac
     steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return nullcontext()
-    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, offload.LEAST, in_stages)
+    from tiledseg.memory.file_mover import FileMover
+    from tiledseg.memory.file_store import FileStore
+    from tiledseg.memory.offload import LEAST, Offload
+    from tiledseg.memory.shelf import free_bytes
+
+    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, LEAST, in_stages)
 
 
 def check_device(plan: OffloadPlan | None, mesh: Mesh) -> None:

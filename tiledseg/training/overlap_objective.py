@@ -14,11 +14,11 @@ loss is linear in what a single pixel adds, so tiles and ranks add up to the gra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from tiledseg.records import dataclass
 from tiledseg.training.objective import ClassObjective, Sums, class_weighted, counted
 
 DICE = 0.5

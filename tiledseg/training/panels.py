@@ -8,7 +8,7 @@ whatever the size of the rasters.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.box import Box
 from tiledseg.raster.dataset import Sample
+from tiledseg.records import dataclass
 from tiledseg.reporting.views import View
 
 _BANDS = 3  # of an image that a picture shows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ from tiledseg.raster.sampling import Sampler, Steps
 from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, LEARNT, Parts, as_list, has_validation, pair_sources
 from tiledseg.raster.spatial_split import SpatialSplit
 from tiledseg.raster.statistics import check_alike
+from tiledseg.records import dataclass
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.auto import find_settings, with_settings
 from tiledseg.training.best import judge_of

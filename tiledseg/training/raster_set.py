@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
@@ -15,6 +14,7 @@ from tiledseg.raster.masked_reader import Inside, MaskedReader, area_reader
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.pair_reading import PairReading
 from tiledseg.raster.spatial_split import Part
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

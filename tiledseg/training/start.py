@@ -49,8 +49,9 @@ from tiledseg.training.preparation import (
 )
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
-from tiledseg.training.run_folder.check import CHECKPOINTS, check_run_folder, check_unchanged
-from tiledseg.training.run_folder.report import CONFIG, METRICS, check_lines, check_none_lost, read_metrics, write_whole
+from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
+from tiledseg.training.run_folder.names import CHECKPOINTS, CONFIG, METRICS
+from tiledseg.training.run_folder.report import check_lines, check_none_lost, read_metrics, write_whole
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer

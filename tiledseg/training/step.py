@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, 
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.records import dataclass
 from tiledseg.training.culprit import DivergedError, Found, find
 from tiledseg.training.objective import ClassObjective, Objective
 from tiledseg.training.step_loss import StepLoss

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,6 @@ from tiledseg.execution.passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.memory.offload import Offload
 from tiledseg.models.frozen import freeze, still_note
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import DrawnStep, Position
@@ -53,7 +52,9 @@ from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
-from tiledseg.training.validation import validate
+
+if TYPE_CHECKING:
+    from tiledseg.memory.offload import Offload
 
 
 class Trainer:
@@ -240,6 +241,8 @@ class Trainer:
 
     def _validate(self, held_out: Dataset, epoch: int) -> bool:
         """Whether the run has not been as good before: the same on all ranks, as the scores are."""
+        from tiledseg.training.validation import validate
+
         label_map = self.preparation.label_map
         with self.average.in_place() if self.average is not None else contextlib.nullcontext():
             found = validate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.reliability import empty_counts, reliability_counts
 from tiledseg.raster.dataset import Dataset, Sample
 from tiledseg.raster.sampling import TileReference
+from tiledseg.records import dataclass
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView
 from tiledseg.training.step_loss import logits_dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
@@ -15,6 +14,7 @@ from tiledseg.planning.cost_model.step_time import StepTime
 from tiledseg.planning.halo_traffic import Sent, TensorAt, inputs_of, tensors_of
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.rank_steps import RankSteps
+from tiledseg.records import dataclass
 from tiledseg.widths import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS, LayerWork
 from tiledseg.planning.cost_model.rates import Rate, Table
+from tiledseg.records import dataclass
 from tiledseg.widths import ACTIVATION_BYTES
 
 FLOPS_PER_MULTIPLY_ADD = 2

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from tiledseg.records import dataclass
 
 
 class Rate(NamedTuple):

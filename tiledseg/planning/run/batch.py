@@ -12,12 +12,12 @@ what ranks, memory or a device would make it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.spread import Spread
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.blocks import layer_blocks
@@ -13,8 +12,8 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.mode_choice import fusion_word
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.segment_memory import segment_memory
 from tiledseg.planning.tensor_limit import MOST_VALUES, check_countable
+from tiledseg.records import dataclass
 
 MOST_TRIED = 64  # blocks a side
 GIB = 2**30
@@ -92,6 +91,8 @@ def choose_blocks(
             f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
             "whole image passes through it; use parallel.stages 1, or leave it out"
         )
+    from tiledseg.planning.segment_memory import segment_memory
+
     context, shared = _largest(spread, graph, tilings)
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
     shapes = [asked.shape] if asked.shape else list(_shapes(own))

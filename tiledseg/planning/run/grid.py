@@ -7,7 +7,6 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -15,6 +14,7 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, context_sizes, finest_grid
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.planning.tensor_limit import check_countable, is_countable, largest_tensor
+from tiledseg.records import dataclass
 
 MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.mode_cost import Task
 from tiledseg.planning.run.spread import Spread
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import Graph
@@ -12,6 +12,7 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
+from tiledseg.records import dataclass
 
 STAYING = 3
 """Tensors as large as the largest: half of them on their way out, half on their way in."""

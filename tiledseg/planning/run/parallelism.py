@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tiledseg.config_parallel import ParallelConfig
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

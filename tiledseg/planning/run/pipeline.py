@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -21,6 +21,7 @@ from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
+from tiledseg.records import dataclass
 
 if TYPE_CHECKING:  # what most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice

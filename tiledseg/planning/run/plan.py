@@ -7,7 +7,7 @@ that is free and the times of layers and messages, it is given. Who runs a plan 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +43,7 @@ from tiledseg.planning.run.quick_grid import quickest_grid
 from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
 from tiledseg.planning.run.windows import Windows
 from tiledseg.planning.step_memory import fixed_memory, training_memory
+from tiledseg.records import dataclass
 from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
@@ -18,6 +18,7 @@ from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
+from tiledseg.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from tiledseg.architecture.kinds import FIRST, described
@@ -13,11 +13,12 @@ from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, S
 from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.identity import Identity
+from tiledseg.records import dataclass
 from tiledseg.schedules import split_recompute
 from tiledseg.training.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
-from tiledseg.training.run_folder.check import CHECKPOINTS
+from tiledseg.training.run_folder.names import CHECKPOINTS
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",

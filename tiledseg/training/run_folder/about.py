@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tiledseg.comm.diagnosis import report_rank
 from tiledseg.comm.mesh import Mesh
+from tiledseg.records import dataclass
 
 
 def _now() -> str:

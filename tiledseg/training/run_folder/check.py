@@ -14,11 +14,18 @@ from tiledseg.config_checks import shown
 from tiledseg.errors import OutputError
 from tiledseg.files import irregular_kind
 from tiledseg.outputs import Output, check_outputs, whole
-from tiledseg.training.run_folder.page import PAGE
-from tiledseg.training.run_folder.report import CONFIG, EVENTS, METRICS, PROGRESS, STARTED, SUMMARY
-from tiledseg.training.run_folder.validations import VALIDATION
+from tiledseg.training.run_folder.names import (
+    CHECKPOINTS,
+    CONFIG,
+    EVENTS,
+    METRICS,
+    PAGE,
+    PROGRESS,
+    STARTED,
+    SUMMARY,
+    VALIDATION,
+)
 
-CHECKPOINTS = "checkpoints"
 _KEY = "run.output"
 _MOST_BYTES = 1 << 20  # of a configuration
 

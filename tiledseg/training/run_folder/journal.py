@@ -6,16 +6,17 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.reporting.page import REMEDY
-from tiledseg.training.run_folder.page import PAGE, write_report
-from tiledseg.training.run_folder.report import STARTED, MetricsLog, plot_progress, write_whole
-from tiledseg.training.run_folder.validations import Scene, write_validation
+from tiledseg.training.run_folder.names import PAGE, STARTED
+from tiledseg.training.run_folder.report import MetricsLog, plot_progress, write_whole
+from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.step import StepResult
-from tiledseg.training.validation import Findings
+
+if TYPE_CHECKING:
+    from tiledseg.training.validation import Findings
 
 T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
@@ -54,6 +55,8 @@ class Journal:
 
     def validation(self, step: int, epoch: int, findings: Findings) -> None:
         """What was found at the end of an epoch."""
+        from tiledseg.training.run_folder.one_validation import write_validation
+
         assert self._scene is not None, "a run that validates says what its validations are of"
         self.last_validation = found = findings.line()
         panel = write_validation(self._folder, step, epoch, findings, self._scene)
@@ -77,6 +80,9 @@ class Journal:
 
     def _write_page(self, last: bool) -> None:
         """The page; what stops it stops no run, and is said with the last one."""
+        from tiledseg.reporting.page import REMEDY
+        from tiledseg.training.run_folder.page import write_report
+
         try:
             written = write_report(self._folder, self._folder / PAGE, None if last else self._told)
             reason = None if written else f"jinja2 is not installed; {REMEDY}"

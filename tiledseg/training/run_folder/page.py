@@ -18,10 +18,10 @@ from tiledseg.reporting.charts import Chart, Line, draw_chart
 from tiledseg.reporting.embedded import drawing, photograph, read_picture
 from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
 from tiledseg.reporting.panel import can_draw
-from tiledseg.training.run_folder.report import CONFIG, METRICS, STARTED, SUMMARY, read_metrics
-from tiledseg.training.run_folder.validations import VALIDATION, read_validations
+from tiledseg.training.run_folder.names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
+from tiledseg.training.run_folder.report import read_metrics
+from tiledseg.training.run_folder.validations import read_validations
 
-PAGE = "report.html"
 MOST_MOMENTS = 24
 """Validations whose pictures are on the page: all, or so many, evenly spread, the newest one among them."""
 _TRAINING, _VALIDATION, _OTHER = "var(--accent)", "#d9822b", "var(--good)"

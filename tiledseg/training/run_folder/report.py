@@ -21,16 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
+from tiledseg.training.run_folder.names import EVENTS, METRICS, PROGRESS, SUMMARY
 from tiledseg.writing import replacing, writing
-
-CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, EVENTS = (
-    "config.yaml",
-    "metrics.jsonl",
-    "started.json",
-    "summary.json",
-    "progress.png",
-    "events",
-)
 
 
 class MetricsLog:

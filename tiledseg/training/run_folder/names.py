@@ -1,0 +1,13 @@
+"""What lies in a run's folder, by its name."""
+
+CHECKPOINTS, VALIDATION, EVENTS = "checkpoints", "validation", "events"
+"""Folders."""
+CONFIG, METRICS, STARTED, SUMMARY, PROGRESS, PAGE = (
+    "config.yaml",
+    "metrics.jsonl",
+    "started.json",
+    "summary.json",
+    "progress.png",
+    "report.html",
+)
+"""Files."""
