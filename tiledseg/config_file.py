@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import cache
 from typing import Any
@@ -34,10 +34,10 @@ def parse_config(arguments: Sequence[str], command: str, description: str) -> Co
 
     Raises ConfigError, in one line, for an unknown key, a value of a wrong type or an unreadable file.
     """
-    parser = _parser(command, description)
     check_words(arguments)
-    _check_files(arguments)
+    in_files = _check_files(arguments)
     arguments = _auto_as_list(arguments)
+    parser = _parser(command, description, _named(arguments, in_files))
     config = _parsed(lambda: parser.parse_args(list(arguments)), f"(see {command} --help)")
     # Not where a file says both: the record of a run names every key, with its default.
     if config.model.build is not None and any(word == "--model.name" for word, _ in _given(arguments)):
@@ -52,18 +52,28 @@ def as_config(values: Mapping[str, Any]) -> Config:
     if values.get("parallel") == AUTO:
         values = {**values, "parallel": {"auto": _left_to_find(_told(values))}}
     check_keys("the configuration", values, _KNOWN)
-    parser = _parser("tiledseg train", "")
+    parser = _parser("tiledseg train", "", tuple(values))
     return _parsed(lambda: parser.parse_object(dict(values)), "(see docs/api.md)")
 
 
 @cache
-def _parser(command: str, description: str) -> ArgumentParser:
-    """Made once: it keeps nothing of what it parses, and takes longer to make than a configuration to read."""
+def _parser(command: str, description: str, groups: tuple[str, ...]) -> ArgumentParser:
+    """Of the keys of `groups`. Made once: it keeps nothing of what it parses, and takes longer to make than a
+    configuration to read."""
     parser = _Parser(prog=command, description=description, exit_on_error=False, default_env=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="YAML file of any of the keys below")
-    for name, kind in _GROUPS.items():
-        parser.add_class_arguments(kind, name)
+    for name in groups:
+        parser.add_class_arguments(_GROUPS[name], name)
     return parser
+
+
+def _named(arguments: Sequence[str], in_files: Collection[str]) -> tuple[str, ...]:
+    """The groups that are given a value: others stay as they come, and need no parser. All, where help is asked for."""
+    words = [word for word, _ in _given(arguments)]
+    if {"-h", "--help"} & set(words):
+        return tuple(_GROUPS)
+    by_flags = {word.removeprefix("--").partition(".")[0] for word in words}
+    return tuple(name for name in _GROUPS if name in by_flags or name in in_files)
 
 
 def _parsed(parse: Callable[[], Namespace], see: str) -> Config:
@@ -79,7 +89,7 @@ def _parsed(parse: Callable[[], Namespace], see: str) -> Config:
         if leaving.code:
             raise ConfigError(f"wrong arguments {see}") from None
         raise
-    return Config(**{name: kind(**vars(parsed[name])) for name, kind in _GROUPS.items()})
+    return Config(**{name: kind(**vars(parsed[name])) for name, kind in _GROUPS.items() if name in parsed})
 
 
 def to_yaml(config: Config) -> str:
@@ -190,17 +200,20 @@ def _given(arguments: Sequence[str]) -> list[tuple[str, str]]:
     return [(word, value if equals else after) for (word, equals, value), after in zip(words, following, strict=False)]
 
 
-def _check_files(arguments: Sequence[str]) -> None:
-    """Raise ConfigError, naming the file, for a `--config` that is no YAML map of groups and their keys.
+def _check_files(arguments: Sequence[str]) -> set[str]:
+    """The groups that the files of `--config` hold. Raises ConfigError, naming the file, for one that is no YAML map of
+    groups and their keys.
 
     The parser would read the file of `--data FILE` by itself, unchecked: a group has to be written out.
     """
+    found: set[str] = set()
     for path in config_files(arguments):
         values = read_yaml(path)
         if isinstance(values, Mapping) and values.get("parallel") == AUTO:
             values = {**values, "parallel": {}}
-        check_keys(path, values, _KNOWN)
+        found |= check_keys(path, values, _KNOWN).keys()
     for word, given in _given(arguments):
         short = (word, given) == ("--parallel", AUTO)
         if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{") and not short:
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")
+    return found

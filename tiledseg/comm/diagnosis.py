@@ -8,7 +8,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 
 import torch
 
@@ -16,6 +15,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError
 from tiledseg.freed_memory import why_not_kept
 from tiledseg.records import dataclass
+from tiledseg.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def report_rank(mesh: Mesh, ask_mpi: bool = True) -> RankReport:
 
 def library_versions(ask_mpi: bool) -> dict[str, str]:
     """What the ranks must share: versions of libraries, and how memory is handled."""
-    versions = {"tiledseg": _installed("tiledseg"), "torch": torch.__version__, "mpi4py": _installed("mpi4py")}
+    versions = {"tiledseg": VERSION, "torch": torch.__version__, "mpi4py": _mpi4py()}
     asked = ask_mpi or "mpi4py.MPI" in sys.modules
     versions |= {"python": platform.python_version(), "mpi": _mpi_library() if asked else "not used"}
     if torch.cuda.is_available():
@@ -134,11 +134,12 @@ def _freed_memory() -> str:
     return "kept" if reason is None else f"given back: {reason}"
 
 
-def _installed(name: str) -> str:
+def _mpi4py() -> str:
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
+        import mpi4py  # loads no MPI
+    except ImportError:
         return "none"
+    return str(mpi4py.__version__)
 
 
 def _mpi_library() -> str:
