@@ -261,7 +261,7 @@ def test_dropout_is_drawn_at_all(material: Material, finished: dict[str, Path]) 
 def test_what_a_run_leaves(material: Material, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = material.root / "leaves"
     monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", plot_progress)
-    monkeypatch.setattr("tiledseg.training.run_folder.journal.write_report", write_report)
+    monkeypatch.setattr("tiledseg.training.run_folder.page.write_report", write_report)
     assert train(material, folder) == 0
     assert (folder / "progress.png").read_bytes().startswith(b"\x89PNG")
     steps = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
