@@ -118,6 +118,19 @@ def test_frozen_values_stay() -> None:
             hash(point)  # of a list
 
 
+def test_a_plain_subclass_adds_attributes_of_its_own() -> None:
+    for kind in both("Checked", frozen=True):
+        made = type("Sub", (kind,), {})(3)
+        made.other = 4
+        assert made.other == 4
+        del made.other
+        assert not hasattr(made, "other")
+        with pytest.raises(dataclasses.FrozenInstanceError, match="size"):
+            made.size = 4
+        with pytest.raises(dataclasses.FrozenInstanceError, match="size"):
+            del made.size
+
+
 def test_faults_are_met_after_the_fields() -> None:
     for kind in both("Checked", frozen=True):
         with pytest.raises(ValueError, match="size -1"):

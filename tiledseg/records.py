@@ -29,7 +29,7 @@ else:
         if eq:
             methods |= _comparison([field.name for field in fields if field.compare], frozen, order)
         if frozen:
-            methods |= {"__setattr__": _no_assignment, "__delattr__": _no_deletion}
+            methods |= _protection(cls, {field.name for field in fields})
         own = cls.__dict__.copy()
         if "__eq__" in own and own.get("__hash__", own) is None:
             del own["__hash__"]  # which Python sets where a class compares, not its author
@@ -91,9 +91,17 @@ def _repr(self: Any) -> str:
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
-def _no_assignment(self: Any, name: str, value: Any) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+def _protection(cls: type, names: set[str]) -> dict[str, Any]:
+    """Of all attributes, but in a subclass that is no dataclass of the fields alone."""
 
+    def assign(self: Any, name: str, value: Any) -> None:
+        if type(self) is cls or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+        super(cls, self).__setattr__(name, value)
 
-def _no_deletion(self: Any, name: str) -> None:
-    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+    def delete(self: Any, name: str) -> None:
+        if type(self) is cls or name in names:
+            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+        super(cls, self).__delattr__(name)
+
+    return {"__setattr__": assign, "__delattr__": delete}

@@ -6,7 +6,7 @@
 process until it is connected with the others, torch's import included; `step on P ranks`: to the end of its first
 optimizer step. Both are means of the ranks (one thread each, a scene of 128 x 128 pixels, a U-Net of two levels);
 `first_step.py` says how. Seconds are user and system time of all threads, with files in the
-system's cache. FOLDER is a checkout of another version: each turn runs both, the next in the opposite order, and ratios
+system's cache and modules compiled, as they are from the second start on. FOLDER is a checkout of another version: each turn runs both, the next in the opposite order, and ratios
 are taken turn by turn.
 """
 
@@ -78,6 +78,7 @@ def _mpirun() -> list[str]:
 def _run(root: Path, folder: Path, words: list[str], launcher: list[str] | None = None) -> float:
     """Processor time of a Python process that imports the version at `root`. RuntimeError where it fails."""
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "FIRST_STEP_OUTPUT": str(folder / "rank")}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each process compiles all that it imports of a checkout
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [*(launcher or []), sys.executable, *words]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS)
