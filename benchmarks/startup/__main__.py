@@ -5,9 +5,9 @@
 `import`: `import tiledseg`. `help`: `python -m tiledseg.plan --help`. `P ranks have met`: from the start of a rank's
 process until it is connected with the others, torch's import included; `step on P ranks`: to the end of its first
 optimizer step. Both are means of the ranks (one thread each, a scene of 128 x 128 pixels, a U-Net of two levels);
-`first_step.py` says how. Seconds are user and system time of all threads, with files in the
-system's cache and modules compiled, as they are from the second start on. FOLDER is a checkout of another version: each turn runs both, the next in the opposite order, and ratios
-are taken turn by turn.
+`first_step.py` says how. Seconds are user and system time of all threads, with files in the system's cache and modules
+compiled, as they are from the second start on. FOLDER is a checkout of another version: each turn runs both, the next
+in the opposite order, and ratios are taken turn by turn.
 """
 
 from __future__ import annotations
