@@ -63,7 +63,7 @@ def _init(cls: type, fields: tuple[dataclasses.Field[Any], ...], frozen: bool) -
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     body = "\n    ".join(lines or ["pass"])
-    exec(f"def __init__({', '.join(parameters)}):\n    {body}", given)
+    exec(f"def __init__({', '.join(parameters)}):\n    {body}", given)  # of the names of fields, and nothing else
     made: Callable[..., None] = given["__init__"]
     made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
     made.__annotations__ = {field.name: field.type for field in fields} | {"return": None}
@@ -97,11 +97,11 @@ def _protection(cls: type, names: set[str]) -> dict[str, Any]:
     def assign(self: Any, name: str, value: Any) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-        super(cls, self).__setattr__(name, value)
+        object.__setattr__(self, name, value)
 
     def delete(self: Any, name: str) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-        super(cls, self).__delattr__(name)
+        object.__delattr__(self, name)
 
     return {"__setattr__": assign, "__delattr__": delete}
