@@ -1,4 +1,4 @@
-"""`dataclass` as the standard library has it, made in a quarter of the time: for what each rank imports.
+"""`dataclass` as the standard library has it, made in a third of the time: for what each rank imports.
 
 The standard library writes and compiles four to eight functions for each class, which took a third of the time in which
 a rank imports this library. Here one is compiled, `__init__`; what shows, compares, hashes and protects asks the fields
