@@ -23,6 +23,7 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
+from tiledseg.models.homes import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.best import choose
@@ -77,9 +78,10 @@ def peak_by_allocator(network: Network, policy: MemoryPolicy) -> int:
     return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
-def module_by(network: Network, policy: MemoryPolicy) -> GraphNetwork:
-    """In training, by a policy; gradients are there, as from the second step on."""
-    module = build_modules(network, seed=0).train().follow(policy)
+def module_by(network: Network, policy: MemoryPolicy, offload: Hooks | None = None) -> GraphNetwork:
+    """In training, by a policy, with what holds the tensors that leave; gradients are there, as from the second step
+    on."""
+    module = build_modules(network, seed=0).train().follow(policy, offload)
     for parameter in module.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return module

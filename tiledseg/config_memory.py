@@ -14,7 +14,7 @@ from tiledseg.schedules import RECOMPUTE as MODES
 NONE = "none"
 RECOMPUTE = (AUTO, NONE, "compact", "all")
 ALL = "all"
-OFFLOAD = (NONE, ALL)
+OFFLOAD = (NONE, AUTO, ALL)
 HOST = "host"
 MOST_BLOCKS = 4096  # along a side
 BUDGET = "auto, or bytes as 16GiB"
@@ -34,8 +34,8 @@ class MemoryConfig:
             always or except_last (the newest micro-batch), or a list with never, except_last or always for each
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
             [R, C], or auto (the fewest that fit memory)
-        offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, or all
-            but what is on its way
+        offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
+            is on its way, or auto (what the budget demands, where that is quicker than computing it once more)
         store: where blocks lie meanwhile, or what has left: host (memory), or a folder on a local disk, in which a file
             without a name is made
     """
@@ -72,17 +72,22 @@ class MemoryConfig:
         if self.in_file and not self.in_blocks and not self.offloads:
             raise ConfigError(
                 f"memory.store is {self.store}, but memory.blocks and memory.offload are none: nothing would lie "
-                "there; set memory.blocks, or memory.offload all"
+                "there; set memory.blocks, or memory.offload auto"
             )
         if self.offloads and self.in_blocks:
             raise ConfigError(
-                f"memory.offload is all, but memory.blocks is {shown(self.blocks)}, which keeps nothing but blocks; "
-                "leave offload out"
+                f"memory.offload is {self.offload}, but memory.blocks is {shown(self.blocks)}, which keeps nothing "
+                "but blocks; leave offload out"
             )
         if self.offloads and not self.in_file:
             raise ConfigError(
-                "memory.offload is all, but memory.store is host, the memory that is to be spared; give a folder on a "
-                "local disk"
+                f"memory.offload is {self.offload}, but memory.store is host, the memory that is to be spared; give a "
+                "folder on a local disk"
+            )
+        if self.chooses_offload and self.recompute != AUTO:
+            raise ConfigError(
+                f"memory.offload is auto, but memory.recompute is {shown(self.recompute)}, which leaves nothing to "
+                "choose; leave recompute out, or give offload all"
             )
 
     @property
@@ -94,6 +99,11 @@ class MemoryConfig:
     def offloads(self) -> bool:
         """Whether what autograd keeps leaves memory."""
         return self.offload != NONE
+
+    @property
+    def chooses_offload(self) -> bool:
+        """Whether the plan says what leaves."""
+        return self.offload == AUTO
 
     @property
     def in_file(self) -> bool:

@@ -12,10 +12,11 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from benchmarks.large_model_support.disk import dd_rates, store_rates
+from benchmarks.large_model_support.disk import dd_rates
 from benchmarks.large_model_support.fits import tried
 from benchmarks.large_model_support.overhead import HEADING, overhead
 from benchmarks.large_model_support.trl_way import trl_way
+from tiledseg.memory.rates import store_rates
 
 MEBI = 1 << 20
 

@@ -57,6 +57,13 @@ BLOCKS = (
     train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),
     train("offload-to-nowhere", "--memory.offload all --memory.store ROOT/nowhere", "memory.store", "nowhere"),
     train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
+    train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store is host"),
+    train(
+        "offload-without-a-choice",
+        "--memory.offload auto --memory.store ROOT/folder --memory.recompute all",
+        "memory.offload is auto",
+        "memory.recompute is all",
+    ),
     train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     train("fusion-in-scatter", f"{_SCATTER} --parallel.fusion 2", "parallel.fusion", "2", "scatter", "layer"),
     train("norm-that-scatter-changes", f"{_SCATTER} --model.norm group", "model.norm", "group", "halo layer"),

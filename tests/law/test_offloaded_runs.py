@@ -16,7 +16,10 @@ from tiledseg.config import Config, ParallelConfig, RunConfig
 from tiledseg.config_memory import MemoryConfig
 from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
-from tiledseg.planning.run.offloading import OffloadPlan
+from tiledseg.planning.memory import leaving
+from tiledseg.planning.memory.network_walk import Speed
+from tiledseg.planning.memory.store import Store
+from tiledseg.training import measured_store, preparation
 from tiledseg.training.offloading import check_device
 
 pytestmark = pytest.mark.usefixtures("small_views")
@@ -26,6 +29,7 @@ MODES = {
     "exchange": ParallelConfig(halo="exchange"),
     "stages": ParallelConfig(stages=2, schedule="1f1b"),
 }
+SHARE = 0.8
 RANKS = {"read": (1, 2, 4), "layer": (1, 2, 4), "exchange": (2,), "stages": (2,)}
 
 
@@ -67,9 +71,38 @@ def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: di
     assert threading.active_count() == threads
 
 
+@pytest.fixture
+def leaving_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Store(1e15, 1e15, Speed(1e9, 1e9))
+    monkeypatch.setattr(measured_store, "measured_store", lambda *asked: quick)
+    monkeypatch.setattr(leaving, "LEAST", 1)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mode", ["read", "layer"])
+@pytest.mark.usefixtures("leaving_is_quick")
+def test_what_a_budget_has_leave_changes_no_loss(mode: str, shared: Path, meshes: dict[str, Mesh]) -> None:
+    mesh = meshes["mpi" if mode == "layer" else "gloo"]
+    if mesh.size not in RANKS[mode]:
+        pytest.skip(f"{mode} on {mesh.size} ranks")
+    config = in_mode(shared, mode, "all-kept", MemoryConfig())
+    budget = int(SHARE * preparation.prepare(config, 1 << 40, mesh.size).plan.memory)
+    kept = run(config, mesh)
+    memory = MemoryConfig(budget=budget, offload="auto", store=str(shared))
+    left = in_mode(shared, mode, "left", memory)
+    assert losses(run(left, mesh)) == losses(kept)
+    planned = preparation.prepare(left, 1 << 40, mesh.size).plan.offloaded
+    summary = json.loads((shared / f"{mode}-left" / "summary.json").read_text())
+    assert summary["rebuilt"]["away"]
+    assert summary["rebuilt"]["bytes"] <= budget < summary["rebuilt"]["bytes_kept_all"]
+    assert summary["offloaded"]["bytes_in"] == summary["offloaded"]["bytes_out"] > 0
+    assert planned is not None
+    assert 0 < summary["offloaded"]["peak_bytes"] <= planned.staying
+
+
 def test_what_has_no_way_to_a_file_is_refused(mesh: Mesh) -> None:
     class Device:
         type = "cuda"
 
     with pytest.raises(ConfigError, match=r"memory.offload is all, but .* go to no file yet; use memory.recompute"):
-        check_device(OffloadPlan(1, 1, 1), replace(mesh, device=Device()))
+        check_device("all", replace(mesh, device=Device()))

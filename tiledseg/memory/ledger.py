@@ -74,6 +74,12 @@ class Ledger:
 
     # What the context calls.
 
+    def look(self) -> None:
+        """What autograd alone holds by now leaves, if it is to. Raises as `pack`."""
+        with self._lock:
+            self._settle()
+            self._move_out()
+
     def leave(self) -> None:
         """The context has ended: everything is given back, now, or once the last graph that was made in it is gone."""
         with self._lock:

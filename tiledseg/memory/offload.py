@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tiledseg.memory.exhausted import exhausted, is_exhausted
@@ -26,19 +28,23 @@ class Offload:
     Memory that runs out in the block is a MemoryLimitError, which says what would fit.
     """
 
-    def __init__(self, mover: Callable[[], Mover], budget: int, least: int = LEAST, told: bool = False) -> None:
-        """`told`: steps whose forward and backward passes take turns end where `end_step` says so."""
+    def __init__(
+        self, mover: Callable[[], Mover], budget: int, least: int = LEAST, told: bool = False, all_kept: bool = True
+    ) -> None:
+        """`told`: steps whose forward and backward passes take turns end where `end_step` says so. `all_kept`: it takes
+        all that autograd keeps; else what is handed to `pack` alone."""
         self.budget = budget
-        self._told = told
+        self._told, self._all_kept = told, all_kept
         self.figures = Figures()
         self._mover, self._least = mover, least
         self._known = KnownSteps(budget)
-        self._entered: list[tuple[Ledger, saved_tensors_hooks]] = []
+        self._entered: list[tuple[Ledger, ExitStack]] = []
 
     def __enter__(self) -> Self:
         ledger = Ledger(self._mover(), self._known, self.budget, self._least, self.figures, self._told)
-        hooks = saved_tensors_hooks(ledger.pack, ledger.unpack)
-        hooks.__enter__()
+        hooks = ExitStack()
+        if self._all_kept:
+            hooks.enter_context(saved_tensors_hooks(ledger.pack, ledger.unpack))
         self._entered.append((ledger, hooks))
         return self
 
@@ -49,6 +55,16 @@ class Offload:
         ledger.leave()
         if error is not None and is_exhausted(error):
             raise exhausted(error, held, self.budget) from error
+
+    def pack(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What gives a tensor back, which may leave meanwhile, in the innermost block. Raises as the ledger does."""
+        ledger = self._entered[-1][0]
+        saved = ledger.pack(tensor)
+        return lambda: ledger.unpack(saved)
+
+    def passed(self) -> None:
+        """Somebody may hold no longer what was handed to `pack`: that it leaves, if it is to."""
+        self._entered[-1][0].look()
 
     def end_step(self) -> None:
         """The optimizer has moved, and another step begins."""

@@ -23,11 +23,16 @@ from tiledseg.records import dataclass
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
 
+def _nothing() -> None: ...
+
+
 class Hooks(NamedTuple):
-    """What keeps a tensor somewhere, and gives it back."""
+    """What keeps a tensor somewhere, and gives it back. `passed`: called where a node has run, which may hold none of
+    its tensors any more."""
 
     pack: Callable[[torch.Tensor], Any]
     unpack: Callable[[Any], torch.Tensor]
+    passed: Callable[[], None] = _nothing
 
 
 class Kept:

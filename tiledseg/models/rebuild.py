@@ -166,6 +166,8 @@ class Rebuilding:
                 handle.keep(hooks)
         for tensor in self._graph.released[k]:
             self._homes.pop(tensor, None)
+        if self._offload is not None:
+            self._offload.passed()
         return made
 
     def _step(self, k: int, inputs: list[torch.Tensor]) -> Step | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
+from tiledseg.models.homes import Hooks
 from tiledseg.planning.run.offloading import OffloadPlan
 
 if TYPE_CHECKING:
@@ -38,26 +38,33 @@ class Moved(NamedTuple):
         )
 
 
-def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> AbstractContextManager[Offload | None]:
-    """A context in which what autograd keeps leaves for a file in the folder `store`, as planned. Its end gives all
-    back, however it comes about. `in_stages`: micro-batches go forward and back in turns, so that `end_step` tells the
-    steps; else each forward pass after a backward pass begins one."""
+def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> Offload | None:
+    """In its context what autograd keeps leaves for a file in the folder `store`, as planned; None where nothing does.
+    Its end gives all back, however it comes about. `in_stages`: micro-batches go forward and back in turns, so that
+    `end_step` tells the steps; else each forward pass after a backward pass begins one."""
     if plan is None:
-        return nullcontext()
+        return None
     from tiledseg.memory.file_mover import FileMover
     from tiledseg.memory.file_store import FileStore
     from tiledseg.memory.offload import LEAST, Offload
     from tiledseg.memory.shelf import free_bytes
 
-    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, LEAST, in_stages)
+    least = 1 if plan.chosen else LEAST
+    all_kept = not plan.chosen
+    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, least, in_stages, all_kept)
 
 
-def check_device(plan: OffloadPlan | None, mesh: Mesh) -> None:
+def hooks_of(moving: Offload | None) -> Hooks | None:
+    """What holds the tensors that a memory policy has leave."""
+    return None if moving is None else Hooks(moving.pack, lambda back: back(), moving.passed)
+
+
+def check_device(offload: str, mesh: Mesh) -> None:
     """Raise ConfigError where something is to leave a memory that has no way to a file."""
-    if plan is not None and mesh.device.type != "cpu":
+    if offload != "none" and mesh.device.type != "cpu":
         raise ConfigError(
-            f"memory.offload is all, but this machine's tensors are on {mesh.device}, and go to no file yet; use "
-            "memory.recompute, or memory.blocks"
+            f"memory.offload is {offload}, but this machine's tensors are on {mesh.device}, and go to no file "
+            "yet; use memory.recompute, or memory.blocks"
         )
 
 

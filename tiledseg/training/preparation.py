@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config import Config, ModelConfig, OptimizerConfig
 from tiledseg.config_data import IMAGENET, DataConfig
-from tiledseg.config_memory import MemoryConfig
+from tiledseg.config_memory import ALL, MemoryConfig
 from tiledseg.config_recompute import recompute_of
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
@@ -64,6 +65,10 @@ from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
 
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.store import Store
+
+
 @dataclass(frozen=True)
 class Preparation:
     """A run that can start: a value that one rank computes and all share."""
@@ -89,13 +94,14 @@ def prepare(
     batch_pixels: int = 0,
     machine: Machine | None = None,
     before: SavedState | None = None,
+    ranks_a_host: int = 1,
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
     `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
-    that pays on their devices: all change speed and memory only, and so do, where `parallel.auto` leaves settings to
-    the program, the `machine` that the ranks run on, and what the run had `before`. Raises InputError of some kind for
-    the first thing that cannot be.
+    that pays on their devices, `ranks_a_host` how many share a disk: all change speed and memory only, and so do, where
+    `parallel.auto` leaves settings to the program, the `machine` that the ranks run on, and what the run had `before`.
+    Raises InputError of some kind for the first thing that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -113,7 +119,7 @@ def prepare(
     memory_bytes = memory_bytes if budget is None else budget
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
-    windows = windows_of(train)
+    windows, profiled = windows_of(train), machine_of(config.parallel.machine)
     question = RunQuestion(
         network,
         found.extents,
@@ -134,10 +140,11 @@ def prepare(
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
         blocks=blocks_asked(config.memory),
-        offload=config.memory.offloads,
+        offload=config.memory.offload == ALL,
+        store=_store(config, profiled, ranks_a_host),
         budgeted=budget is not None,
         loss=loss_bytes_of(config, network, label_map, objective),
-        machine=machine_of(config.parallel.machine),
+        machine=profiled,
     )
     _check_norms(config.model, network)
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
@@ -283,6 +290,16 @@ def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:
     folder."""
     memory.check_folder()
     return BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None
+
+
+def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
+    """What tensors may leave for where the plan chooses that; None where it does not."""
+    if not config.memory.chooses_offload:
+        return None
+
+    from tiledseg.training.measured_store import measured_store
+
+    return measured_store(config.memory.store, ranks, machine, config.train.precision)
 
 
 def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:

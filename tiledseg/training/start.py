@@ -69,7 +69,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     memory = memory_per_rank(mesh)
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
     preparation: Preparation = mesh.on_root(lambda: _prepared(config, memory, mesh, early))
-    mesh.on_root(lambda: check_device(preparation.plan.offloaded, mesh))
+    mesh.on_root(lambda: check_device(config.memory.offload, mesh))
     mesh.on_root(lambda: check_compiling(preparation, mesh.device))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
@@ -135,7 +135,7 @@ def _prepared(config: Config, memory: int, mesh: Mesh, early: Checkpoint | None)
     if config.parallel.auto and config.parallel.machine is None:
         device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
         here = machine_here(device, mesh.launch.local_size)
-    return prepare(config, memory, mesh.size, pixels, here, early.saved if early else None)
+    return prepare(config, memory, mesh.size, pixels, here, early.saved if early else None, mesh.launch.local_size)
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -36,7 +36,7 @@ from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
 from tiledseg.training.course import Course
 from tiledseg.training.culprit import DivergedError, named
-from tiledseg.training.offloading import Moved, moved_by_ranks, offload_to
+from tiledseg.training.offloading import Moved, hooks_of, moved_by_ranks, offload_to
 from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.panels import Panels
 from tiledseg.training.preparation import Preparation
@@ -52,9 +52,6 @@ from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
-
-if TYPE_CHECKING:
-    from tiledseg.memory.offload import Offload
 
 
 class Trainer:
@@ -97,7 +94,8 @@ class Trainer:
         self.about = replace(self.about, warnings=(*self.about.warnings, *self.notes))
         policy = plan.rebuilt.policy if plan.rebuilt else None
         graph, bands = self.network.graph, self.network.bands
-        self.network.follow(policy or named_policy(graph, bands, recipe.recompute))
+        self.offload = offload_to(recipe.store, plan.offloaded, plan.pipeline is not None)
+        self.network.follow(policy or named_policy(graph, bands, recipe.recompute), hooks_of(self.offload))
         blocks = plan.blocks.shape if plan.blocks else None
         opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store, recipe.compiles
         self.parallel = ParallelRun.open(*opened)
@@ -124,7 +122,6 @@ class Trainer:
         self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
-        self.offload: Offload | None = None  # while the run goes on
 
     def run(self, end: float | None = None) -> int:
         """Train to the end, to a wall-time signal, or until the job's `end` (Unix seconds) is near; the exit code (0 or
@@ -145,8 +142,8 @@ class Trainer:
             held_out = None
             if self.preparation.validation is not None:
                 held_out = stack.enter_context(contextlib.closing(self._dataset(self.preparation.validation)))
-            in_stages = self.plan.pipeline is not None
-            self.offload = stack.enter_context(offload_to(self.recipe.store, self.plan.offloaded, in_stages))
+            if self.offload is not None:
+                stack.enter_context(self.offload)
             stopped = self._loop(training, held_out, flag)
             moved = moved_by_ranks(self.offload, self.recipe.store, self.mesh)
             if self.journal is not None:

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiledseg.planning.memory.items import Walk, price
 from tiledseg.planning.memory.parts import Part, links
@@ -45,28 +46,52 @@ class Chosen:
         return 0.0 if self.seconds == 0 else max(0.0, 1 - self.least / self.seconds)
 
 
+class Found(NamedTuple):
+    """What was looked for: the best choice, None where there is none below so many seconds; below `least` there is none
+    at all. `states`: looked at."""
+
+    choices: tuple[str, ...] | None
+    seconds: float
+    least: float
+    states: int
+
+    def priced(self, walk: Walk, besides: int = 0) -> Chosen:
+        """With its peak, of which `besides` bytes are not the walk's."""
+        assert self.choices is not None, "something was found"
+        cost = price(walk, self.choices)
+        return Chosen(self.choices, cost.seconds, cost.peak + besides, max(0.0, min(self.least, cost.seconds)))
+
+
 def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
     """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits. `quick`: some good
     one will do."""
-    tree = _Tree(walk, budget, quick)
+    found = find(walk, budget, quick)
+    return None if found.choices is None else found.priced(walk)
+
+
+def find(walk: Walk, budget: int, quick: bool = False, below: float = math.inf, states: int = MOST_STATES) -> Found:
+    """The same, of those of less than `below` seconds, by about so many states."""
+    tree = _Tree(walk, budget, quick, below, states)
     tree.grow()
-    if tree.best is None and tree.open:
+    if tree.best is None and tree.open and math.isinf(below):
         tree.look_for_room()
-    if tree.best is None:
-        return None
-    cost = price(walk, tree.best)
-    return Chosen(tree.best, cost.seconds, cost.peak, max(0.0, min(tree.least, cost.seconds)))
+    return Found(tree.best, tree.seconds, tree.least, tree.states)
+
+
+def bound_of(walk: Walk, budget: int) -> float:
+    """Seconds below which no choice fits; infinite where none does."""
+    return Search(walk, budget, Part.whole(walk), None).bound
 
 
 class _Tree:
-    """Parts that are still to be searched, by their bounds. `seconds`: of the best choice known; `least`: below which
-    there is none."""
+    """Parts that are still to be searched, by their bounds. `seconds`: of the best choice known, or below which one
+    is wanted; `least`: below which there is none."""
 
-    def __init__(self, walk: Walk, budget: int, quick: bool) -> None:
-        self.walk, self.budget, self.quick = walk, budget, quick
+    def __init__(self, walk: Walk, budget: int, quick: bool, below: float, most_states: int) -> None:
+        self.walk, self.budget, self.quick, self.most_states = walk, budget, quick, most_states
         self.links = links(walk, order_of(walk))
         self.best: tuple[str, ...] | None = None
-        self.seconds = math.inf
+        self.seconds = below
         self.unproven = math.inf  # of parts that are searched and not proven: their least bound
         self.open: list[tuple[float, int, Part]] = []
         self.numbers = itertools.count()
@@ -80,7 +105,7 @@ class _Tree:
         self._add(Part.whole(self.walk))
         parts = 0
         while self.open and not self._is_beaten(self.open[0][0]):
-            if self.states >= MOST_STATES or (self.quick and parts == FEW_PARTS):
+            if self.states >= self.most_states or (self.quick and parts == FEW_PARTS):
                 return
             self._visit(*heapq.heappop(self.open))
             parts += 1
@@ -121,6 +146,6 @@ class _Tree:
             self.states += search.states
             if found is not None:
                 self.best, self.seconds = found, price(self.walk, found).seconds
-            if self._is_beaten(least) or self.states >= MOST_STATES:
+            if self._is_beaten(least) or self.states >= self.most_states:
                 break
         return least

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import REBUILD, MemoryPolicy
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.memory.best import Chosen, choose
+from tiledseg.planning.memory.best import Chosen
 from tiledseg.planning.memory.items import Walk, price, price_all_kept
+from tiledseg.planning.memory.leaving import choose, held, with_store
 from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.memory.store import Store
 from tiledseg.planning.step_memory import fixed_memory
 
 ASSUMED = Speed()
@@ -21,12 +23,14 @@ _TRIES = 12  # budgets tried for the least that is reached
 @dataclass(frozen=True)
 class LevelChoice:
     """Of a part of the network, what stands before the dot of its nodes' names: bytes that are kept for the backward
-    pass, bytes that are rebuilt, and the seconds of running that once, as a share of the step's."""
+    pass, bytes that are rebuilt, the seconds of that, each run once, and of copies, as a share of the step's, and bytes
+    that leave."""
 
     name: str
     kept: int
     rebuilt: int
     extra: float
+    away: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class MemoryChoice:
     """Bytes of a training step, weights and optimizer included: `kept` where everything is kept, `peak` by `policy`.
 
     `levels`: what becomes of each part of the network. `items`: what is rebuilt, by name, with its bytes. `extra`: the
-    seconds that it takes, as a share of the step's; `gap`: the share of these that a better choice could save, at most
-    (0: it is proven best).
+    seconds that all of it takes, as a share of the step's; `gap`: the share of these that a better choice could save,
+    at most (0: it is proven best). `away`: what leaves for a store, by name, with its bytes.
     """
 
     policy: MemoryPolicy
@@ -45,14 +49,16 @@ class MemoryChoice:
     items: tuple[tuple[str, int], ...]
     extra: float
     gap: float
+    away: tuple[tuple[str, int], ...] = ()
 
     @property
     def in_words(self) -> str:
         saved = (self.kept - self.peak) / 2**30
         best = "" if self.gap < 0.001 else f", of which a better choice might save {100 * self.gap:.2g} %"
+        away = f", {len(self.away)} leave for the store meanwhile" if self.away else ""
         return (
-            f"{len(self.items)} tensors are computed once more in place of being kept: {self.peak / 2**30:.4g} GiB a "
-            f"step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time{best}"
+            f"{len(self.items)} tensors are computed once more in place of being kept{away}: {self.peak / 2**30:.4g} "
+            f"GiB a step, {saved:.4g} GiB less, for about {100 * self.extra:.2g} % more time{best}"
         )
 
 
@@ -79,7 +85,8 @@ class StepChoices:
 
     def peak(self, policy: MemoryPolicy) -> int:
         """Bytes of a step by a policy."""
-        return self.fixed + price(self.walk, self.found.lying(policy)).peak
+        choices = self.found.lying(policy)
+        return self.fixed + price(self.walk, choices).peak + held(self.walk, choices)
 
     def least(self) -> int:
         """About the least budget for which there is a choice, to a part in 4096 of what is reached."""
@@ -89,20 +96,22 @@ class StepChoices:
 
     def told(self, chosen: Chosen) -> MemoryChoice:
         """A choice for each item as a policy, with what becomes of the step by it."""
-        pairs = zip(self.walk.items, chosen.choices, strict=True)
+        pairs = list(zip(self.walk.items, chosen.choices, strict=True))
         rebuilt = tuple((item.name, item.bytes) for item, choice in pairs if choice == REBUILD and item.asked)
+        away = tuple((item.name, item.bytes) for item, choice in pairs if choice == OFFLOAD)
         policy, step = self.found.policy(chosen.choices), (1 + BACKWARD) * self.found.forward
         sizes = self.kept, self.fixed + chosen.peak, self._levels(chosen.choices, step), rebuilt
-        return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap)
+        return MemoryChoice(policy, *sizes, chosen.seconds / step, chosen.gap, away)
 
     def _levels(self, choices: Sequence[str], step: float) -> tuple[LevelChoice, ...]:
         found: dict[str, LevelChoice] = {}
         for item, choice in zip(self.walk.items, choices, strict=True):
             name = item.name.split(".")[0]
-            level, rebuilt = found.get(name, LevelChoice(name, 0, 0, 0.0)), choice == REBUILD
-            kept, again = item.bytes * (not rebuilt), item.bytes * (rebuilt and item.asked)
-            extra = item.rebuild / step if again else 0.0
-            found[name] = LevelChoice(name, level.kept + kept, level.rebuilt + again, level.extra + extra)
+            level, size = found.get(name, LevelChoice(name, 0, 0, 0.0)), item.bytes
+            again, away = size * (choice == REBUILD and item.asked), size * (choice == OFFLOAD)
+            extra = (item.rebuild if again else item.offload if away else 0.0) / step
+            sizes = level.kept + size * (choice == KEEP), level.rebuilt + again
+            found[name] = LevelChoice(name, *sizes, level.extra + extra, level.away + away)
         return tuple(found.values())
 
 
@@ -114,10 +123,16 @@ def _least(fits: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
+def speed_with(store: Store | None) -> Speed:
+    """At which a rank is taken to compute."""
+    return store.speed if store else ASSUMED
+
+
 def step_choices(
-    graph: Graph, bands: int, context: tuple[int, int], value_bytes: int, speed: Speed = ASSUMED
+    graph: Graph, bands: int, context: tuple[int, int], value_bytes: int, store: Store | None = None
 ) -> StepChoices:
-    """Of a step on a context of (height, width). Raises GeometryError where this is no legal size."""
+    """Of a step on a context of (height, width), of which tensors may leave for `store`. Raises GeometryError where
+    this is no legal size."""
     costs = layer_costs(graph, bands, context, value_bytes)
-    found = network_walk(graph, costs, bands * context[0] * context[1] * value_bytes, value_bytes, speed)
-    return StepChoices(found, fixed_memory(graph, bands, value_bytes))
+    found = network_walk(graph, costs, bands * context[0] * context[1] * value_bytes, value_bytes, speed_with(store))
+    return StepChoices(with_store(found, store) if store else found, fixed_memory(graph, bands, value_bytes))

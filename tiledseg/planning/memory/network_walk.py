@@ -66,7 +66,10 @@ class NetworkWalk:
             policy.tensors[home] if home is not None else policy.inside[node or 0]
             for home, node in zip(self.homes, self.insides, strict=True)
         )
-        return tuple(KEEP if item.rebuild >= NEVER else word for item, word in zip(self.walk.items, words, strict=True))
+        return tuple(
+            KEEP if word == REBUILD and item.rebuild >= NEVER else word
+            for item, word in zip(self.walk.items, words, strict=True)
+        )
 
     def kept(self, choices: Sequence[str]) -> int:
         """Bytes that lie there when the forward pass has ended, by a choice for each item."""

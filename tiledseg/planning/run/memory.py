@@ -14,6 +14,7 @@ from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
+    from tiledseg.planning.memory.store import Store
 
 _TRIES = 4  # choices for the largest step, each with less room, where another one takes more
 
@@ -37,16 +38,18 @@ class Needed:
         return self.all - self.images * (kept - one)
 
 
-def memory_choices(spread: Spread, task: Task, tilings: Sequence[Tiling]) -> list[StepChoices]:
-    """Of the steps on all contexts of `tilings`; where ranks share layers, those of all kinds of ranks on the largest
-    image."""
+def memory_choices(
+    spread: Spread, task: Task, tilings: Sequence[Tiling], store: Store | None = None
+) -> list[StepChoices]:
+    """Of the steps on all contexts of `tilings`, tensors of which may leave for `store`; where ranks share layers,
+    those of all kinds of ranks on the largest image."""
     from tiledseg.planning.memory.block_choice import block_choices
     from tiledseg.planning.memory.choice import step_choices
 
     if spread.shares_layers:
-        return block_choices(task, spread.fusion, spread.overlap)
+        return block_choices(task, spread.fusion, spread.overlap, store)
     contexts = {tiling.context_max for tiling in tilings}
-    return [step_choices(task.graph, task.bands, context, task.value_bytes) for context in contexts]
+    return [step_choices(task.graph, task.bands, context, task.value_bytes, store) for context in contexts]
 
 
 def choose_memory(

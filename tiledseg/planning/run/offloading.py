@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import Graph
@@ -14,8 +15,8 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.records import dataclass
 
-STAYING = 3
-"""Tensors as large as the largest: half of them on their way out, half on their way in."""
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.choice import MemoryChoice
 
 MIB = 2**20
 
@@ -23,23 +24,33 @@ MIB = 2**20
 @dataclass(frozen=True)
 class OffloadPlan:
     """Bytes of a rank. Autograd keeps `kept` of a micro-batch, of which at most `staying` are in memory while nobody
-    else holds them; the rest is in a file. A step needs `memory`."""
+    else holds them; the rest is in a file. A step needs `memory`. `chosen`: of what the memory policy has leave
+    alone."""
 
     kept: int
     staying: int
     memory: int
+    chosen: bool = False
 
     @property
     def in_words(self) -> str:
         """For the user."""
-        return (
-            f"of {self.kept / MIB:.1f} MiB that the backward pass needs {self.staying / MIB:.1f} MiB at most stay in "
-            "memory"
-        )
+        what = "leaves" if self.chosen else "the backward pass needs"
+        return f"of {self.kept / MIB:.1f} MiB that {what} {self.staying / MIB:.1f} MiB at most stay in memory"
 
     def of_batch(self, tiles: int) -> OffloadPlan:
         """Of so many tiles at once; `memory` is the plan's to say."""
         return replace(self, kept=self.kept * tiles, staying=self.staying * tiles)
+
+
+def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
+    """Of what a choice has leave; None where nothing does."""
+    if choice is None or not choice.away:
+        return None
+    from tiledseg.planning.memory.store import STAYING
+
+    sizes = [size for _, size in choice.away]
+    return OffloadPlan(sum(sizes), min(sum(sizes), STAYING * max(sizes)), choice.peak, chosen=True)
 
 
 def plan_offload(
@@ -52,6 +63,7 @@ def plan_offload(
     """
     from tiledseg.planning.memory.items import price
     from tiledseg.planning.memory.network_walk import Speed, network_walk
+    from tiledseg.planning.memory.store import STAYING
 
     context, value = largest.pixels, largest.value_bytes
     costs = layer_costs(graph, bands, context, value)

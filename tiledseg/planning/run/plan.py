@@ -28,7 +28,7 @@ from tiledseg.planning.run.grid import choose_grid
 from tiledseg.planning.run.memory import Needed, check_budget, choose_memory, memory_choices
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
-from tiledseg.planning.run.offloading import OffloadPlan, plan_offload
+from tiledseg.planning.run.offloading import OffloadPlan, offload_by, plan_offload
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import (
     Measured,
@@ -48,6 +48,7 @@ from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
+    from tiledseg.planning.memory.store import Store
 
 
 class Extent(NamedTuple):
@@ -72,8 +73,9 @@ class RunQuestion:
     device can tell.
     `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
     images. `loss`: what it needs beyond the network's usual one. `blocks`: tiles are computed in blocks, one after the
-    other. `offload`: what autograd keeps leaves memory. `turned`: the rasters that are also shown with rows for
-    columns. `budgeted`: the user has said what `memory` may be: a step that does not fit is refused.
+    other. `offload`: what autograd keeps leaves memory; `store`: where tensors may leave for as `memory` demands.
+    `turned`: the rasters that are also shown with rows for columns. `budgeted`: the user has said what `memory` may be:
+    a step that does not fit is refused.
     """
 
     network: Network
@@ -97,6 +99,7 @@ class RunQuestion:
     windows: Windows | None = None
     blocks: BlocksAsked | None = None
     offload: bool = False
+    store: Store | None = None
     turned: tuple[int, ...] = ()
     budgeted: bool = False
     loss: LossBytes = USUAL_LOSS
@@ -208,6 +211,7 @@ def plan_run(question: RunQuestion) -> RunPlan:
     if question.trains and blocks is None and offloaded is None:
         task = step_task(mesh, graph, cut, network.bands, value, images, batch)
         rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory)
+        offloaded = offload_by(rebuilt)
     if blocks is None:
         step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
         step = offloaded.memory if offloaded else step
@@ -345,6 +349,11 @@ def _rebuilt(
 ) -> MemoryChoice | None:
     """What is computed once more so that a step, which needs so many bytes, fits; None where the user has said it."""
     if spread.mesh.stages > 1:
+        if question.store is not None:
+            raise ConfigError(
+                f"memory.offload is auto, but parallel.stages is {spread.mesh.stages}, where nothing but what is "
+                "computed once more is chosen; leave offload out, or give all"
+            )
         return None  # as each stage needs it: see `balanced`
     if question.recompute != "auto":
         if question.budgeted:
@@ -352,7 +361,7 @@ def _rebuilt(
         return None
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     sizes = Needed(needed, fixed, task.images if spread.together else 1)
-    steps = partial(memory_choices, spread, task, tilings)
+    steps = partial(memory_choices, spread, task, tilings, question.store)
     return choose_memory(spread, steps, sizes, question.memory, question.budgeted)
 
 

@@ -66,6 +66,7 @@ def _rebuilt(choice: MemoryChoice) -> dict[str, Any]:
     """What is computed once more in place of being kept: names; bytes of a step; predicted time, as a share of it."""
     return {
         "tensors": [name for name, _ in choice.items],
+        "away": [name for name, _ in choice.away],
         "bytes_kept_all": choice.kept,
         "bytes": choice.peak,
         "extra_time_share": round(choice.extra, 4),
