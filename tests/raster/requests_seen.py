@@ -27,7 +27,7 @@ def requests_seen() -> Iterator[Requests]:
             seen.paths.append(self.path)
             self.send_error(404)
 
-        do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             """Nothing on standard error."""

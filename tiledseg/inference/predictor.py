@@ -94,7 +94,7 @@ def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, 
     The requests differ in their files only. Collective.
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name. Maps for
-    s3:// are put there one by one (`staging`).
+    s3:// and https:// are put there one by one (`staging`).
     """
     with staged(requests, mesh) as stage:
         _predict_all(stage, mapper, memory_bytes, mesh)

@@ -23,6 +23,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
 from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
+from tiledseg.raster.http_store import parse_http
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import area_reader
@@ -85,7 +86,7 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
         if several and not _is_folder(given[name]):
             raise OutputError(
                 f"--{name} is {given[name]}, but --image has {len(found)} rasters; give a folder that is there, or "
-                "s3:// with a slash at its end"
+                "s3:// or https:// with a slash at its end"
             )
     return [replace(request, image=path, **_files(given, folders, stem)) for path, stem in _stems(found).items()]
 
@@ -99,7 +100,8 @@ def _files(given: Mapping[str, str], folders: Set[str], stem: str) -> dict[str, 
 
 
 def _is_folder(target: str) -> bool:
-    return is_bucket_folder(target) or irregular_kind(target) == "a folder"
+    on_server = is_bucket_folder(target) or (target.endswith("/") and parse_http(target) is not None)
+    return on_server or irregular_kind(target) == "a folder"
 
 
 def _stems(images: Sequence[str]) -> dict[str, str]:

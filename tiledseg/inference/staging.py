@@ -1,7 +1,7 @@
-"""Maps for s3://: made whole in a folder of this machine, then put into their bucket.
+"""Maps for s3:// and https://: made whole in a folder of this machine, then put onto their server.
 
-All ranks put their pixels in place in one file (`raster.writer`), which no bucket takes. So the folder mirrors the
-buckets, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
+All ranks put their pixels in place in one file (`raster.writer`), which no server takes. So the folder mirrors the
+servers, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
 never has the object's name; one that could not go up stays in the folder.
 """
 
@@ -20,12 +20,16 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
 from tiledseg.outputs import files_below
-from tiledseg.raster.s3_store import S3Name, check_obstore, check_writable, is_there, parse_s3, put, remove
+from tiledseg.raster import http_store, s3_store
+from tiledseg.raster.http_store import HttpName, parse_http
+from tiledseg.raster.s3_store import S3Name, check_obstore, parse_s3
 from tiledseg.raster.sources import gdal_path, is_remote
 from tiledseg.raster.writer import SIDECARS
 
 _OUTPUTS = ("output", "probabilities", "polygons")
 _STYLE, _POLYGONS = ".qml", ".gpkg"
+_SCHEMES = ("http:", "https:")
+Name = S3Name | HttpName
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Stage:
 
 @contextmanager
 def staged(requests: Sequence[Request], mesh: Mesh) -> Iterator[Stage]:
-    """The requests, with files in a new folder for their s3:// outputs. Collective.
+    """The requests, with files in a new folder for their outputs on servers. Collective.
 
     Raises OutputError, before any work, for a URL that is no object's, and where the server refuses to have it written.
     """
@@ -70,45 +74,53 @@ def _outputs(request: Request) -> list[tuple[str, str]]:
     return [(key, path) for key in _OUTPUTS if (path := getattr(request, key)) is not None]
 
 
-def _checked(key: str, url: str, images: set[str]) -> S3Name:
-    """The name of an output. Raises OutputError for one that is no object of S3's, or an image that is read."""
-    name = parse_s3(url)
+def _checked(key: str, url: str, images: set[str]) -> Name:
+    """The name of an output. Raises OutputError for one that no server takes, or an image that is read."""
+    name = parse_s3(url) or parse_http(url)
     if name is None:
-        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, or s3://bucket/name.tif")
-    if any(part in ("", ".", "..") for part in (name.bucket, *name.key.split("/"))):
-        raise OutputError(f"{key} is {url}, which names no object; give s3://bucket/name.tif")
+        raise OutputError(f"{key} is {url}, where nothing can be written; give a file, s3:// or https:// with a name")
+    if any(part in ("", ".", "..") for part in name.parts):
+        raise OutputError(f"{key} is {url}, which names no object; give {url.partition('://')[0]}://place/name.tif")
     if gdal_path(url) in images:
         raise OutputError(f"cannot write {key} {url}: it is the input {url}; choose another output")
-    check_obstore(key, url)
+    if isinstance(name, S3Name):
+        check_obstore(key, url)
     return name
 
 
-def _check_writable(name: S3Name) -> None:
+def _is_there(name: Name) -> bool:
+    return s3_store.is_there(name) if isinstance(name, S3Name) else http_store.is_there(name)
+
+
+def _check_writable(name: Name) -> None:
     try:
-        check_writable(name)
+        if isinstance(name, S3Name):
+            s3_store.check_writable(name)
+        else:
+            http_store.check_writable(name)
     except InputError as error:
         raise OutputError(str(error)) from error
 
 
-def _check_polygons(names: Sequence[S3Name]) -> None:
+def _check_polygons(names: Sequence[Name]) -> None:
     """A GeoPackage may hold other layers, which would be lost: one that is there is not replaced."""
     for name in names:
-        if is_there(name):
+        if _is_there(name):
             raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
 
 
-def _local(request: Request, names: dict[str, S3Name], folder: str) -> dict[str, Any]:
+def _local(request: Request, names: dict[str, Name], folder: str) -> dict[str, Any]:
     """The outputs that go up, by their files in the folder, whose own folders are made."""
     found = {}
     for key, url in _outputs(request):
         if url in names:
-            found[key] = os.path.join(folder, *names[url].bucket.split("/"), *names[url].key.split("/"))
+            found[key] = os.path.join(folder, *names[url].parts)
             os.makedirs(os.path.dirname(found[key]), exist_ok=True)
     return found
 
 
 def upload(stage: Stage) -> tuple[str, ...]:
-    """Put what lies in the folder into its buckets, on one rank, after a map has its name there; what is to be said.
+    """Put what lies in the folder onto its servers, on one rank, after a map has its name there; what is to be said.
 
     Objects beside an older map that do not describe the new one are removed first, a style that is there stays: as with
     files. Raises WriteError where the server refuses; what has not gone up stays in the folder.
@@ -117,7 +129,7 @@ def upload(stage: Stage) -> tuple[str, ...]:
         return ()
     notes: list[str] = []
     files = sorted(files_below(stage.folder), key=lambda file: (file.suffix in (".tif", ".tiff"), file))
-    with doing("putting the map into its bucket"):
+    with doing("putting the map onto its server"):
         for file in files:
             try:
                 notes += _upload(file, _name(file, stage.folder), files)
@@ -126,22 +138,34 @@ def upload(stage: Stage) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _name(file: Path, folder: str) -> S3Name:
-    bucket, *key = file.relative_to(folder).parts
-    return S3Name(bucket, "/".join(key))
+def _name(file: Path, folder: str) -> Name:
+    place, *key = file.relative_to(folder).parts
+    if place in _SCHEMES:
+        return HttpName(place.removesuffix(":"), key[0], "/".join(key[1:]))
+    return S3Name(place, "/".join(key))
 
 
-def _upload(file: Path, name: S3Name, files: Sequence[Path]) -> list[str]:
+def _upload(file: Path, name: Name, files: Sequence[Path]) -> list[str]:
     tick()
-    if file.suffix == _STYLE and is_there(name):
+    if file.suffix == _STYLE and _is_there(name):
         file.unlink()
         return [f"the style {name.url} stays as it was; remove it for one of this map's classes"]
     for end in SIDECARS:
         if file.suffix in (".tif", ".tiff") and file.with_name(file.name + end) not in files:
-            remove(S3Name(name.bucket, name.key + end))
-    put(name, file, tick)
+            _remove(name._replace(key=name.key + end))
+    if isinstance(name, S3Name):
+        s3_store.put(name, file, tick)
+    else:
+        http_store.put(name, file, tick)
     file.unlink()
     return []
+
+
+def _remove(name: Name) -> None:
+    if isinstance(name, S3Name):
+        s3_store.remove(name)
+    else:
+        http_store.remove(name)
 
 
 def _remove_empty(folder: str) -> None:

@@ -39,6 +39,11 @@ class S3Name(NamedTuple):
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Of a path that mirrors the URL."""
+        return (self.bucket, *self.key.split("/"))
+
 
 def parse_s3(path: str) -> S3Name | None:
     """The name of an object, or of a folder, of S3's; None for anything else."""
