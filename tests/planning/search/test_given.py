@@ -10,7 +10,9 @@ import pytest
 
 from tests.planning.search.test_best import question
 from tiledseg.errors import ConfigError, InputError
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.plan import Extent, plan_run
 from tiledseg.planning.search.best import search
 from tiledseg.planning.search.space import FREE
 
@@ -57,13 +59,25 @@ def test_what_cannot_be_together_is_one_line(given: dict[str, Any], words: str) 
 @pytest.mark.usefixtures("small")
 def test_where_nothing_fits_the_nearest_is_named_with_what_it_lacks() -> None:
     """A little more than that, and it is found."""
-    asked = question(2, memory=2 << 20)
+    asked = question(2, memory=2 << 20, grid=(3, 4))
     with pytest.raises(ConfigError) as told:
         search(asked, 1)
     said = re.search(r"; the nearest, .*, needs (\d+), (\d+) bytes more\)", str(told.value))
     assert said is not None, told.value
+    assert "memory.blocks" not in str(told.value), "they do not fit either"
     needed, lacks = map(int, said.groups())
     assert needed - lacks == 2 << 20
     assert search(replace(asked, memory=int(1.02 * needed)), 1).winner.memory <= 1.02 * needed
     with pytest.raises(ConfigError):
         search(replace(asked, memory=int(0.9 * needed)), 1)
+
+
+def test_blocks_are_named_where_they_fit_and_nothing_else_does() -> None:
+    asked = question(1, memory=128 << 20, norm="instance", rasters=(Extent((1024, 1024)),))
+    with pytest.raises(ConfigError) as told:
+        search(asked, 1)
+    words = r"use memory\.blocks with memory\.store, .* \((\d+) bytes with (\d+) x \d+ of them, time unknown\), more"
+    said = re.search(words, str(told.value))
+    assert said is not None, told.value
+    needed, side = map(int, said.groups())
+    assert plan_run(replace(asked, blocks=BlocksAsked((side, side), in_file=True))).memory == needed <= 128 << 20

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.planning.search.test_best import SLOW_LINKS, question
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.plan import main
 from tiledseg.planning.search.best import search
@@ -29,7 +30,7 @@ def test_other_words_are_refused(text: str) -> None:
 
 def test_strong_scaling_is_the_best_of_each_number() -> None:
     asked = question(1)
-    points = strong(asked, (1, 2, 4))
+    points = strong(asked, (1, 2, 4), 1)
     for point in points:
         best = search(replace(asked, ranks=point.ranks), 1).winner
         assert point.priced.seconds == pytest.approx(best.seconds, rel=0.01)
@@ -43,14 +44,26 @@ def test_strong_scaling_is_the_best_of_each_number() -> None:
 @pytest.mark.usefixtures("small")
 def test_each_number_has_the_winner_of_a_search_that_looks_at_all() -> None:
     asked = question(1)
-    for point in strong(asked, (2, 6)):
+    for point in strong(asked, (2, 6), 1):
         thorough = search(replace(asked, ranks=point.ranks), 1, best=1, prune=False).winner
         assert point.priced.candidate == thorough.candidate
         assert point.priced.seconds == thorough.seconds
 
 
+@pytest.mark.usefixtures("small")
+def test_pipelines_are_looked_at_where_a_rank_cannot_hold_the_weights() -> None:
+    network = UNet(3, 1, base_channels=64)
+    asked = question(2, network=network, memory=36 << 20, grid=(3, 5))
+    with pytest.raises(ConfigError, match="none of"):
+        strong(asked, (2, 4), 1)
+    points = strong(asked, (2, 4), 4)
+    assert all(point.priced.candidate.stages > 1 for point in points)
+    assert points[1].priced.seconds < points[0].priced.seconds
+    assert weak(asked, (2, 4), points[0].priced)[1].priced.candidate == points[0].priced.candidate
+
+
 def test_slow_links_limit_by_the_all_reduce() -> None:
-    assert strong(question(1, machine=SLOW_LINKS), (1, 4))[-1].limit == "the all-reduce"
+    assert strong(question(1, machine=SLOW_LINKS), (1, 4), 1)[-1].limit == "the all-reduce"
 
 
 def test_weak_scaling_keeps_a_ranks_work() -> None:

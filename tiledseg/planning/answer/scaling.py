@@ -22,7 +22,7 @@ def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, .
     assert question.machine.profile is not None, "searchable"
     asked = run_question(question, Parallelism(), numbers[0], question.grid)
     asked = replace(asked, images_per_step=images_per_step)
-    same_step = strong(asked, numbers)
+    same_step = strong(asked, numbers, question.machine.profile.ranks_per_host)
     studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced)}
     rows = [_row(question, name, point) for name, points in studies.items() for point in points]
     profile = question.machine.profile

@@ -15,6 +15,7 @@ from tiledseg.config_checks import shown
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunQuestion, plan_run
 from tiledseg.planning.search.candidate import Candidate
@@ -23,6 +24,7 @@ from tiledseg.planning.search.space import FREE, Space
 
 BEST = 5
 FUSED = 1  # of the best settings with layers shared: the best fusion takes a while to find
+_BLOCKS = 2, 4, 8, 16  # along a side, that are tried where nothing fits
 SLACK = 0.98
 """Of a guess: a block of a layer computes its halo besides, but at the rate of another size."""
 
@@ -188,5 +190,19 @@ def _nothing(pricing: Pricing, discarded: Sequence[Discarded]) -> str:
         example = f"; the nearest, {nearest.candidate.in_words}, needs {nearest.needed}, {lacks} bytes more"
     return (
         f"none of {len(discarded)} settings for {question.ranks} ranks of {question.memory} bytes can be ({why}"
-        f"{example}); use more memory or ranks, a smaller model, or a lower precision"
+        f"{example}); use {_blocks_that_fit(question)}more memory or ranks, a smaller model, or a lower precision"
     )
+
+
+def _blocks_that_fit(question: RunQuestion) -> str:
+    """What to say of blocks in a file, whose time nobody predicts: nothing where they do not fit either."""
+    alone = replace(question, parallel=Parallelism(), grid=(1, 1))
+    for side in _BLOCKS:
+        try:
+            plan = plan_run(replace(alone, blocks=BlocksAsked((side, side), in_file=True)))
+        except InputError:
+            return ""
+        if plan.memory <= question.memory:
+            taken = f"{plan.memory} bytes with {side} x {side} of them, time unknown"
+            return f"memory.blocks with memory.store, a folder on a local disk ({taken}), "
+    return ""

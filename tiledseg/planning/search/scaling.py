@@ -39,9 +39,9 @@ def parse_range(text: str) -> tuple[int, ...]:
     return (*doubled, last)
 
 
-def strong(question: RunQuestion, numbers: tuple[int, ...]) -> list[Point]:
-    """The best settings of each number, without pipelines."""
-    found = [search(replace(question, ranks=ranks), 1, best=1).winner for ranks in numbers]
+def strong(question: RunQuestion, numbers: tuple[int, ...], host: int) -> list[Point]:
+    """The best settings of each number; `host`: ranks of one host, which pipelines do not leave."""
+    found = [search(replace(question, ranks=ranks), host, best=1).winner for ranks in numbers]
     return [_point(numbers, k, question.images_per_step, found, numbers[k] / numbers[0]) for k in range(len(numbers))]
 
 
