@@ -11,7 +11,7 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.config import ParallelConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.layer_windows import WHOLE
@@ -26,6 +26,7 @@ from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
 from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.step_memory import fixed_memory
 
 MEMORY = 5 << 20
 
@@ -183,6 +184,32 @@ def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
     warned = plan_run(replace(asked, tiles_per_batch=5, memory=one.memory)).warnings
     assert any("a training step on the largest tile needs" in note for note in warned)
     assert plan_run(replace(asked, trains=False, batch_pixels=10**9)).tiles_per_batch == 1
+
+
+def test_of_tiles_that_run_at_once_is_counted_what_they_keep() -> None:
+    """Rebuilt of each, or away; weights count once."""
+    asked = replace(question(ranks=1, memory=1 << 40), grid=(2, 2), budgeted=True)
+    fixed = fixed_memory(asked.graph, 1, 4)
+    one, four = plan_run(asked).memory - fixed, plan_run(replace(asked, tiles_per_batch=4)).memory - fixed
+    assert four == pytest.approx(4 * one, rel=0.01)
+    tight = plan_run(replace(asked, tiles_per_batch=4, memory=fixed + int(0.7 * four)))
+    assert tight.rebuilt is not None
+    assert tight.tiles_per_batch == 4
+    alone = plan_run(replace(asked, memory=fixed + int(0.7 * one)))
+    assert alone.rebuilt is not None
+    assert alone.rebuilt.policy == tight.rebuilt.policy
+    assert tight.memory - fixed == pytest.approx(4 * (alone.memory - fixed), rel=0.01)
+    assert tight.memory - fixed <= int(0.7 * four)
+    with pytest.raises(BudgetError, match=r"use a smaller train.tiles_per_batch"):
+        plan_run(replace(asked, tiles_per_batch=4, memory=fixed + one // 2))
+    away = [plan_run(replace(asked, tiles_per_batch=count, offload=True)).memory - fixed for count in (1, 4)]
+    assert away[1] == pytest.approx(4 * away[0], rel=0.01)
+    named = replace(asked, recompute="all")
+    less = [plan_run(replace(named, tiles_per_batch=count)).memory - fixed for count in (1, 4)]
+    assert less[1] == pytest.approx(4 * less[0], rel=0.01)
+    assert less[1] < four
+    with pytest.raises(BudgetError, match=r"with memory.recompute all a step needs"):
+        plan_run(replace(named, tiles_per_batch=4, memory=fixed + one))
 
 
 @pytest.mark.parametrize(

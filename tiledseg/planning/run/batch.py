@@ -17,6 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.step_memory import training_memory
 from tiledseg.records import dataclass
 
 
@@ -48,6 +49,12 @@ def choose_batch(
         return min(case.asked, case.in_step)
     paying = min(case.own, case.paying // (pixels[0] * pixels[1]))
     return 1 if paying <= 1 else max(1, min(paying, 1 + case.left // further()))
+
+
+def bytes_of_tile(graph: Graph, bands: int, pixels: tuple[int, int], value: int) -> int:
+    """That each tile of a batch takes for itself, of (height, width) `pixels`."""
+    tile = training_memory(graph, bands, pixels, value)
+    return tile.activations + tile.backward
 
 
 def _why_alone(graph: Graph, spread: Spread, wide: bool) -> str | None:

@@ -104,6 +104,8 @@ def _too_small(spread: Spread, step: StepChoices, needed: Needed, budget: int) -
     )
     if spread.shares_layers:
         what, use = "block of an image", "more ranks an image, memory.blocks, a smaller model, or train.precision bf16"
+    if needed.images > 1:
+        use = f"a smaller train.tiles_per_batch or train.images_per_step, {use}"
     error = BudgetError(
         f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed.all}, and {least} "
         f"with all rebuilt that helps; use {use}"

@@ -12,7 +12,7 @@ from tiledseg.geometry.memory_words import OFFLOAD, REBUILD
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.step_memory import fixed_memory, training_memory
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
@@ -54,10 +54,17 @@ def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
 
 
 def plan_offload(
-    spread: Spread, graph: Graph, bands: int, largest: MicroBatchSize, needed: int, budget: int | None
+    spread: Spread,
+    graph: Graph,
+    bands: int,
+    largest: MicroBatchSize,
+    needed: int,
+    budget: int | None,
+    tiles: int = 1,
 ) -> OffloadPlan:
-    """Of steps on micro-batches of which the largest is given. `needed`: bytes of a step with everything kept, by which
-    is planned where ranks share layers, in stages, and where tensors are computed once more: there it needs less.
+    """Of steps on micro-batches of which the largest is given, so many `tiles` at once. `needed`: bytes of a step on
+    one with everything kept, by which is planned where ranks share layers, in stages, and where tensors are computed
+    once more: there it needs less.
 
     Raises BudgetError for a `budget` in bytes that is not enough.
     """
@@ -80,6 +87,7 @@ def plan_offload(
         blocks = max(0, needed - step.total)  # of mode exchange
         fixed = step.total - step.activations - step.backward
         memory = min(needed, fixed + blocks + staying + max(away, _most_alive(graph, sizes)))
+    memory += (tiles - 1) * (memory - fixed_memory(graph, bands, value))
     if budget is not None and memory > budget:
         raise BudgetError(
             f"memory.budget is {budget} bytes, but with memory.offload all a step needs {memory}; use a finer "

@@ -6,7 +6,7 @@ that is free and the times of layers and messages, it is given. Who runs a plan 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +21,7 @@ from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import ModeCost, Task
-from tiledseg.planning.run.batch import BatchCase, choose_batch
+from tiledseg.planning.run.batch import BatchCase, bytes_of_tile, choose_batch
 from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
 from tiledseg.planning.run.cost import memory_note, once_a_step, step_cost, step_task
 from tiledseg.planning.run.grid import choose_grid
@@ -42,7 +42,7 @@ from tiledseg.planning.run.pipeline import (
 from tiledseg.planning.run.quick_grid import quickest_grid
 from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
 from tiledseg.planning.run.windows import Windows
-from tiledseg.planning.step_memory import fixed_memory, training_memory
+from tiledseg.planning.step_memory import fixed_memory
 from tiledseg.records import dataclass
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -206,16 +206,23 @@ def plan_run(question: RunQuestion) -> RunPlan:
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
     blocks, rebuilt = _blocks(question, spread, graph, tilings), None
-    offloaded = _offloaded(question, spread, graph, largest, costs[0].memory)
+    tiles = 1 if spread.together else _tiles_asked(question, spread, largest, in_step)
+    offloaded = _offloaded(question, spread, graph, largest, costs[0].memory, tiles)
     tiles_per_batch, memory = 1, blocks.memory if blocks else 0
     if question.trains and blocks is None and offloaded is None:
+        each = partial(bytes_of_tile, graph, network.bands, largest.pixels, value)
         task = step_task(mesh, graph, cut, network.bands, value, images, batch)
-        rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory)
+        rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory, tiles, each)
         offloaded = offload_by(rebuilt)
     if blocks is None:
-        step = rebuilt.peak if rebuilt else max(cost.memory for cost in costs)
-        step = offloaded.memory if offloaded else step
-        tiles_per_batch, memory = (batch, step) if spread.together else _batch(question, spread, largest, in_step, step)
+        step = max(cost.memory for cost in costs)
+        if rebuilt or offloaded:
+            step = rebuilt.peak if rebuilt else offloaded.memory if offloaded else step
+            tiles_per_batch, memory = batch if spread.together else tiles, step
+        elif spread.together:
+            tiles_per_batch, memory = batch, step
+        else:
+            tiles_per_batch, memory = _batch(question, spread, largest, in_step, step)
     cost = replace(costs[0], memory=memory)
     notes = (
         _memory_note(question, spread, cost.memory, blocks),
@@ -312,6 +319,14 @@ def _images_at_once(question: RunQuestion, graph: Graph) -> int:
     return min(question.tiles_per_batch or 1, images)
 
 
+def _tiles_asked(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int) -> int:
+    """Tiles that are to run at once; 1 where nobody has said it, or nothing is trained."""
+    if not question.trains or question.tiles_per_batch in (None, 1) or question.blocks is not None:
+        return 1
+    case = BatchCase(question.tiles_per_batch, in_step, 1, 0, 0, False)
+    return choose_batch(case, question.graph, spread, largest.pixels, lambda: 1)
+
+
 def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int, step: int) -> tuple[int, int]:
     """Tiles that run at once, and the bytes of a step with so many; `step`: those of one."""
     if not question.trains:
@@ -320,12 +335,8 @@ def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_st
     wide = question.precision == "fp64"
     paying = question.batch_pixels if wide else 0
     case = BatchCase(question.tiles_per_batch, in_step, own, paying, question.memory - step, wide)
-    graph, bands = question.graph, question.network.bands
-
-    def further() -> int:
-        tile = training_memory(graph, bands, largest.pixels, question.value_bytes)
-        return tile.activations + tile.backward
-
+    graph = question.graph
+    further = partial(bytes_of_tile, graph, question.network.bands, largest.pixels, question.value_bytes)
     batch = choose_batch(case, graph, spread, largest.pixels, further)
     return batch, step if batch == 1 else step + (batch - 1) * further()
 
@@ -345,9 +356,16 @@ def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequen
 
 
 def _rebuilt(
-    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], needed: int
+    question: RunQuestion,
+    spread: Spread,
+    task: Task,
+    tilings: Sequence[Tiling],
+    needed: int,
+    tiles: int,
+    each: Callable[[], int],
 ) -> MemoryChoice | None:
-    """What is computed once more so that a step, which needs so many bytes, fits; None where the user has said it."""
+    """What is computed once more so that a step of so many `tiles` at once fits, of which one needs `needed` bytes, and
+    `each` of the others less; None where the user has said it."""
     if spread.mesh.stages > 1:
         if question.store is not None:
             raise ConfigError(
@@ -355,24 +373,25 @@ def _rebuilt(
                 "computed once more is chosen; leave offload out, or give all"
             )
         return None  # as each stage needs it: see `balanced`
+    needed += (tiles - 1) * each() if tiles > 1 else 0
     if question.recompute != "auto":
         if question.budgeted:
             check_budget(question.recompute, needed, question.memory)
         return None
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
-    sizes = Needed(needed, fixed, task.images if spread.together else 1)
+    sizes = Needed(needed, fixed, task.images if spread.together else tiles)
     steps = partial(memory_choices, spread, task, tilings, question.store)
     return choose_memory(spread, steps, sizes, question.memory, question.budgeted)
 
 
 def _offloaded(
-    question: RunQuestion, spread: Spread, graph: Graph, largest: MicroBatchSize, needed: int
+    question: RunQuestion, spread: Spread, graph: Graph, largest: MicroBatchSize, needed: int, tiles: int
 ) -> OffloadPlan | None:
-    """What stays in memory of a step that needs so many bytes with everything kept; None where all does."""
+    """What stays in memory of a step that needs so many bytes a tile with everything kept; None where all does."""
     if not question.offload:
         return None
     budget = question.memory if question.budgeted else None
-    return plan_offload(spread, graph, question.network.bands, largest, needed, budget)
+    return plan_offload(spread, graph, question.network.bands, largest, needed, budget, tiles)
 
 
 def _memory_note(question: RunQuestion, spread: Spread, needed: int, blocks: BlockPlan | None) -> str | None:
