@@ -188,6 +188,16 @@ def test_a_name_beside_a_function_that_builds_the_network(tmp_path: Path) -> Non
     assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").model.build == "mynets.unet:build"
 
 
+def test_groups_that_nobody_names_are_as_a_parser_has_them(tmp_path: Path) -> None:
+    """It is made of those that flags and files name."""
+    every = [f"--{group.name}={{}}" for group in fields(Config)]
+    write_yaml(tmp_path / "run.yaml", {"optimizer": {"lr": 0.5}})
+    given = ["--train.epochs", "3", "--config", str(tmp_path / "run.yaml")]
+    assert asdict(parse(*given)) == asdict(parse(*every, *given))
+    assert asdict(parse()) == asdict(parse(*every)) == asdict(Config())
+    assert "--trian.epochs" in error_of("--data.classes", "3", "--trian.epochs", "3")
+
+
 def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse("--help")
