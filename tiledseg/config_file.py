@@ -150,7 +150,7 @@ def _auto_as_list(arguments: Sequence[str]) -> Sequence[str]:
     for word, value in pairs:  # the later wins
         group, _, key = word.removeprefix("--").partition(".")
         told = {group: yaml.safe_load(value) if word == "--parallel" else {key: value}}
-        given |= _told(files[value] if word == "--config" else told)
+        given |= _told(files.get(value, {}) if word == "--config" else told)
     words = []
     rest = iter(arguments)
     for word in rest:
