@@ -17,13 +17,14 @@ WAYS = {AS_TRAINED: ("training", "none"), OWN_LIGHT: ("image", "none")}
 
 
 def score_all(place: Place, city: str) -> None:
-    """Maps a city by every run that is there and has not, in each way, and keeps the scores with its result."""
+    """Maps a city by every run that is there and has not, in each way, and keeps the scores with its result. A run that
+    holds out no block of the city that it learns has no score there."""
     key = OTHER_CITY if city == OTHER else HELD_OUT_MAPS
     labels_HW = one_band(labels_of(place.data, city))
     for file in sorted(place.out.glob("*/*/result.json")):
         found = read_result(file.parent)
-        if key not in found:
-            told = yaml.safe_load((file.parent / "config.yaml").read_text())["data"]
+        told = yaml.safe_load((file.parent / "config.yaml").read_text())["data"]
+        if key not in found and (city == OTHER or "split" in told):
             counted_HW = counted(told, city, labels_HW.shape)
             maps = _maps(place, file.parent, city)
             found[key] = {way: iou(map_HW[counted_HW], labels_HW[counted_HW]) for way, map_HW in maps.items()}

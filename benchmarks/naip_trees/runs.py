@@ -41,17 +41,17 @@ def train_row(place: Place, name: str, settings: Settings, seed: int, steps: int
         call(place, "tiledseg.train", "--config", str(folder / "config.yaml"))
         write_result(folder, _told(folder / "run", time.perf_counter() - begun))
     found = read_result(folder)
-    words = f"{found['steps']} steps, {found[SECONDS]:.0f} s"
-    return f"{name} seed {seed}: {found[HELD_OUT]:.4f} on held-out blocks, {words}"
+    score = f"{found[HELD_OUT]:.4f} on held-out blocks" if HELD_OUT in found else "no block held out"
+    return f"{name} seed {seed}: {score}, {found['steps']} steps, {found[SECONDS]:.0f} s"
 
 
 def _told(run: Path, seconds: float) -> dict[str, Any]:
-    """What a finished run says of itself: its last validation, and its size."""
+    """What a finished run says of itself: its last validation, where blocks are held out, and its size."""
     summary = json.loads((run / "summary.json").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = [line["val"] for line in lines if "val" in line][-1]
+    held_out = [line["val"]["iou"][TREES] for line in lines if "val" in line][-1:]
     return {
-        HELD_OUT: last["iou"][TREES],
+        **({HELD_OUT: held_out[0]} if held_out else {}),
         "steps": summary["steps"],
         "parameters": summary["parameters"],
         SECONDS: round(seconds, 1),

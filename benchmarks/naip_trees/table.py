@@ -31,7 +31,7 @@ def _cells(results: Sequence[dict[str, Any]], shown: Sequence[str]) -> list[str]
     seconds = statistics.mean(each[SECONDS] for each in results)
     maps = [[each[key][way] for each in results if way in each.get(key, {})] for key in shown for way in WAYS]
     sizes = [_all(results, key) for key in ("steps", "parameters")]
-    scores = [spread(values) for values in ([each[HELD_OUT] for each in results], *maps)]
+    scores = [spread(values) for values in ([each[HELD_OUT] for each in results if HELD_OUT in each], *maps)]
     return [str(len(results)), *sizes, f"{pixels:.0f}", f"{seconds:.0f}", *scores]
 
 

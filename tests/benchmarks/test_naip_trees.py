@@ -38,7 +38,11 @@ ROWS_HERE = {
         "optimizer": {"lr": 0.02},
         "train": {"sampling": "windows", "window": 32, "window_halo": "none", "windows_per_step": 4},
     },
-    "rows": {"plain": {}, "weights": {"after": "plain", "train": {"class_weights": [1, 4]}}},
+    "rows": {
+        "plain": {},
+        "weights": {"after": "plain", "train": {"class_weights": [1, 4]}},
+        "whole": {"after": "weights", "data": {"split": None, "split_gap": None}},
+    },
 }
 
 
@@ -103,6 +107,24 @@ def test_a_row_is_trained_once_and_reported(
     assert found["held_out"] > 0.1
 
 
+def test_a_row_that_holds_out_no_block_is_scored_in_the_other_city_alone(
+    cities: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "WAYS", {OWN_LIGHT: WAYS[OWN_LIGHT]})
+    out = cities / "whole"
+    words = [*words, "--out", str(out)]
+    assert main([*words, "--rows", "whole", "--seeds", "1", "--steps", "24"]) == 0
+    assert main([*words, "--maps"]) == 0
+    assert main([*words, "--report"]) == 0
+    found = json.loads((out / "whole/0/result.json").read_text())
+    assert set(found) == {"steps", "parameters", "seconds", "pixels", "other_city"}
+    map_HW = read(map_file(out / "whole/0", OTHER, OWN_LIGHT))
+    assert found["other_city"] == {
+        OWN_LIGHT: pytest.approx(of_trees(map_HW, read(labels_of(cities, OTHER))), abs=1e-12)
+    }
+    assert "no block held out" in capsys.readouterr().out
+
+
 def test_the_anchor_ends_with_the_run_beside_it(
     cities: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +151,8 @@ def test_every_row_is_a_configuration(cities: Path, tmp_path: Path) -> None:
     for name, row in rows.items():
         write_yaml(tmp_path / "row.yaml", of_run(row, cities, tmp_path / "run", 100, 0))
         parse_config(["--config", str(tmp_path / "row.yaml")], "train", "").check()
-        assert row["data"] == rows["plain"]["data"], name
+        held_out = {"split", "split_gap"} if name == "whole" else set()  # which trains on all blocks
+        assert row["data"] == {key: told for key, told in rows["plain"]["data"].items() if key not in held_out}, name
     assert rows["weights"]["train"] == {**rows["plain"]["train"], "class_weights": [1, 4]}
     assert ROWS.exists()
 
