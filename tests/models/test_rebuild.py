@@ -229,7 +229,7 @@ def test_kept_tensors_go_to_the_hooks_around_and_offloaded_ones_to_theirs() -> N
     with pytest.raises(ConfigError, match="nothing is there to hold them"):
         network.follow(moved)
     network.follow(moved, hooks(away))
-    with torch.autograd.graph.saved_tensors_hooks(*hooks(around)):
+    with torch.autograd.graph.saved_tensors_hooks(*hooks(around)[:2]):
         check_same(steps(network, x_BCHW), expected)
     assert max(away) >= x_BCHW.shape[0] * 4 * x_BCHW.shape[2] * x_BCHW.shape[3]
     assert 0 < max(around) <= max(away)
