@@ -71,9 +71,9 @@ class Workshop:
         faults = wrong_end(trial, outcome)
         named = not any(fault.startswith("cause") for fault in faults)
         kind = KINDS[trial.kind]
-        missed = outcome.code == 0 and not kind.harms
+        missed = outcome.code == 0 and not kind.harms and trial.moment is not None
         begun = time.time() - outcome.seconds
-        if not missed:
+        if outcome.code != 0 or kind.harms:
             anew = kind.harms and trial.moment is not None
             self._repair(anew)
             standing, begun = (STEPS, 0) if anew else _standing(self._case), time.time()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tiledseg.errors import OutputError
+from tiledseg.errors import OutputError, WriteError
 from tiledseg.training.run_folder import report
 from tiledseg.training.run_folder.names import METRICS
 from tiledseg.training.run_folder.report import (
@@ -207,3 +207,17 @@ def test_a_file_moved_away_is_said_and_a_new_one_starts(tmp_path: Path) -> None:
     log.write(step_line(5))
     log.close()
     assert check_lines(path, 5, read_metrics(path)) is None
+
+
+def test_a_run_folder_that_is_moved_away_is_said_at_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiledseg.training.run_folder.report._open_events", lambda *given: None)
+    (tmp_path / "run").mkdir()
+    log = MetricsLog(tmp_path / "run", 0, [])
+    log.write(step_line(1))
+    (tmp_path / "run").rename(tmp_path / "away")
+    with pytest.raises(WriteError, match=r"cannot write \S+/run/metrics.jsonl: No such file"):
+        log.write(step_line(2))
+    log.close()
+    assert len(read_metrics(tmp_path / "away" / METRICS)) == 1

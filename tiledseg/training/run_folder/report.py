@@ -8,6 +8,7 @@ taken back, so the file of a resumed run is that of an uninterrupted one (but fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import threading
@@ -20,6 +21,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from tiledseg.claim import is_at
 from tiledseg.errors import OutputError
 from tiledseg.training.run_folder.names import EVENTS, METRICS, PROGRESS, SUMMARY
 from tiledseg.writing import replacing, writing
@@ -38,8 +40,11 @@ class MetricsLog:
         self._opens_events: Callable[[], Any] | None = partial(_open_events, folder / EVENTS, keep_to_step)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Raises WriteError where the disk does not take the line: what was written before stays."""
+        """Raises WriteError where the disk does not take the line, or the file was moved away, where the run would go
+        on unseen: what was written before stays."""
         with writing(self.path):
+            if not is_at(self._file.fileno(), self.path):
+                raise FileNotFoundError(errno.ENOENT, "moved away")
             text = memoryview((json.dumps(line) + "\n").encode())
             while text:
                 text = text[self._file.write(text) :]
