@@ -37,6 +37,7 @@ OPTIONAL = (
     "train.window",
     "train.windows_per_step",
     "parallel.micro_batches",
+    "parallel.deadline",
     "parallel.machine",
 )
 FREE_TEXT = ("data.images", "data.labels", "data.val_images", "data.val_labels", "train.resume", "run.output")

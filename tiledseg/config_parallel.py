@@ -40,6 +40,8 @@ class ParallelConfig:
             its activations: never, except_last or always, for all stages, or a list with one of them for each
         transport: auto, nccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
+            (default: 600, and in a training step 20 times the longest time without progress in those before, at
+            least 60)
         machine: the profile of the machine, a file of plan --calibrate or a name that plan --machine knows, by which
             tiling.grid auto and fusion auto are the quickest, and the time of a run is told (docs/plan.md)
         auto: keys that get the values of least predicted time when the run starts, as [tiling.grid,parallel.halo];
@@ -57,7 +59,7 @@ class ParallelConfig:
     micro_batches: int | None = number(None, 1, MOST)
     recompute: list[str] | str = NEVER
     transport: str = "auto"
-    deadline: float = number(600.0, 1.0, 30 * 86400.0)
+    deadline: float | None = number(None, 1.0, 30 * 86400.0)
     machine: str | None = None
     auto: list[str] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from tiledseg.comm.board import Board
 from tiledseg.comm.connections import open_files_needed
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.session import check_open_files
-from tiledseg.comm.verdict import Report
+from tiledseg.comm.verdict import Deadlines, Report
 from tiledseg.comm.watch import Watch
 from tiledseg.errors import ConfigError
 
@@ -76,7 +76,7 @@ def test_a_watch_asks_the_store_twice_a_look_whatever_the_ranks() -> None:
             asked.append(f"read {len(ranks)}")
             return [self.root]
 
-    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", 600.0)
+    watch = Watch(Counted(), Launch(7, 1200, 1, 6, "slurm"), "n1", Deadlines(600.0, 60.0))
     asked.clear()
     for _ in range(3):
         watch._look(5.0)

@@ -1,7 +1,7 @@
 """What this process is doing, in words, for the watch to tell the others when nothing moves any more.
 
 One record a process, as a process does one thing: the training loop's words outside, the communication's inside.
-Entering, leaving and `tick` count as progress. It costs under a microsecond, and words are put together only when they
+Entering, leaving and `tick` count as progress. It costs about a microsecond, and words are put together only when they
 are read. Threads that load data must not use it; autograd's may, since the thread that waits for it adds nothing.
 Standard library only.
 """
@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from tiledseg.comm.pace import Pace
+
 T = TypeVar("T")
 
 _stack: list[doing] = []
 _changes = [0]
+pace = Pace()
 
 
 class doing:  # noqa: N801  (a context manager that reads as a word: with doing("step %d", step))
@@ -28,11 +31,11 @@ class doing:  # noqa: N801  (a context manager that reads as a word: with doing(
         self.values = values
 
     def __enter__(self) -> None:
-        _changes[0] += 1
+        tick()
         _stack.append(self)
 
     def __exit__(self, *error: object) -> None:
-        _changes[0] += 1
+        tick()
         _stack.remove(self)
 
 
@@ -43,9 +46,38 @@ class waiting(doing):  # noqa: N801
     waits = True
 
 
+class stepping(doing):  # noqa: N801
+    """Inside, this process does one of many steps that are alike: by their pace a later one stands still."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        pace.begin()
+
+    def __exit__(self, *error: object) -> None:
+        pace.end()
+        super().__exit__(*error)
+
+
+class reading(doing):  # noqa: N801
+    """Inside, this process waits for files, which no step before tells anything of."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        pace.pause()
+
+    def __exit__(self, *error: object) -> None:
+        pace.go_on()
+        super().__exit__(*error)
+
+
 def tick() -> None:
     """Counts as progress within what this process is doing: one more block of many."""
     _changes[0] += 1
+    pace.tick()
 
 
 def ticking(items: Iterable[T]) -> Iterator[T]:

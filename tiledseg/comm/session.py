@@ -19,6 +19,7 @@ from tiledseg.comm.connections import open_files_needed
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
 from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.comm.verdict import Deadlines
 from tiledseg.config_checks import TRANSPORTS, one_of
 from tiledseg.console import end, flush
 from tiledseg.errors import CommunicationError, ConfigError
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
     from tiledseg.comm.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
-DEFAULT_DEADLINE = 600.0
+DEADLINES = Deadlines(most=600.0, least=60.0)
 
 
-def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float = DEFAULT_DEADLINE) -> int:
+def run_on_mesh(
+    body: Callable[[Mesh], int | None], transport: str = "auto", deadline: float | Deadlines | None = None
+) -> int:
     """Starts the mesh, calls `body` on every rank, and returns the code that this process exits with. Collective.
 
     The job's code is the largest that a body returned (None is 0). Rank 0 returns it and leaves last, the others return
@@ -45,14 +48,15 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
     job's code; any other is printed by its rank, and the process ends here, with all others. Codes: 2 for InputError,
     130 for an interrupt, 1 otherwise.
     `transport` is auto, nccl, gloo or mpi; ConfigError where it cannot be had. Where no rank makes progress for
-    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`).
+    `deadline` seconds, the job ends with 1 and a line that names the rank that is stuck or dead (`watch`); None: ten
+    minutes, and inside training steps what follows from those before.
     """
     launch = detect(os.environ)
     if transport == "mpi" and launch.launcher == "serial":
         launch = ask_mpi()
     mesh: Mesh | None = None
     try:  # one block: a signal between two would pass both, and leave MPI to wait for ranks that are gone
-        mesh = open_mesh(launch, os.environ, transport, deadline)
+        mesh = open_mesh(launch, os.environ, transport, _deadlines(deadline))
         return _leave_together(mesh, max(mesh.communicator.gather_objects(body(mesh) or 0)))
     except BaseException as met:
         error = swallowed() or met
@@ -60,6 +64,12 @@ def run_on_mesh(body: Callable[[Mesh], int | None], transport: str = "auto", dea
             return _end_in_failure(mesh, error)
         report_before_mesh(error, launch, socket.gethostname())
         return _end(launch, exit_code(error))
+
+
+def _deadlines(asked: float | Deadlines | None) -> Deadlines:
+    if asked is None:
+        return DEADLINES
+    return asked if isinstance(asked, Deadlines) else Deadlines(asked, asked)
 
 
 def leave(code: int) -> NoReturn:
@@ -76,9 +86,9 @@ def leave(code: int) -> NoReturn:
 
 
 def open_mesh(
-    launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadline: float | None = None
+    launch: Launch, environ: MutableMapping[str, str], transport: str = "auto", deadlines: Deadlines | None = None
 ) -> Mesh:
-    """The mesh of this job, on every rank; `mesh.close()` ends it. Without a deadline nothing watches it. Collective.
+    """The mesh of this job, on every rank; `mesh.close()` ends it. Without deadlines nothing watches it. Collective.
 
     Raises ConfigError for a transport that cannot be had, CommunicationError where the ranks do not find each other.
     """
@@ -101,7 +111,7 @@ def open_mesh(
         if transport == "nccl":
             choose_transport("nccl", gather_facts(SerialCommunicator(), device, host))
         return Mesh(launch, SerialCommunicator(), device, "serial", host)
-    control, watch = _connect(launch, environ, world, transport, deadline)
+    control, watch = _connect(launch, environ, world, transport, deadlines)
     facts = gather_facts(control, device, host)
     chosen = choose_transport(transport, facts)
     if "OMP_NUM_THREADS" not in environ:
@@ -145,7 +155,7 @@ def _meeting_point_given(environ: MutableMapping[str, str]) -> bool:
 
 
 def _connect(
-    launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadline: float | None
+    launch: Launch, environ: MutableMapping[str, str], world: Any | None, transport: str, deadlines: Deadlines | None
 ) -> tuple[Communicator, Watch | None]:
     """MPI's ranks where it carries the tensors, else Gloo's; and their watch. Collective."""
     from tiledseg.comm.rendezvous import gloo_interface
@@ -155,7 +165,7 @@ def _connect(
         from tiledseg.comm.transport_mpi import MpiCommunicator, check_thread_level
 
         check_thread_level()
-        watch = _meet(launch, environ, world, deadline)[1] if deadline is not None else None
+        watch = _meet(launch, environ, world, deadlines)[1] if deadlines is not None else None
         return MpiCommunicator(world, cuda_aware_mpi(environ)), watch
 
     import torch.distributed as dist
@@ -167,7 +177,7 @@ def _connect(
     if interface is not None:
         environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # ranks connect when they first talk: `connections`
-    store, watch = _meet(launch, environ, world, deadline)
+    store, watch = _meet(launch, environ, world, deadlines)
     with peer_errors("start of the process group"):
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=COLLECTIVE_TIMEOUT
@@ -186,14 +196,14 @@ def check_open_files(launch: Launch) -> None:
 
 
 def _meet(
-    launch: Launch, environ: Mapping[str, str], world: Any | None, deadline: float | None
+    launch: Launch, environ: Mapping[str, str], world: Any | None, deadlines: Deadlines | None
 ) -> tuple[Store, Watch | None]:
-    """The store at which all ranks have met, and this rank's watch where there is a deadline. Collective."""
+    """The store at which all ranks have met, and this rank's watch where there are deadlines. Collective."""
     from tiledseg.comm.rendezvous import await_all_ranks, open_store
     from tiledseg.comm.watch import open_watch
 
     store = open_store(launch, environ, world)
-    watch = open_watch(store, launch, environ, deadline) if deadline is not None else None
+    watch = open_watch(store, launch, environ, deadlines) if deadlines is not None else None
     await_all_ranks(store, launch)
     if watch is not None:
         watch.start()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from tiledseg.comm.rank_names import name_ranks
 from tiledseg.records import dataclass
@@ -17,12 +18,14 @@ _ALL_STALE = 0.7
 SILENT = 0.4
 _GROUPS = 6
 _WORDS = 160
+_TIMES = 20
 _GONE = "not answering, last in"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank says of itself: `beat` counts its reports, `age` is the seconds without progress."""
+    """What a rank says of itself: `beat` counts its reports, `age` is the seconds without progress, `pace` the most of
+    them in the steps before; None where it is in none, or knows too few."""
 
     rank: int
     host: str
@@ -31,9 +34,27 @@ class Report:
     waits: bool
     words: str
     ended: bool = False
+    pace: float | None = None
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
+
+
+class Deadlines(NamedTuple):
+    """Seconds without progress after which a job ends: `most`, and inside steps as few as `least`."""
+
+    most: float
+    least: float
+
+    def of(self, reports: Iterable[Report]) -> float:
+        """Inside steps twenty times the longest time without progress that any rank has met in steps before; `most`
+        where one rank is in no step or does not know its pace. Pure: whoever reads the same reports has the same."""
+        longest = 0.0
+        for report in reports:
+            if report.pace is None:
+                return self.most
+            longest = max(longest, report.pace)
+        return min(self.most, max(self.least, _TIMES * longest))
 
 
 def decode(text: bytes) -> Report:
@@ -65,8 +86,8 @@ def verdict(seen: Sequence[Seen], deadline: float) -> str | None:
     parts += _groups([one for one in answering if one.report.waits], "waiting in")
     more = [f"{len(parts) - _GROUPS} more groups"] if len(parts) > _GROUPS else []
     return (
-        f"no rank has made progress for {deadline:g} s: {'; '.join([*parts[:_GROUPS], *more])}. Look at what the first "
-        "ones do and at their machines, or raise parallel.deadline where one piece of work takes longer"
+        f"no rank has made progress for {deadline:.3g} s: {'; '.join([*parts[:_GROUPS], *more])}. Look at what the "
+        "first ones do and at their machines, or raise parallel.deadline where one piece of work takes longer"
     )
 
 

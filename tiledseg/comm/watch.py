@@ -4,7 +4,8 @@ Progress is a change of what a rank says it does (`doing`). Every few seconds ea
 board, and reads rank 0's: two short messages, whatever the number of ranks. Rank 0, once it has itself made no progress
 for most of the deadline, reads all of them, and speaks and ends the job where no rank that answers has made any. So a
 long piece of work of one rank never ends a job while it ticks, however long the others wait. Where rank 0 itself is
-silent, another rank speaks.
+silent, another rank speaks. Each begins to look by the deadline of its own pace, and ends the job by that of all
+reports, which is no shorter.
 
 Nothing here is collective, calls MPI or touches a GPU: the main thread may be stuck in any of them. Time counts only
 while the thread runs, so that a job which is stopped as a whole and goes on later is not taken for a standstill.
@@ -22,10 +23,10 @@ from collections.abc import Callable, Mapping
 import torch.distributed as dist
 
 from tiledseg.comm.board import Board
-from tiledseg.comm.doing import changes, current
+from tiledseg.comm.doing import changes, current, pace
 from tiledseg.comm.failure import GRACE_SECONDS, flush, wait_until_read
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.verdict import SILENT, STALE, Report, Seen, not_answering, verdict
+from tiledseg.comm.verdict import SILENT, STALE, Deadlines, Report, Seen, not_answering, verdict
 
 _LONGEST_PERIOD = 5.0
 _LOST = 1.4  # periods after which a rank that is there has reported again
@@ -59,10 +60,11 @@ class Observer:
         self._seen.clear()
 
 
-def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadline: float) -> Watch:
-    """This rank's part of the watch, with its first report at the store."""
-    board, own = (Board(store, environ, max(0.5, report_period(deadline))) for _ in range(2))
-    return Watch(board, launch, socket.gethostname(), deadline, own=own)
+def open_watch(store: dist.Store, launch: Launch, environ: Mapping[str, str], deadlines: Deadlines) -> Watch:
+    """This rank's part of the watch, with its first report at the store; its steps begin anew."""
+    pace.forget()
+    board, own = (Board(store, environ, max(0.5, report_period(deadlines.least))) for _ in range(2))
+    return Watch(board, launch, socket.gethostname(), deadlines, own=own)
 
 
 class Watch:
@@ -73,13 +75,13 @@ class Watch:
         board: Board,
         launch: Launch,
         host: str,
-        deadline: float,
+        deadlines: Deadlines,
         leave: Callable[[int], object] = os._exit,
         own: Board | None = None,
     ) -> None:
         self._board, self._launch, self._host = board, launch, host
         self._own = own  # for the program's own thread
-        self._deadline, self._period = deadline, report_period(deadline)
+        self._deadlines, self._period = deadlines, report_period(deadlines.least)
         self._leave = leave
         self._beat = 0
         self._age = 0.0
@@ -120,14 +122,15 @@ class Watch:
 
     def _look_at_all(self, seconds: float) -> str | None:
         """Rank 0's part: the verdict."""
-        if self._age < (STALE - SILENT) * self._deadline - 2 * self._period:
+        if self._age < (STALE - SILENT) * self._own_deadline() - 2 * self._period:
             self._all.clear()
             return None
         reports = self._board.read(range(self._launch.size))
         if reports is None:
             return None
         seen = [self._all.add(report, seconds) for report in reports]
-        return verdict(seen, self._deadline) if self._age >= STALE * self._deadline else None
+        deadline = self._deadlines.of(reports)
+        return verdict(seen, deadline) if self._age >= STALE * deadline else None
 
     def _look_at_root(self, seconds: float) -> str | None:
         """The others' part: ends this rank where rank 0 has spoken; the verdict where rank 0 is silent."""
@@ -135,15 +138,25 @@ class Watch:
         root = self._root.add(reports[0], seconds) if reports else self._root.miss(0, seconds)
         if root.report.ended:
             self._end()
-        if self._age < STALE * self._deadline or root.unchanged < SILENT * self._deadline:
+        if not self._stands_still(root, self._own_deadline()):
             return None
         others = self._board.read(range(1, self._launch.size)) or [self._report()]
-        line = verdict([root, *(Seen(report, 0.0) for report in others)], self._deadline)
+        deadline = self._deadlines.of([root.report, *others])
+        if not self._stands_still(root, deadline):
+            return None
+        line = verdict([root, *(Seen(report, 0.0) for report in others)], deadline)
         if line is not None and not self._board.is_first_speaker():
             self._end()
         if line is not None and not reports and self._launch.rank > 1:  # no store to agree at: rank 1 ends the others
             time.sleep(GRACE_SECONDS + min(self._launch.rank - 2, GRACE_SECONDS))
         return line
+
+    def _stands_still(self, root: Seen, deadline: float) -> bool:
+        return self._age >= STALE * deadline and root.unchanged >= SILENT * deadline
+
+    def _own_deadline(self) -> float:
+        """By this rank's pace: that of all is no shorter, but where a step ends while it is looked at."""
+        return self._deadlines.of([self._report()])
 
     def _speak(self, line: str) -> None:
         flush()
@@ -184,4 +197,4 @@ class Watch:
 
     def _report(self, ended: bool = False) -> Report:
         words, waits = current()
-        return Report(self._launch.rank, self._host, self._beat, self._age, waits, words, ended)
+        return Report(self._launch.rank, self._host, self._beat, self._age, waits, words, ended, pace.known())

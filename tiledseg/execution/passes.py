@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tiledseg.comm.doing import doing
+from tiledseg.comm.doing import doing, reading
 from tiledseg.execution.carrying import sender
 from tiledseg.execution.halo_modes import HaloMode, MicroBatch, Part, Piece
 from tiledseg.gradients import GradientReducer
@@ -224,7 +224,7 @@ class Timed:
 
     def __next__(self) -> Sample:
         asked = time.perf_counter()
-        with doing("reading a tile"):
+        with reading("reading a tile"):
             sample = next(self._samples)
         self.seconds += time.perf_counter() - asked
         return sample

@@ -17,7 +17,7 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
-from tiledseg.comm.doing import doing
+from tiledseg.comm.doing import doing, stepping
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.halo_modes import Part
@@ -211,7 +211,8 @@ class Trainer:
     ) -> StepResult:
         self.saver.check()
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
-        with doing("step %d", self.step + 1):
+        does = doing if self.recipe.compiles else stepping  # a shape that comes late is compiled then
+        with does("step %d", self.step + 1):
             try:
                 result = self.stepper.run(self.step, samples, parts, flag.is_set)
             except DivergedError as error:
