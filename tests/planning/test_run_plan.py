@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -210,6 +211,28 @@ def test_of_tiles_that_run_at_once_is_counted_what_they_keep() -> None:
     assert less[1] < four
     with pytest.raises(BudgetError, match=r"with memory.recompute all a step needs"):
         plan_run(replace(named, tiles_per_batch=4, memory=fixed + one))
+
+
+def test_a_budget_that_is_too_small_names_a_grid_that_fits() -> None:
+    whole = replace(question(ranks=1), grid=(1, 1), budgeted=True)
+    with pytest.raises(BudgetError, match=r"needs \d+, and \d+ with all .* use tiling.grid \[\d,\d\]") as found:
+        plan_run(replace(whole, memory=plan_run(replace(whole, memory=1 << 40)).memory // 3))
+    asked = int(re.findall(r"memory.budget is (\d+)", str(found.value))[0])
+    rows, cols = map(int, re.findall(r"tiling.grid \[(\d),(\d)\]", str(found.value))[0])
+    told = plan_run(replace(whole, memory=asked, grid=(rows, cols)))
+    assert told.rebuilt is None
+    assert told.memory <= asked
+    asked_at_once = replace(whole, grid=(2, 2), tiles_per_batch=4, memory=asked)
+    with pytest.raises(BudgetError) as found:
+        plan_run(asked_at_once)
+    rows, cols = map(int, re.findall(r"tiling.grid \[(\d+),(\d+)\]", str(found.value))[0])
+    told = plan_run(replace(asked_at_once, grid=(rows, cols)))
+    assert told.rebuilt is None
+    assert told.memory <= asked
+    normed = replace(whole, network=UNet(3, 1, base_channels=8, norm="instance"))
+    with pytest.raises(BudgetError) as found:
+        plan_run(replace(normed, memory=asked))
+    assert "tiling.grid" not in str(found.value), "the norm must see the whole image"
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,18 @@ def memory_choices(
 
 
 def choose_memory(
-    spread: Spread, steps: Callable[[], Sequence[StepChoices]], needed: Needed, budget: int, asked: bool
+    spread: Spread,
+    steps: Callable[[], Sequence[StepChoices]],
+    needed: Needed,
+    budget: int,
+    asked: bool,
+    finer: Callable[[], tuple[int, int] | None],
 ) -> MemoryChoice | None:
     """What is rebuilt in `steps`, those of all contexts, or of all kinds of ranks where they share layers: one choice
     for all. None where what is `needed` fits `budget`.
 
-    Raises BudgetError, where the budget is `asked` for, if no choice fits it.
+    Raises BudgetError, where the budget is `asked` for, if no choice fits it: it names a `finer` grid that does, where
+    there is one.
     """
     if needed.all <= budget:
         return None
@@ -68,7 +74,7 @@ def choose_memory(
     found = _fitting(every, largest, room)
     if found is None:
         if asked:
-            raise _too_small(spread, largest, needed, budget)
+            raise _too_small(spread, largest, needed, budget, finer())
         return None
     return replace(found, kept=needed.all, peak=needed.of_all(largest.kept, found.peak))
 
@@ -96,12 +102,15 @@ def check_budget(recompute: str, needed: int, budget: int) -> None:
         )
 
 
-def _too_small(spread: Spread, step: StepChoices, needed: Needed, budget: int) -> BudgetError:
+def _too_small(
+    spread: Spread, step: StepChoices, needed: Needed, budget: int, finer: tuple[int, int] | None
+) -> BudgetError:
     least = needed.of_all(step.kept, step.least())
-    what, use = (
-        "tile",
-        "a finer tiling.grid, a smaller model, train.precision bf16, or parallel.halo layer on more ranks",
-    )
+    what, use = "tile", "a smaller model, train.precision bf16, or parallel.halo layer on more ranks"
+    if finer is not None:
+        use = f"tiling.grid [{finer[0]},{finer[1]}], which fits with all kept, {use}"
+    elif spread.shares_images:
+        use = f"a finer tiling.grid, {use}"
     if spread.shares_layers:
         what, use = "block of an image", "more ranks an image, memory.blocks, a smaller model, or train.precision bf16"
     if needed.images > 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph, one_of_equals
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.memory_policy import named_policy
@@ -381,7 +381,24 @@ def _rebuilt(
     fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
     sizes = Needed(needed, fixed, task.images if spread.together else tiles)
     steps = partial(memory_choices, spread, task, tilings, question.store)
-    return choose_memory(spread, steps, sizes, question.memory, question.budgeted)
+    room = fixed + (question.memory - fixed) // tiles
+    finer = partial(_finer, question, spread, task, tilings, room)
+    return choose_memory(spread, steps, sizes, question.memory, question.budgeted, finer)
+
+
+def _finer(
+    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], room: int
+) -> tuple[int, int] | None:
+    """The coarsest grid of the largest raster whose tiles fit so many bytes with everything kept; None where tiles are
+    not what a rank computes alone, or none fits."""
+    whole = question.parallel.exact and spread.mode not in exact_modes(task.graph, tiles=2)
+    if spread.shares_images or question.windows or whole:
+        return None
+    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    try:
+        return choose_grid(largest.raster, task.graph, largest.footprint, room, task.value_bytes, 1, task.bands)
+    except GeometryError:
+        return None
 
 
 def _offloaded(
