@@ -15,7 +15,7 @@ LEAST = 1 << 20
 """Bytes below which the plan has no tensor leave: what that costs besides its bytes would count."""
 
 WAITED = 0.35
-"""Share of a copy's seconds that a step waits for, of what it was measured to (`docs/large-models.md`) the most."""
+"""Share of a copy's seconds that a step waits for: about the most that was measured (`docs/large-models.md`)."""
 
 
 @dataclass(frozen=True)
