@@ -7,17 +7,11 @@ A process of its own, since GDAL waits for an answer without letting other Pytho
 from __future__ import annotations
 
 import base64
-import functools
-import http.server
-import ssl
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.raster.range_server import Ranges
+from tests.raster.range_server import Ranges, serve
 
 
 class Files(Ranges):
@@ -64,24 +58,6 @@ class Files(Ranges):
         self.end_headers()
 
 
-@contextmanager
-def taking(folder: Path, *more: str) -> Iterator[str]:
-    """host:port of a server of the folder."""
-    command = [sys.executable, __file__, str(folder), *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()
-
-
 if __name__ == "__main__":
     Files.asked = sys.argv[2] if len(sys.argv) > 2 else ""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=sys.argv[1])) as server:
-        if len(sys.argv) > 3:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*sys.argv[3:])
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        print(server.server_port, flush=True)
-        server.serve_forever()
+    serve(Files, sys.argv[1], *sys.argv[3:])

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import http_server
 from tests.crash.runs import Material
-from tests.http_server import taking
+from tests.raster.range_server import running
 from tests.small_files import write_raster
 from tests.tls import OPENSSL, VARIABLES, make_certificates
 from tiledseg.predict import main as predict
@@ -64,7 +65,9 @@ def test_a_map_goes_up_whole_by_tls_and_with_a_password(
     monkeypatch.setenv("GDAL_HTTP_USERPWD", USER)
     assert predict_from(material, str(tmp_path / "here" / "a map.tif")) == 0
     (tmp_path / "there" / "a map.tif.ovr").write_bytes(b"old")
-    with taking(tmp_path / "there", USER, str(certificates.server), str(certificates.key)) as server:
+    with running(
+        http_server.__file__, str(tmp_path / "there"), USER, str(certificates.server), str(certificates.key)
+    ) as server:
         assert predict_from(material, f"https://{server}/a map.tif") == 0
         wanted = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
         assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == wanted
@@ -79,7 +82,7 @@ def test_a_map_is_read_where_it_was_written_and_folders_take_many(
 ) -> None:
     (tmp_path / "maps").mkdir()
     images = [str(material.root / f"{name}.tif") for name in ("one", "two")]
-    with taking(tmp_path) as server:
+    with running(http_server.__file__, str(tmp_path)) as server:
         assert predict_from(material, f"http://{server}/maps/", "--image", *images) == 0
         with open_raster(f"http://{server}/maps/two.tif") as read:
             assert read.info.class_names
@@ -96,7 +99,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     """Before any work, but for a folder that is missing, which only the upload shows: there the map is kept."""
     write_raster(tmp_path / "there.tif", np.zeros((1, 8, 8), np.uint8))
-    with taking(tmp_path, USER) as server:
+    with running(http_server.__file__, str(tmp_path), USER) as server:
         assert predict_from(material, f"http://{server}/m.tif") == 2
         assert f"cannot write http://{server}/m.tif: the server said 401 Unauthorized; GDAL_HTTP" in one_error(capsys)
         monkeypatch.setenv("GDAL_HTTP_USERPWD", USER + "!")

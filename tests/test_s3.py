@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,8 @@ import rasterio
 
 from tests.comm.launching import MPIRUN, mpirun
 from tests.crash.runs import Material, lines, weights
+from tests.raster import range_server
+from tests.raster.range_server import running
 from tests.s3_server import BUCKET, KEY, WEED, Addresses, serving, variables
 from tests.small_files import write_raster, write_yaml
 from tests.tls import OPENSSL, VARIABLES, Certificates, make_certificates
@@ -310,7 +311,7 @@ def test_what_is_not_there_is_one_line(
         ): f"cannot open {HOME}/none.tif: the server said 404 Not Found (The specified key does not exist",
         (image, "--output", "s3://no-such-bucket/m.tif"): "cannot write s3://no-such-bucket/m.tif: the server said 404",
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
-        (image, "--output", "https://example.org/m.tif"): "where nothing can be written",
+        (image, "--output", "ftp://example.org/m.tif"): "where nothing can be written",
         (f"{HOME}/images/one.tif", "--output", f"{HOME}/images/one.tif"): "it is the input",
         (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
     }.items():
@@ -386,17 +387,9 @@ def test_a_map_goes_up_by_tls(
     assert content("tls-map/map.tif") == (tmp_path / "map.tif").read_bytes()
 
 
-@contextmanager
-def ranges(folder: Path, certificates: Certificates) -> Iterator[str]:
-    """The URL of a folder that Python's own TLS serves."""
-    server = Path(__file__).with_name("raster") / "range_server.py"
-    command = [sys.executable, str(server), str(folder), str(certificates.server), str(certificates.key)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"https://127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()
+def ranges(folder: Path, certificates: Certificates) -> AbstractContextManager[str]:
+    """host:port of a folder that Python's own TLS serves."""
+    return running(range_server.__file__, str(folder), str(certificates.server), str(certificates.key))
 
 
 @pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
@@ -417,7 +410,8 @@ def test_files_of_a_server_of_ones_own_certificate(
     others = make_certificates(tmp_path / "others", "IP:127.0.0.2")
     empty = tmp_path / "empty.pem"
     empty.write_text("none")
-    with ranges(tmp_path, certificates) as url, ranges(tmp_path, others) as elsewhere:
+    with ranges(tmp_path, certificates) as here, ranges(tmp_path, others) as there:
+        url, elsewhere = f"https://{here}", f"https://{there}"
 
         def score(base: str) -> int:
             return evaluate(["--prediction", f"{base}/a.tif", "--labels", str(tmp_path / "b.tif"), "--format", "json"])

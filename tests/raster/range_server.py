@@ -10,7 +10,10 @@ import functools
 import http.server
 import re
 import ssl
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _put_off: set[str] = set()
@@ -44,11 +47,27 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-if __name__ == "__main__":
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Ranges, directory=sys.argv[1])) as server:
-        if len(sys.argv) > 2:
+def serve(handler: type[Ranges], folder: str, *tls: str) -> None:
+    """Prints its port. `tls`: the files of a certificate and of its key."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
+        if tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*sys.argv[2:])
+            context.load_cert_chain(*tls)
             server.socket = context.wrap_socket(server.socket, server_side=True)
         print(server.server_port, flush=True)
         server.serve_forever()
+
+
+@contextmanager
+def running(script: str, *words: str) -> Iterator[str]:
+    """host:port of a server that is a process of its own."""
+    with subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None, "a pipe"
+        try:
+            yield f"127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
+
+
+if __name__ == "__main__":
+    serve(Ranges, *sys.argv[1:])
