@@ -313,7 +313,7 @@ def test_what_is_not_there_is_one_line(
         (image, "--output", f"{HOME}/a/../m.tif"): "names no object",
         (image, "--output", "ftp://example.org/m.tif"): "where nothing can be written",
         (f"{HOME}/images/one.tif", "--output", f"{HOME}/images/one.tif"): "it is the input",
-        (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// with a slash at its end",
+        (f"{HOME}/images/", "--output", f"{HOME}/maps"): "s3:// or https:// with a slash at its end",
     }.items():
         assert predict([*run, *arguments]) == 2, arguments
         assert words in one_error(capsys)

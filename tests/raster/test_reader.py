@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.raster import range_server
+from tests.raster.range_server import running
 from tests.raster.tiff_tags import ROWS_PER_STRIP, TILE_LENGTH, TILE_WIDTH, change_tag
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
@@ -345,11 +347,8 @@ def test_opening_a_raster_without_georeferencing_prints_nothing(tmp_path: Path) 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "bucket").mkdir()
-    command = [sys.executable, str(Path(__file__).with_name("range_server.py")), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        yield f"127.0.0.1:{serving.stdout.readline().strip()}"
-        serving.kill()
+    with running(range_server.__file__, str(tmp_path)) as address:
+        yield address
 
 
 def test_reads_over_http_and_s3(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
