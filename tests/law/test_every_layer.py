@@ -87,8 +87,8 @@ def test_the_memory_of_a_step_is_that_of_torch() -> None:
     x_BCHW = torch.randn(1, 2, 256, 256).contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(1, 256, 256, dtype=torch.long)
     with AllocationMeter([*known, *network.buffers()]) as meter:
-        own_BCHW, own_labels = x_BCHW.clone(), labels.clone()
-        torch.nn.functional.cross_entropy(network(own_BCHW), own_labels, reduction="sum").backward()
+        own_BCHW = x_BCHW.clone()
+        torch.nn.functional.cross_entropy(network(own_BCHW), labels.clone(), reduction="sum").backward()
     memory = training_memory(EveryLayer().graph(), 2, (256, 256))
     assert memory.activations + memory.backward == pytest.approx(meter.peak, rel=0.001)
 
