@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tiledseg.comm.doing import doing, tick
@@ -88,16 +89,14 @@ def _checked(key: str, url: str, images: set[str]) -> Name:
     return name
 
 
-def _is_there(name: Name) -> bool:
-    return s3_store.is_there(name) if isinstance(name, S3Name) else http_store.is_there(name)
+def _store_of(name: Name) -> ModuleType:
+    """The module that asks the name's server: both have the same functions."""
+    return s3_store if isinstance(name, S3Name) else http_store
 
 
 def _check_writable(name: Name) -> None:
     try:
-        if isinstance(name, S3Name):
-            s3_store.check_writable(name)
-        else:
-            http_store.check_writable(name)
+        _store_of(name).check_writable(name)
     except InputError as error:
         raise OutputError(str(error)) from error
 
@@ -105,7 +104,7 @@ def _check_writable(name: Name) -> None:
 def _check_polygons(names: Sequence[Name]) -> None:
     """A GeoPackage may hold other layers, which would be lost: one that is there is not replaced."""
     for name in names:
-        if _is_there(name):
+        if _store_of(name).is_there(name):
             raise OutputError(f"--polygons {name.url} is there, and may hold other layers; remove it, or name another")
 
 
@@ -147,25 +146,15 @@ def _name(file: Path, folder: str) -> Name:
 
 def _upload(file: Path, name: Name, files: Sequence[Path]) -> list[str]:
     tick()
-    if file.suffix == _STYLE and _is_there(name):
+    if file.suffix == _STYLE and _store_of(name).is_there(name):
         file.unlink()
         return [f"the style {name.url} stays as it was; remove it for one of this map's classes"]
     for end in SIDECARS:
         if file.suffix in (".tif", ".tiff") and file.with_name(file.name + end) not in files:
-            _remove(name._replace(key=name.key + end))
-    if isinstance(name, S3Name):
-        s3_store.put(name, file, tick)
-    else:
-        http_store.put(name, file, tick)
+            _store_of(name).remove(name._replace(key=name.key + end))
+    _store_of(name).put(name, file, tick)
     file.unlink()
     return []
-
-
-def _remove(name: Name) -> None:
-    if isinstance(name, S3Name):
-        s3_store.remove(name)
-    else:
-        http_store.remove(name)
 
 
 def _remove_empty(folder: str) -> None:
