@@ -208,21 +208,20 @@ def plan_run(question: RunQuestion) -> RunPlan:
     blocks, rebuilt = _blocks(question, spread, graph, tilings), None
     tiles = 1 if spread.together else _tiles_asked(question, spread, largest, in_step)
     offloaded = _offloaded(question, spread, graph, largest, costs[0].memory, tiles)
-    tiles_per_batch, memory = 1, blocks.memory if blocks else 0
     if question.trains and blocks is None and offloaded is None:
         each = partial(bytes_of_tile, graph, network.bands, largest.pixels, value)
         task = step_task(mesh, graph, cut, network.bands, value, images, batch)
         rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory, tiles, each)
         offloaded = offload_by(rebuilt)
-    if blocks is None:
-        step = max(cost.memory for cost in costs)
-        if rebuilt or offloaded:
-            step = rebuilt.peak if rebuilt else offloaded.memory if offloaded else step
-            tiles_per_batch, memory = batch if spread.together else tiles, step
-        elif spread.together:
-            tiles_per_batch, memory = batch, step
-        else:
-            tiles_per_batch, memory = _batch(question, spread, largest, in_step, step)
+    tiles_per_batch, memory = batch if spread.together else tiles, max(cost.memory for cost in costs)
+    if blocks is not None:
+        tiles_per_batch, memory = 1, blocks.memory
+    elif rebuilt is not None:
+        memory = rebuilt.peak
+    elif offloaded is not None:
+        memory = offloaded.memory
+    elif not spread.together:
+        tiles_per_batch, memory = _batch(question, spread, largest, in_step, memory)
     cost = replace(costs[0], memory=memory)
     notes = (
         _memory_note(question, spread, cost.memory, blocks),
