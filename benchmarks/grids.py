@@ -24,7 +24,8 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.machine_file import find_machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.quick_grid import predicted_seconds
 
 LIMIT_SECONDS = 400

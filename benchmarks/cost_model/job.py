@@ -29,7 +29,7 @@ from tiledseg.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.planning.run.plan import RunQuestion
+    from tiledseg.planning.run.question import RunQuestion
 
 
 def main() -> int:

@@ -15,7 +15,8 @@ from benchmarks.cost_model.cases import cases
 from benchmarks.spread import markdown
 from tiledseg.planning.cost_model.step_time import StepTime
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.plan import RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import RunQuestion
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig
 from tiledseg.config_memory import MemoryConfig
 from tiledseg.planning.run.pipeline import balanced_pipeline
-from tiledseg.planning.run.plan import RunPlan, RunQuestion
+from tiledseg.planning.run.plan import RunPlan
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.training.preparation import prepare
 
 pytestmark = pytest.mark.usefixtures("small_views")

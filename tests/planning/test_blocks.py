@@ -15,7 +15,8 @@ from tiledseg.memory.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
 from tiledseg.planning import segment_memory as segment_memory_module
 from tiledseg.planning.run.blocks import BlocksAsked
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.segment_memory import segment_memory
 from tiledseg.spatial.blocks.image_pass import BlockPass
 from tiledseg.spatial.blocks.network import BlockNetwork

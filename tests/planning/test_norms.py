@@ -17,7 +17,8 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.tracing.trace import trace
 
 

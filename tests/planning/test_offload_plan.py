@@ -12,7 +12,8 @@ from tests.memory.stores import offload
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.step_memory import fixed_memory
 from tiledseg.tracing.allocations import AllocationMeter
 

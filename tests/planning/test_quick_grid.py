@@ -15,7 +15,8 @@ from tiledseg.planning.cost_model.map_time import forward_peak
 from tiledseg.planning.cost_model.profile import Profile
 from tiledseg.planning.cost_model.rates import Point, Table
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.quick_grid import LEAST_GAIN
 
 NETWORK = UNet(3, base_channels=4)

@@ -25,7 +25,8 @@ from tiledseg.planning.mode_choice import fusion_word
 from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
-from tiledseg.planning.run.plan import Extent, RunQuestion, balanced, plan_run
+from tiledseg.planning.run.plan import balanced, plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step_memory import fixed_memory
 
@@ -109,7 +110,8 @@ def test_the_time_of_a_step_in_stages_is_that_of_its_replay() -> None:
 def test_it_is_made_without_torch() -> None:
     program = (
         "import sys; from tiledseg.architecture.unet import UNet\n"
-        "from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run\n"
+        "from tiledseg.planning.run.plan import plan_run\n"
+        "from tiledseg.planning.run.question import Extent, RunQuestion\n"
         "print(plan_run(RunQuestion(UNet(3), (Extent((64, 64)),), 2, 1 << 30)).tilings[0].grid)\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )

@@ -15,7 +15,8 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import window_tile
 from tiledseg.plan import main
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.windows import Windows
 from tiledseg.planning.step_memory import training_memory
 

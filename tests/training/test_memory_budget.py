@@ -20,7 +20,8 @@ from tiledseg.planning.machine import Machine
 from tiledseg.planning.mode_cost import Task, mode_cost
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import balanced_pipeline
-from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 
 UNETS = UNet(3, base_channels=8, norm="instance"), UNet(4, base_channels=4, norm="none")
 

@@ -9,7 +9,8 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.planning.run.pipeline import Measured
-from tiledseg.planning.run.plan import RunPlan, RunQuestion, balanced
+from tiledseg.planning.run.plan import RunPlan, balanced
+from tiledseg.planning.run.question import RunQuestion
 
 if TYPE_CHECKING:
     from tiledseg.pipeline.layer_times import LayerTime

@@ -21,7 +21,8 @@ from tiledseg.memory.shelf import HOST
 from tiledseg.outputs import Output, check_outputs
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
 from tiledseg.raster.http_store import parse_http
 from tiledseg.raster.info import RasterInfo, reference_notes

@@ -22,7 +22,7 @@ from tiledseg.console import counted
 from tiledseg.errors import ConfigError
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.run.question import RunQuestion
 
 if TYPE_CHECKING:
     from tiledseg.planning.search.best import Searched

@@ -33,7 +33,8 @@ from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.windows import Windows
 from tiledseg.raster.class_counts import median_frequency_weights
 from tiledseg.raster.content import ByContent

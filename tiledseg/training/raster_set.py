@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.run.plan import Extent
+from tiledseg.planning.run.question import Extent
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.layout import check_cut

@@ -15,7 +15,8 @@ from tiledseg.planning.cost_model.profile import Link, Profile, Sharing
 from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 
 LINK = Link(1e-3, 1e9, 2e-3, 5e8)
 FLAT = Profile(

@@ -15,7 +15,8 @@ from tiledseg.machine_file import find_machine
 from tiledseg.planning.cost_model.step_time import sum_of
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.search.best import SLACK, search
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.difference import differences, explained

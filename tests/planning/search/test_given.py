@@ -12,7 +12,8 @@ from tests.planning.search.test_best import question
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent
 from tiledseg.planning.search.best import search
 from tiledseg.planning.search.space import FREE
 

@@ -13,7 +13,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, RunQuestion
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.widths import ACTIVATION_BYTES
 
 

@@ -25,7 +25,8 @@ from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.grid import check_tiles
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import Extent, run_grid
+from tiledseg.planning.run.plan import run_grid
+from tiledseg.planning.run.question import Extent
 from tiledseg.planning.staged_pipeline import StagedPipeline
 from tiledseg.planning.stages import stage_pipeline, stages_part
 from tiledseg.planning.step_memory import training_memory

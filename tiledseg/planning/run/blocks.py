@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.blocks import layer_blocks
@@ -15,6 +16,9 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.tensor_limit import MOST_VALUES, check_countable
 from tiledseg.records import dataclass
 
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.store import Store
+
 MOST_TRIED = 64  # blocks a side
 GIB = 2**30
 
@@ -22,28 +26,37 @@ GIB = 2**30
 @dataclass(frozen=True)
 class BlocksAsked:
     """`shape`: at most so many rows and columns of blocks, None for the fewest that fit; `in_file`: they lie in a file
-    between segments, not in memory."""
+    between segments, not in memory, whose rates are those of `store` where they are known. `if_needed`: tiles stay
+    whole unless that does not fit, or takes longer."""
 
     shape: tuple[int, int] | None
     in_file: bool = False
+    if_needed: bool = False
+    store: Store | None = None
 
 
 @dataclass(frozen=True)
 class BlockPlan:
     """At most `shape` (rows, cols) blocks of a tile. Bytes: `memory` of a step, and `stored` of blocks between
-    segments, which `memory` holds too unless they lie in a file."""
+    segments, which `memory` holds too unless they lie in a file. `extra`: the seconds by which a step is longer than on
+    the whole, as a share of its own. `instead`: why nothing else was taken, where the plan chose blocks."""
 
     shape: tuple[int, int]
     memory: int
     stored: int
     in_file: bool
     trains: bool = True
+    extra: float = 0.0
+    instead: str = ""
 
     @property
     def in_words(self) -> str:
         """For the user."""
         where = "in a file" if self.in_file else "in memory"
-        return f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.2f} GiB of them {where}"
+        cut = f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.4g} GiB of them {where}"
+        if not self.trains:
+            return cut
+        return f"{cut}: {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time{self.instead}"
 
     def note(self, memory: int) -> str | None:
         """What the user should know where a step needs more than the `memory` that a rank has."""
@@ -99,10 +112,18 @@ def choose_blocks(
     for shape in shapes:
         found = segment_memory(graph, bands, context, shape, value, trains, shared)
         needed = found.total(asked.in_file)
-        if (needed <= memory and found.largest.values <= MOST_VALUES) or shape == shapes[-1]:
+        fits = needed <= memory or (found.fixed + found.stored > memory and not asked.in_file)  # or more would not help
+        if (fits and found.largest.values <= MOST_VALUES) or shape == shapes[-1]:
             break
     check_countable([found.largest], "use more memory.blocks")
-    return BlockPlan(shape, needed, found.stored, asked.in_file, trains)
+    extra = 0.0
+    if trains:
+        from tiledseg.planning.memory.store import ASSUMED_STORE
+        from tiledseg.planning.segment_time import more_time
+
+        rates = asked.store or ASSUMED_STORE
+        extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared)
+    return BlockPlan(shape, needed, found.stored, asked.in_file, trains, extra)
 
 
 def _largest(

@@ -6,30 +6,25 @@ that is free and the times of layers and messages, it is given. Who runs a plan 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import field, replace
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
-from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.graph import Graph, one_of_equals
+from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
+from tiledseg.geometry.efficiency import tiling_efficiency
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
-from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import ModeCost, Task
-from tiledseg.planning.run.batch import BatchCase, bytes_of_tile, choose_batch
-from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, choose_blocks
-from tiledseg.planning.run.cost import memory_note, once_a_step, step_cost, step_task
+from tiledseg.planning.mode_cost import ModeCost
+from tiledseg.planning.run.blocks import BlockPlan
+from tiledseg.planning.run.cost import once_a_step, step_cost, step_task
+from tiledseg.planning.run.fit import Fitting, images_at_once
 from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.run.memory import Needed, check_budget, choose_memory, memory_choices
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
-from tiledseg.planning.run.offloading import OffloadPlan, offload_by, plan_offload
-from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.offloading import OffloadPlan
 from tiledseg.planning.run.pipeline import (
     Measured,
     MicroBatchSize,
@@ -39,113 +34,13 @@ from tiledseg.planning.run.pipeline import (
     plan_pipeline,
     rebuilt_pipeline,
 )
+from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.quick_grid import quickest_grid
-from tiledseg.planning.run.spread import Spread, choose_spread, goes_together, idle_note, read_spread
-from tiledseg.planning.run.windows import Windows
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.run.spread import Spread, choose_spread, idle_note, read_spread
 from tiledseg.records import dataclass
-from tiledseg.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.memory.store import Store
-
-
-class Extent(NamedTuple):
-    """A raster to cut: its (height, width) in pixels, and, of a tile store, the grid that it was cut by."""
-
-    shape: tuple[int, int]
-    grid: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
-class RunQuestion:
-    """What a run is to do, and on what.
-
-    `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
-    `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
-    `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
-    `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
-    `recompute`: what is computed once more in place of keeping it: auto (what `memory` demands), none, compact (what is
-    nearly free), or all.
-    `tiles_per_batch`: tiles of one shape that run at once (or images, where a norm over a step has all of these go
-    together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
-    device can tell.
-    `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `loss`: what it needs beyond the network's usual one. `blocks`: tiles are computed in blocks, one after the
-    other. `offload`: what autograd keeps leaves memory; `store`: where tensors may leave for as `memory` demands.
-    `turned`: the rasters that are also shown with rows for columns. `budgeted`: the user has said what `memory` may be:
-    a step that does not fit is refused.
-    """
-
-    network: Network
-    rasters: tuple[Extent, ...]
-    ranks: int
-    memory: int
-    parallel: Parallelism = field(default_factory=Parallelism)
-    precision: str = "fp32"
-    held_out: tuple[Extent, ...] = ()
-    grid: tuple[int, int] | None = None
-    halo: int | None = None
-    trains: bool = True
-    tiles_per_step: int | None = None
-    images_per_step: int = 1
-    machine: Machine | None = None
-    frozen: frozenset[str] = frozenset()
-    still_norms: bool = False
-    recompute: str = "auto"
-    tiles_per_batch: int | None = None
-    batch_pixels: int = 0
-    windows: Windows | None = None
-    blocks: BlocksAsked | None = None
-    offload: bool = False
-    store: Store | None = None
-    turned: tuple[int, ...] = ()
-    budgeted: bool = False
-    loss: LossBytes = USUAL_LOSS
-
-    @property
-    def validates_alone(self) -> bool:
-        """Whether validation is spread by itself: windows that are images say nothing of how rasters are to be."""
-        return self.windows is not None and not self.windows.exact
-
-    @property
-    def graph(self) -> Graph:
-        graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
-        graph = graph.with_still_statistics() if self.still_norms else graph
-        if self.recomputes:
-            graph = graph.with_memory(named_policy(graph, self.network.bands, self.recompute))
-        return one_of_equals(graph)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the user has said what is computed once more."""
-        return self.trains and self.recompute in ("compact", "all")
-
-    @property
-    def keyed(self) -> bool:
-        """Whether keys of the configuration say what the network consists of, and not its author's code."""
-        return not isinstance(self.network, ForeignNetwork)
-
-    @property
-    def value_bytes(self) -> int:
-        return ACTIVATION_BYTES[self.precision]
-
-    @property
-    def waits_for_times(self) -> bool:
-        """Whether the balance is to follow from times that are measured: see `balanced`."""
-        return self.trains and self.parallel.stages > 1 and self.parallel.timed
-
-    @property
-    def is_profiled(self) -> bool:
-        """Whether more is known of the machine than three figures."""
-        return self.machine is not None and self.machine.profile is not None
-
-    @property
-    def has_seconds(self) -> bool:
-        """Whether the time of a step can be said: on a known machine, of whole images, without stages."""
-        whole = self.trains and self.tiles_per_step is None
-        return whole and self.parallel.stages == 1 and self.machine is not None
 
 
 @dataclass(frozen=True)
@@ -185,13 +80,75 @@ class RunPlan:
 
 def plan_run(question: RunQuestion) -> RunPlan:
     """The plan of a run. Raises ConfigError or GeometryError for the first thing that cannot be."""
+    if question.blocks is None or not question.blocks.if_needed:
+        return _plan(question)
+    whole = replace(question, blocks=None)
+    return _plan(whole) if question.parallel.stages > 1 else _whole_or_in_blocks(question, whole)
+
+
+def _whole_or_in_blocks(question: RunQuestion, whole: RunQuestion) -> RunPlan:
+    """Blocks where the `whole` does not fit, or, under a budget that was asked for, where they take less time than the
+    finer grid or all that is rebuilt. Raises BudgetError or GeometryError where nothing fits."""
+    plan, refused = None, None
+    try:
+        plan = _plan(whole)
+    except (BudgetError, GeometryError) as error:
+        refused = error
+    if plan is not None and plan.memory <= question.memory and not _is_weighed(question, plan):
+        return plan
+    assert question.blocks is not None, "asked for"
+    try:
+        in_blocks = _plan(replace(question, blocks=replace(question.blocks, if_needed=False)))
+    except InputError:
+        in_blocks = None
+    if in_blocks is None or in_blocks.blocks is None or in_blocks.memory > question.memory:
+        if plan is None and refused is not None:
+            raise refused
+        assert plan is not None, "a plan, or an error"
+        return plan
+    if plan is not None and plan.memory <= question.memory and _work(question, plan) <= _work(question, in_blocks):
+        return plan
+    return replace(in_blocks, blocks=replace(in_blocks.blocks, instead=_finer_instead(whole, in_blocks)))
+
+
+def _is_weighed(question: RunQuestion, plan: RunPlan) -> bool:
+    """Whether a plan that fits may take longer than blocks would."""
+    finer = question.grid is None and max(map(len, plan.tilings)) > question.ranks
+    return question.budgeted and not question.windows and (plan.rebuilt is not None or finer)
+
+
+def _work(question: RunQuestion, plan: RunPlan) -> float:
+    """Of the rank that has most of the largest raster, as a share of a step on all of it on one rank."""
+    tiling = max(plan.tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    tiles, ranks = len(tiling) * question.images_per_step, 1 if plan.spread.shares_images else question.ranks
+    again = plan.blocks.extra if plan.blocks else plan.rebuilt.extra if plan.rebuilt else 0.0
+    return tiling_efficiency(tiling) * -(-tiles // ranks) / tiles * (1 + again)
+
+
+def _finer_instead(whole: RunQuestion, plan: RunPlan) -> str:
+    """What to say of a grid that is quicker than the one that was asked for in blocks."""
+    if whole.grid is None or whole.windows:
+        return ""
+    try:
+        finer = _plan(replace(whole, grid=None))
+    except InputError:
+        return ""
+    less = 1 - _work(whole, finer) / _work(whole, plan)
+    if finer.memory > whole.memory or less <= 0:
+        return ""
+    rows, cols = finer.tilings[0].grid
+    return f"; tiling.grid [{rows},{cols}] would take {100 * less:.0f} % less"
+
+
+def _plan(question: RunQuestion) -> RunPlan:
+    """With tiles whole, or in blocks."""
     network, parallel, value = question.network, question.parallel, question.value_bytes
     images, speed = question.images_per_step, question.machine or Machine()
     graph = question.graph
     footprint = network_footprint(graph, question.halo, parallel.exact)
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
-    batch, in_blocks = _images_at_once(question, graph), question.blocks is not None
+    batch, in_blocks = images_at_once(question, graph), question.blocks is not None
     asked = question.ranks, images, network.bands, value, speed, not in_blocks, batch
     spread = choose_spread(parallel, graph, tilings, *asked)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
@@ -205,33 +162,19 @@ def plan_run(question: RunQuestion) -> RunPlan:
         costs.append(step_cost(validation, alone, graph, held_out, network.bands, value, images, speed, batch))
     in_step = question.tiles_per_step or max(map(len, cut)) * images
     largest = micro_batch_size(spread, graph, tilings, in_step, images, value)
-    blocks, rebuilt = _blocks(question, spread, graph, tilings), None
-    tiles = 1 if spread.together else _tiles_asked(question, spread, largest, in_step)
-    offloaded = _offloaded(question, spread, graph, largest, costs[0].memory, tiles)
-    if question.trains and blocks is None and offloaded is None:
-        each = partial(bytes_of_tile, graph, network.bands, largest.pixels, value)
-        task = step_task(mesh, graph, cut, network.bands, value, images, batch)
-        rebuilt = _rebuilt(question, spread, task, cut, costs[0].memory, tiles, each)
-        offloaded = offload_by(rebuilt)
-    tiles_per_batch, memory = batch if spread.together else tiles, max(cost.memory for cost in costs)
-    if blocks is not None:
-        tiles_per_batch, memory = 1, blocks.memory
-    elif rebuilt is not None:
-        memory = rebuilt.peak
-    elif offloaded is not None:
-        memory = offloaded.memory
-    elif not spread.together:
-        tiles_per_batch, memory = _batch(question, spread, largest, in_step, memory)
-    cost = replace(costs[0], memory=memory)
+    task = step_task(mesh, graph, cut, network.bands, value, images, batch)
+    fitting = Fitting(question, spread, task, cut, tilings, largest, in_step, batch)
+    fit = fitting.fit(costs[0].memory, max(cost.memory for cost in costs))
+    cost = replace(costs[0], memory=fit.memory)
     notes = (
-        _memory_note(question, spread, cost.memory, blocks),
+        fitting.note(fit),
         idle_note(spread, question.ranks, images, batch),
         _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    plan = RunPlan(*decided, tiles_per_batch, blocks, rebuilt, offloaded and offloaded.of_batch(tiles_per_batch))
+    plan = RunPlan(*decided, fit.tiles, fit.blocks, fit.rebuilt, fit.offloaded)
     waits = question.waits_for_times and not question.is_profiled
     return plan if waits else balanced(question, plan)
 
@@ -308,113 +251,6 @@ def run_grid(question: RunQuestion, footprint: Footprint, extent: Extent) -> tup
         return fewest
     asked = extent.shape, footprint, graph, bands, value, question.machine, pipelines, question.trains
     return quickest_grid(fewest, *asked)
-
-
-def _images_at_once(question: RunQuestion, graph: Graph) -> int:
-    """Of a step whose images go through the network together; 1 where they do not."""
-    images = question.images_per_step
-    if not question.trains or not goes_together(question.parallel, graph, images):
-        return 1
-    return min(question.tiles_per_batch or 1, images)
-
-
-def _tiles_asked(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int) -> int:
-    """Tiles that are to run at once; 1 where nobody has said it, or nothing is trained."""
-    if not question.trains or question.tiles_per_batch in (None, 1) or question.blocks is not None:
-        return 1
-    case = BatchCase(question.tiles_per_batch, in_step, 1, 0, 0, False)
-    return choose_batch(case, question.graph, spread, largest.pixels, lambda: 1)
-
-
-def _batch(question: RunQuestion, spread: Spread, largest: MicroBatchSize, in_step: int, step: int) -> tuple[int, int]:
-    """Tiles that run at once, and the bytes of a step with so many; `step`: those of one."""
-    if not question.trains:
-        return 1, step
-    own = largest.count if spread.shares_images else -(-in_step // question.ranks)
-    wide = question.precision == "fp64"
-    paying = question.batch_pixels if wide else 0
-    case = BatchCase(question.tiles_per_batch, in_step, own, paying, question.memory - step, wide)
-    graph = question.graph
-    further = partial(bytes_of_tile, graph, question.network.bands, largest.pixels, question.value_bytes)
-    batch = choose_batch(case, graph, spread, largest.pixels, further)
-    return batch, step if batch == 1 else step + (batch - 1) * further()
-
-
-def _blocks(question: RunQuestion, spread: Spread, graph: Graph, tilings: Sequence[Tiling]) -> BlockPlan | None:
-    """Raises ConfigError where tiles cannot be computed in blocks, or are to run several at once."""
-    asked = question.blocks
-    if asked is None:
-        return None
-    if question.tiles_per_batch not in (None, 1):
-        raise ConfigError(
-            f"train.tiles_per_batch is {question.tiles_per_batch}, but with memory.blocks one tile alone is too much "
-            "at once; leave it out"
-        )
-    bands, value = question.network.bands, question.value_bytes
-    return choose_blocks(asked, spread, graph, bands, tilings, value, question.memory, question.trains)
-
-
-def _rebuilt(
-    question: RunQuestion,
-    spread: Spread,
-    task: Task,
-    tilings: Sequence[Tiling],
-    needed: int,
-    tiles: int,
-    each: Callable[[], int],
-) -> MemoryChoice | None:
-    """What is computed once more so that a step of so many `tiles` at once fits, of which one needs `needed` bytes, and
-    `each` of the others less; None where the user has said it."""
-    if spread.mesh.stages > 1:
-        if question.store is not None:
-            raise ConfigError(
-                f"memory.offload is auto, but parallel.stages is {spread.mesh.stages}, where nothing but what is "
-                "computed once more is chosen; leave offload out, or give all"
-            )
-        return None  # as each stage needs it: see `balanced`
-    needed += (tiles - 1) * each() if tiles > 1 else 0
-    if question.recompute != "auto":
-        if question.budgeted:
-            check_budget(question.recompute, needed, question.memory)
-        return None
-    fixed = fixed_memory(task.graph, task.bands, task.value_bytes)
-    sizes = Needed(needed, fixed, task.images if spread.together else tiles)
-    steps = partial(memory_choices, spread, task, tilings, question.store)
-    room = fixed + (question.memory - fixed) // tiles
-    finer = partial(_finer, question, spread, task, tilings, room)
-    return choose_memory(spread, steps, sizes, question.memory, question.budgeted, finer)
-
-
-def _finer(
-    question: RunQuestion, spread: Spread, task: Task, tilings: Sequence[Tiling], room: int
-) -> tuple[int, int] | None:
-    """The coarsest grid of the largest raster whose tiles fit so many bytes with everything kept; None where tiles are
-    not what a rank computes alone, or none fits."""
-    whole = question.parallel.exact and spread.mode not in exact_modes(task.graph, tiles=2)
-    if spread.shares_images or question.windows or whole:
-        return None
-    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
-    try:
-        return choose_grid(largest.raster, task.graph, largest.footprint, room, task.value_bytes, 1, task.bands)
-    except GeometryError:
-        return None
-
-
-def _offloaded(
-    question: RunQuestion, spread: Spread, graph: Graph, largest: MicroBatchSize, needed: int, tiles: int
-) -> OffloadPlan | None:
-    """What stays in memory of a step that needs so many bytes a tile with everything kept; None where all does."""
-    if not question.offload:
-        return None
-    budget = question.memory if question.budgeted else None
-    return plan_offload(spread, graph, question.network.bands, largest, needed, budget, tiles)
-
-
-def _memory_note(question: RunQuestion, spread: Spread, needed: int, blocks: BlockPlan | None) -> str | None:
-    if blocks is not None:
-        return blocks.note(question.memory)
-    told = question.trains and question.parallel.stages == 1
-    return memory_note(spread, needed, question.memory, question.windows is not None) if told else None
 
 
 def _inexact(

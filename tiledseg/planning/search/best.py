@@ -17,7 +17,8 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import RunQuestion, plan_run
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.price import INEXACT, SLOWER, Discarded, Priced, Pricing
 from tiledseg.planning.search.space import FREE, Space

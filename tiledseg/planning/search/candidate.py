@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiledseg.planning.mode_choice import fusion_word, mode_words
-from tiledseg.planning.run.plan import RunPlan, RunQuestion
+from tiledseg.planning.run.plan import RunPlan
+from tiledseg.planning.run.question import RunQuestion
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
 from tiledseg.planning.halo_traffic import Sent
 from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.plan import RunPlan, RunQuestion, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.step_memory import fixed_memory, training_memory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import pricing_of, search
 from tiledseg.planning.search.difference import TERMS
 from tiledseg.planning.search.price import Discarded, Priced

@@ -18,7 +18,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
 from tiledseg.planning.run.norms import norm_fault, of_steps
-from tiledseg.planning.run.plan import RunQuestion
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.schedules import SCHEDULES, chunk_ranks
 
