@@ -16,7 +16,8 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.planning.layer_memory import block_memory, strip_bytes
+from tiledseg.planning.layer_memory import strip_bytes
+from tiledseg.planning.memory.block_pass import block_memory
 from tiledseg.planning.rank_steps import rank_steps
 from tiledseg.planning.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter

@@ -22,8 +22,9 @@ from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
-from tiledseg.planning.layer_memory import block_memory, strip_bytes
+from tiledseg.planning.layer_memory import strip_bytes
 from tiledseg.planning.machine import Machine
+from tiledseg.planning.memory.block_pass import block_memory
 from tiledseg.planning.mode_cost import (
     Task,
     block_work,

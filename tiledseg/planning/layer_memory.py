@@ -8,7 +8,6 @@ place of an exchange holds its strips, the parts that do not lie in one piece in
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 from tiledseg.geometry.graph import INPUT, Graph, Node
@@ -18,25 +17,7 @@ from tiledseg.planning.backward_walk import Moved
 from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward
 from tiledseg.planning.halo_traffic import TensorAt, inputs_of, tensors_of
 from tiledseg.planning.rank_steps import DimStep, InputStep, RankSteps
-from tiledseg.planning.step_memory import StepMemory, walked_memory
 from tiledseg.widths import SINGLE_BYTES, copy_bytes
-
-
-def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> StepMemory:
-    """Bytes of one training step of the rank with these steps, one of `ranks` that share the image.
-
-    Without its strips and the block that it was given.
-    """
-    walk = rank_walk(graph, bands, row, col, ranks, value_bytes)
-    memory = walked_memory(walk.walked, walk.costs, value_bytes)
-    if graph.memory is None or graph.memory.keeps_all:
-        return memory
-    from tiledseg.planning.memory.block_pass import block_walk
-    from tiledseg.planning.memory.items import price
-
-    found = block_walk(walk)
-    peak = price(found.walk, found.lying(graph.memory)).peak
-    return replace(memory, backward=max(0, peak - memory.activations), activations=min(peak, memory.activations))
 
 
 def rank_walk(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> RankWalk:

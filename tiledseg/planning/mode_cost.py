@@ -265,7 +265,7 @@ def block_work(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> tupl
 
 def _layer_memory(task: Task, rank: LayerRank) -> int:
     """The walked peak, and what is held besides."""
-    from tiledseg.planning.layer_memory import block_memory
+    from tiledseg.planning.memory.block_pass import block_memory
 
     memory = block_memory(task.graph, task.bands, rank.row, rank.col, task.ranks, task.value_bytes)
     return memory.total + held_besides(task, rank)

@@ -23,7 +23,7 @@ from rasterio.windows import Window
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.gdal_open import open_dataset, references_of, settings
-from tiledseg.raster.georeferencing import ground_of
+from tiledseg.raster.ground_control import ground_of
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader, memory_bytes

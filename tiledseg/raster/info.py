@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.raster.georeferencing import GroundControl
+from tiledseg.raster.ground_control import GroundControl
 from tiledseg.records import dataclass
 
 Colour = tuple[int, int, int, int]

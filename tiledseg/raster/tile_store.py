@@ -37,7 +37,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
-from tiledseg.raster.georeferencing import as_json, from_json
+from tiledseg.raster.ground_control import as_json, from_json
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.store_header import CHANGED, Header, Raster, changed, is_tile_store, read_header
 from tiledseg.raster.unforeseen import reading

@@ -7,14 +7,34 @@ from others, which stays; nothing is sent.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import homes
 from tiledseg.planning.backward_walk import gradients_by_node
 from tiledseg.planning.cost import Tensor, loss_bytes
-from tiledseg.planning.layer_memory import Ran, RankWalk
+from tiledseg.planning.layer_memory import Ran, RankWalk, rank_walk
 from tiledseg.planning.memory.asked import Computed, Taken
+from tiledseg.planning.memory.items import price
 from tiledseg.planning.memory.network_walk import NetworkWalk, Pass, Speed, walk_of
+from tiledseg.planning.rank_steps import RankSteps
+from tiledseg.planning.step_memory import StepMemory, walked_memory
 
 ASSUMED = Speed()
+
+
+def block_memory(graph: Graph, bands: int, row: RankSteps, col: RankSteps, ranks: int, value_bytes: int) -> StepMemory:
+    """Bytes of one training step of the rank with these steps, one of `ranks` that share the image.
+
+    Without its strips and the block that it was given.
+    """
+    walk = rank_walk(graph, bands, row, col, ranks, value_bytes)
+    memory = walked_memory(walk.walked, walk.costs, value_bytes)
+    if graph.memory is None or graph.memory.keeps_all:
+        return memory
+    found = block_walk(walk)
+    peak = price(found.walk, found.lying(graph.memory)).peak
+    return replace(memory, backward=max(0, peak - memory.activations), activations=min(peak, memory.activations))
 
 
 def block_walk(walk: RankWalk, speed: Speed = ASSUMED) -> NetworkWalk:
