@@ -125,7 +125,8 @@ def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, Pair
     """Everything that can be known, and refused, before a pixel is read, and how pixels are read. `from_flags`: what
     messages name. Raises InputError of some kind."""
     from tiledseg.raster.label_sources import check_used
-    from tiledseg.raster.sources import as_list, find_sources, is_vector, pair_sources
+    from tiledseg.raster.names import is_vector
+    from tiledseg.raster.sources import as_list, find_sources, pair_sources
     from tiledseg.raster.tile_store_writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")

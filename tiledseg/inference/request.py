@@ -28,9 +28,10 @@ from tiledseg.raster.http_store import parse_http
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.layout import check_cut
 from tiledseg.raster.masked_reader import area_reader
+from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 from tiledseg.raster.reader import open_raster
 from tiledseg.raster.s3_listing import is_bucket_folder
-from tiledseg.raster.sources import VECTOR_ENDINGS, expand_sources, is_vector
+from tiledseg.raster.sources import expand_sources
 from tiledseg.raster.tile_store import parse_store_name
 from tiledseg.raster.writer import raster_output
 

@@ -23,8 +23,8 @@ from tiledseg.inference.request import Request
 from tiledseg.outputs import files_below
 from tiledseg.raster import http_store, s3_store
 from tiledseg.raster.http_store import HttpName, parse_http
+from tiledseg.raster.names import gdal_path, is_remote
 from tiledseg.raster.s3_store import S3Name, check_obstore, parse_s3
-from tiledseg.raster.sources import gdal_path, is_remote
 from tiledseg.raster.writer import SIDECARS
 
 _OUTPUTS = ("output", "probabilities", "polygons")

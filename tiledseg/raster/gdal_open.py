@@ -20,9 +20,9 @@ from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
+from tiledseg.raster.names import gdal_path, is_named, is_remote
 from tiledseg.raster.s3_server import SILENT_SECONDS, advice, certificate_advice, gdal_options, is_of_certificates
 from tiledseg.raster.s3_store import parse_s3, refusal
-from tiledseg.raster.sources import gdal_path, is_named, is_remote
 from tiledseg.raster.unforeseen import reading, reason
 
 DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")

@@ -11,8 +11,8 @@ from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.names import is_vector
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import is_vector
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.sources import VECTOR_ENDINGS, is_vector
+from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
 
 if TYPE_CHECKING:
     from tiledseg.raster.polygon_reader import PolygonReader

@@ -10,8 +10,8 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.label_sources import LabelReading
 from tiledseg.raster.labels import check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.names import is_vector
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import is_vector
 from tiledseg.raster.statistics import check_alike
 from tiledseg.records import dataclass
 

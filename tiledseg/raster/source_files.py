@@ -10,7 +10,7 @@ from rasterio.io import DatasetReader
 
 from tiledseg.files import irregular_kind
 from tiledseg.raster.gdal_open import DRIVERS, files_beside, local_file
-from tiledseg.raster.sources import is_remote
+from tiledseg.raster.names import is_remote
 
 _VRT_HEAD_BYTES = 1024
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tiledseg.errors import RasterError
 from tiledseg.files import irregular_kind
 from tiledseg.raster.manifest import TRAIN, VALIDATION, is_manifest, read_manifest
+from tiledseg.raster.names import is_named, is_vector
 from tiledseg.raster.pairing import is_pattern, labels_for, matched
 from tiledseg.raster.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
 from tiledseg.raster.s3_store import parse_s3
@@ -20,17 +20,11 @@ from tiledseg.raster.tile_store import parse_store_name, store_images
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
 """Of the files that a folder stands for."""
 
-VECTOR_ENDINGS = (".geojson", ".gpkg", ".shp", ".fgb")
-"""Of files of polygons."""
-
 Parts = tuple[str | None, ...]
 LEARNT: Parts = (None, TRAIN)
 HELD_OUT: Parts = (VALIDATION,)
 HELD_OUT_ALONE: Parts = (None, VALIDATION)
 """Of a list that is given for validation."""
-
-_URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
-_PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 
 
 def as_list(paths: str | Sequence[str]) -> list[str]:
@@ -176,31 +170,6 @@ def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple
             f"{keys[0]} has {len(images)} rasters but {keys[1]} has {len(labels)}; give one label raster for "
             "each image, in the same order"
         )
-
-
-def is_remote(path: str) -> bool:
-    """Whether the path is a URL or goes through one of GDAL's virtual file systems."""
-    return path.startswith("/vsi") or _URL.fullmatch(path) is not None
-
-
-def is_named(path: str) -> bool:
-    """Whether the path is no file's: remote, or one of GDAL's subdataset names such as netcdf:a.nc:band."""
-    return is_remote(path) or re.match(r"\w{2,}:", path) is not None
-
-
-def is_vector(path: str) -> bool:
-    """Whether the path is of polygons, by its ending."""
-    return path.lower().endswith(VECTOR_ENDINGS)
-
-
-def gdal_path(path: str) -> str:
-    """The path as GDAL spells it: s3://bucket/key is /vsis3/bucket/key, http(s) goes through /vsicurl/."""
-    match = _URL.fullmatch(path)
-    if match is None:
-        return path
-    if prefix := _PREFIXES.get(match[1]):
-        return prefix + match[2]
-    return "/vsicurl/" + path
 
 
 def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:

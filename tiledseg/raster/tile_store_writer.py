@@ -27,9 +27,9 @@ from tiledseg.geometry.tiling import Tiling
 from tiledseg.outputs import Output, temporary
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.names import is_named
 from tiledseg.raster.prefetch import prefetch
 from tiledseg.raster.sampling import TileReference
-from tiledseg.raster.sources import is_named
 from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.store_header import (
     add_checksum,

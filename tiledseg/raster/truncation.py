@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.sources import is_remote
+from tiledseg.raster.names import is_remote
 from tiledseg.records import dataclass
 
 _MOST_BLOCKS = 1 << 16  # looked up one by one at about 5 microseconds each
