@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config import ModelConfig
+from tiledseg.geometry.activations import Activation, Dropout, Mark
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Concatenate
-from tiledseg.geometry.layer import Activation, Dropout, Mark, Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import MaxPool, Upsample
 
 NETWORKS = ("paper", "ours")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution
-from tiledseg.geometry.layer import Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
 from tiledseg.geometry.resampling import MaxPool
 from tiledseg.geometry.shapes import tensor_channels

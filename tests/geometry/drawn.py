@@ -6,12 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import INPUT, Graph, Node, chain
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.joins import Add, Concatenate, Multiply
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import AveragePool, MaxIndices, MaxPool, MaxUnpool, Upsample
 
 law = settings(derandomize=True, max_examples=60, deadline=None, database=None)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, line, networks, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Graph, Node, one_of_equals
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import MaxIndices
 
 CONV = Convolution(1, 1)

@@ -7,10 +7,10 @@ import pytest
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Activation, Mark
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node, chain
 from tiledseg.geometry.joins import Concatenate, ImageMean
-from tiledseg.geometry.layer import Activation, Mark, Norm
 from tiledseg.geometry.memory_policy import (
     asked,
     check_policy,
@@ -24,6 +24,7 @@ from tiledseg.geometry.memory_policy import (
     spread,
 )
 from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
+from tiledseg.geometry.norms import Norm
 
 
 def convolution(channels: int = 8) -> Convolution:

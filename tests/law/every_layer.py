@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
 from tiledseg.geometry.resampling import (
     AlignedUpsample,

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.activations import Activation
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Add
-from tiledseg.geometry.layer import Activation
 from tiledseg.models.activated import activations
 from tiledseg.models.convolution import SteadyConvolution
 from tiledseg.models.network import GraphNetwork, build_modules, build_network, run_nodes

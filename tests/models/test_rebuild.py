@@ -17,9 +17,10 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Sigmoid
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layer import Layer, Sigmoid
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.memory_policy import (
     can_rebuild,
     compaction,

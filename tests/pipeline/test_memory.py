@@ -14,7 +14,7 @@ from tests.pipeline.test_executor import Case as ExecutorCase
 from tests.pipeline.undivided import Drawn
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.layer import Mark
+from tiledseg.geometry.activations import Mark
 from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.schedule import Route, is_skip

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Mark
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import Add
-from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
     Backward,

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tiledseg.geometry.activations import Sigmoid
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.joins import ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Layer, Sigmoid
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.resampling import AlignedUpsample, PixelUnshuffle, Upsample
 from tiledseg.models.network import build_network
 from tiledseg.planning.step_memory import training_memory

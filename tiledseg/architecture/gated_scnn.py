@@ -38,10 +38,11 @@ from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import ResNet, file_names
 from tiledseg.architecture.wide_resnet import WideResNet
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Activation, Sigmoid
 from tiledseg.geometry.convolutions import Convolution, FixedFilters
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
-from tiledseg.geometry.layer import Activation, Norm, Sigmoid
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.pixelwise import Pixelwise, Slot
 from tiledseg.geometry.receptive_field import resized
 from tiledseg.geometry.resampling import AveragePool

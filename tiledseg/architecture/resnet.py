@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tiledseg.geometry.activations import Activation
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.joins import Add
-from tiledseg.geometry.layer import Activation, Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import MaxPool
 from tiledseg.records import dataclass
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Activation
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layer import Activation, Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.records import dataclass
 

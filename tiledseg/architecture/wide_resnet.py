@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tiledseg.geometry.activations import Activation, Dropout, Mark
 from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Node
 from tiledseg.geometry.joins import Add
-from tiledseg.geometry.layer import Activation, Dropout, Mark, Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.resampling import MaxPool
 from tiledseg.records import dataclass
 

@@ -12,9 +12,10 @@ from functools import lru_cache
 from math import lcm
 
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.geometry.activations import Mark
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer, Mark
+from tiledseg.geometry.layer import Layer
 from tiledseg.geometry.resampling import Upsample
 
 

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
 from tiledseg.geometry.border import Border
 from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import Node
 from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Activation, Dropout, Layer, Mark, Norm, Sigmoid
+from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.norms import Norm
 from tiledseg.geometry.pixelwise import OfOnePixel, Pixelwise
 from tiledseg.geometry.resampling import (
     AlignedUpsample,

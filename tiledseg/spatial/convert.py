@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layer import Activation, Layer, Mark, ZeroAtZero
+from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import BlockModule, Place
 from tiledseg.models.convolution import SteadyConvolution, TorchConvolution
 from tiledseg.models.dropout import ChannelDropout

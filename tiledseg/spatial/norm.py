@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tiledseg.comm.collectives import Communicator
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Norm
+from tiledseg.geometry.norms import Norm
 from tiledseg.models.block import Place
 from tiledseg.models.norm import (
     StatisticsNorm,

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from tiledseg.geometry.activations import Dropout
 from tiledseg.geometry.joins import Add, Concatenate, Multiply
-from tiledseg.geometry.layer import Dropout
 from tiledseg.geometry.pixelwise import Layout
 from tiledseg.models import joins
 from tiledseg.models.dropout import ChannelDropout

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from tiledseg.geometry.activations import Mark
 from tiledseg.geometry.graph import INPUT, Graph
-from tiledseg.geometry.layer import Mark
 from tiledseg.geometry.pyramid import PooledBranch
 from tiledseg.models import pyramid
 from tiledseg.tracing.lowering import RefusalError, Step, Value, writing
