@@ -1,4 +1,4 @@
-"""The network's input, made on the device of what a raster stores, to the same bits as `raster.normalizer` makes it.
+"""The network's input, made on the device of what a raster stores, to the bits that `raster.normalizer` gives it.
 
 One byte or two of each value travel instead of four. Each operation is the host's: a difference, a quotient, a product,
 a sum, each rounded once (IEEE), in the same order; the noise of an augmentation is counted by the same integers.

@@ -1,4 +1,4 @@
-"""The tiles of rasters for somebody else's training loop: `torch.utils.data`'s data set over `raster.dataset`."""
+"""The tiles of rasters for somebody else's training loop: a `torch.utils.data` data set over `raster.dataset`."""
 
 from __future__ import annotations
 

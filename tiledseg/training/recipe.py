@@ -1,4 +1,4 @@
-"""What a training run is told beside its plan, as values: `training.preparation` reads them of the configuration."""
+"""What a training run is told beside its plan, as values: made by `training.preparation` of a configuration."""
 
 from __future__ import annotations
 
