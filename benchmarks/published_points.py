@@ -41,12 +41,17 @@ def epochs() -> None:
 
 
 def tilings() -> None:
-    for grid in (5, 6, 7, 8, 9):
-        sizes = []
-        for network in ("", "--padding valid --norm batch"):
-            memory = ask(f"--grid {grid} --gpu-memory 16GiB {network} {RASTER}")["memory"]
-            sizes.append(f"{memory['total'] / 2**30:.2f} GiB{'' if memory['fits'] else ', does not fit'}")
-        print(f"{grid} x {grid}: padded {sizes[0]}; unpadded, batch norm {sizes[1]}")
+    """The coarsest that fit, of all and of those whose tiles are equal: 10000 px are cut so by 5 and by 8, not by 6."""
+    for network in ("", "--padding valid --norm batch"):
+        fit = []
+        for grid in (4, 5, 6, 7, 8, 10):
+            answer = ask(f"--grid {grid} --gpu-memory 16GiB {network} {RASTER}")
+            memory, work = answer["memory"], answer["exact"]["efficiency"]
+            fit += [grid] * memory["fits"]
+            told = "" if memory["fits"] else ", does not fit"
+            print(f"{grid} x {grid} {network}: {memory['total'] / 2**30:.2f} GiB{told}, E {work:.3f}")
+        equal = [grid for grid in fit if 10000 % grid == 0]
+        print(f"coarsest that fits: {fit[0]} x {fit[0]}; with equal tiles {equal[0]} x {equal[0]}")
 
 
 def pipelines() -> None:

@@ -35,8 +35,14 @@ def choose(case: PipelineCase) -> StagedPipeline:
     def step_time(balance: Balance) -> float:
         return _step_time(case, stage(sample, balance), None)
 
-    starts = sorted(_balances(case), key=step_time)[:_STARTS]
+    tolerances = TOLERANCES if case.message else TOLERANCES[:1]  # the fastest alone, where messages take no time
+    starts = sorted(_balances(case, tolerances), key=step_time)[:_STARTS]
     return stage(case, min([*starts, *(_improved(case, sample, balance) for balance in starts)], key=step_time))
+
+
+def first(case: PipelineCase) -> StagedPipeline:
+    """The pipeline of the fastest slowest stage, which `choose` begins with. Raises ConfigError as that."""
+    return stage(case, _balances(case, TOLERANCES[:1])[0])
 
 
 def _improved(case: PipelineCase, sample: PipelineCase, start: Balance) -> Balance:
@@ -104,9 +110,8 @@ def _fits(case: PipelineCase, balance: Balance) -> bool:
     return not torn_skips(case, balance) and (case.limit is None or max(case.rank_bytes(balance)) <= case.limit)
 
 
-def _balances(case: PipelineCase) -> list[Balance]:
-    """Of the fastest slowest stage: for free messages, and where they take time, for several prices of a byte."""
-    tolerances = TOLERANCES if case.message else TOLERANCES[:1]
+def _balances(case: PipelineCase, tolerances: Sequence[float]) -> list[Balance]:
+    """Of the fastest slowest stage, for several prices of a byte."""
     both = [f + b for f, b in zip(case.forward, case.backward, strict=True)]
     recomputing = frozenset(chunk for chunk, rank in enumerate(case.ranks) if case.recomputes(rank))
     traffic = case.prices.handed_on if case.folds else case.prices.received

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError, GeometryError
@@ -26,6 +27,7 @@ from tiledseg.records import dataclass
 if TYPE_CHECKING:  # what most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
     from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
+    from tiledseg.planning.stages_cost import StagePrices
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
 
@@ -158,16 +160,21 @@ def rebuilt_pipeline(
     measured: Measured | None,
 ) -> tuple[PipelinePlan, MemoryChoice] | None:
     """Where no balance fits the memory with everything kept: one that nearly does, and what its stages compute once
-    more so that they do; None where none was found."""
+    more so that they do; None where none was found. Whether there is a choice is asked of the first balance, before
+    time goes into a better one."""
     from tiledseg.planning.memory.stage_choice import choose_stages
 
     for over in _OVER:
-        limit = memory_bytes * over // 100
+        asked = parallel, graph, bands, largest, memory_bytes * over // 100, measured
         try:
-            staged = balanced_pipeline(parallel, graph, bands, largest, limit, measured)
+            staged = balanced_pipeline(*asked, improved=False)
         except ConfigError:
             continue
         found = choose_stages(staged.case, staged.balance, memory_bytes)
+        if found is not None and parallel.balance is None:  # worth a better balance, where that has a choice too
+            better = balanced_pipeline(*asked)
+            other = choose_stages(better.case, better.balance, memory_bytes)
+            staged, found = (staged, found) if other is None else (better, other)
         if found is not None:
             return _planned(parallel, staged, largest, measured), found
         if parallel.balance is not None:
@@ -183,36 +190,45 @@ def balanced_pipeline(
     memory_bytes: int | None,
     measured: Measured | None,
     name: str = "parallel.balance",
+    improved: bool = True,
 ) -> StagedPipeline:
-    """The pipeline with the balance that the user gave by this `name`, or with an automatic one within the memory.
+    """The pipeline with the balance that the user gave by this `name`, or with an automatic one within the memory: the
+    best that is found, or unless `improved` that of the fastest slowest stage.
 
     `measured`: times of each layer and of messages, for `balance: auto` (None: multiply-adds, a backward pass for two
     forward where all is trained, and messages that take no time). Raises ConfigError where the balance does not fit the
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.balance_choice import choose
+    from tiledseg.planning.balance_choice import choose, first
     from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, stage
-    from tiledseg.planning.stages_cost import StagePrices
 
-    costs = layer_costs(graph, bands, largest.pixels, largest.value_bytes)
-    forward = measured.forward if measured else [cost.multiply_adds for cost in costs]
+    prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
+    forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
     backward = measured.backward if measured else [backward_passes(graph, k) * work for k, work in enumerate(forward)]
     case = PipelineCase(
         parallel.schedule,
         parallel.recompute,
         max(1, min(parallel.micro_batches or largest.count, largest.count)),
-        StagePrices(graph, costs, largest.value_bytes),
+        prices,
         forward,
         backward,
         measured.message if measured else None,
         memory_bytes,
     )
     if parallel.balance is None:
-        return choose(case)
+        return choose(case) if improved else first(case)
     given = parse_balance(parallel.balance, len(graph))
     check_skips(case, given, name)
     return stage(case, given)
+
+
+@lru_cache(maxsize=32)
+def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
+    """What is worked out for one pipeline serves all others on micro-batches of that size."""
+    from tiledseg.planning.stages_cost import StagePrices
+
+    return StagePrices(graph, layer_costs(graph, bands, pixels, value_bytes), value_bytes)
 
 
 def pipeline_bytes(

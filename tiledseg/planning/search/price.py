@@ -19,7 +19,9 @@ from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
+from tiledseg.planning.search.pipeline_bound import least_flush
 from tiledseg.planning.step_memory import fixed_memory, training_memory
+from tiledseg.schedules import chunk_ranks
 
 REBUILDS = 3
 """A step of more times the memory is not looked at: nothing that is computed once more saves so much."""
@@ -75,7 +77,7 @@ class Pricing:
         self.graph, self.bands, self.width = question.graph, question.network.bands, question.value_bytes
         self.prices = Prices(self.graph, self.bands, self.width, self.machine, question.ranks)
         self.weights = fixed_memory(self.graph, self.bands, self.width)
-        self.tile = cache(self.prices.tile)
+        self.tile, self.nodes = cache(self.prices.tile), cache(self.prices.nodes)
         self.tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, self.width).total)
 
     def sizes(self, grid: tuple[int, int]) -> tuple[Counter[int], Counter[int]]:
@@ -148,15 +150,17 @@ class Pricing:
         return max(1, self.question.ranks // ranks)
 
     def _staged(self, candidate: Candidate) -> float:
-        """The first micro-batch goes through all stages; then each takes as long as an even share of one."""
-        pipelines, stages = self.question.ranks // candidate.stages, candidate.stages
+        """Whatever the balance; folded, of an even one, as chunks of both ends may make up for each other."""
+        stages, pipelines = candidate.stages, self.question.ranks // candidate.stages
         passes = -(-candidate.tiles * self.question.images_per_step // pipelines)
-        flushes = -(-passes // (candidate.micro_batches or passes))
-        every, _ = self.tiles(candidate.grid)
-        again = every.forward if candidate.recompute == "always" else 0.0
-        one = (every.forward + every.backward + again) / candidate.tiles
-        share = one * self.question.images_per_step * candidate.tiles / pipelines / stages
-        return (share + one * flushes * (stages - 1) / stages) * self.machine.by_the_clock(self.question.ranks)
+        micro_batches = min(candidate.micro_batches or passes, passes)
+        again = candidate.recompute == "always"
+        layers = [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
+        if len(chunk_ranks(candidate.schedule, stages)) > stages:
+            flush = micro_batches * sum(layers) / stages
+        else:
+            flush = least_flush(layers, stages, micro_batches)
+        return -(-passes // micro_batches) * flush * self.machine.by_the_clock(self.question.ranks)
 
     def _step(self, time: StepTime) -> StepTime:
         return self.prices.step(time, 1, time.backward)
