@@ -27,13 +27,13 @@ class MemoryConfig:
 
     Args:
         budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs
-            more, tensors are computed once more in the backward pass in place of being kept
+            more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
         recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
             demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
             activations), or all (convolutions too, but for skips and the ends of levels); of whole stages of a pipeline
             always or except_last (the newest micro-batch), or a list with never, except_last or always for each
         blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
-            [R, C], or auto (the fewest that fit memory)
+            [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
             is on its way, or auto (what the budget demands, where that is quicker than computing it once more)
         store: where blocks lie meanwhile, or what has left: host (memory), or a folder on a local disk, in which a file
@@ -43,7 +43,7 @@ class MemoryConfig:
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
     recompute: list[str] | str = AUTO
     offload: str = NONE
-    blocks: int | list[int] | str = number(NONE, 1, MOST_BLOCKS, remedy=BLOCKS)
+    blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
     store: str = HOST
 
     def check(self) -> None:
@@ -69,10 +69,11 @@ class MemoryConfig:
     def _check_store(self) -> None:
         if not self.store:
             raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
-        if self.in_file and not self.in_blocks and not self.offloads:
+        if self.in_file and not (self.in_blocks or self.may_block or self.offloads):
+            blocks = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
             raise ConfigError(
-                f"memory.store is {self.store}, but memory.blocks and memory.offload are none: nothing would lie "
-                "there; set memory.blocks, or memory.offload auto"
+                f"memory.store is {self.store}, but with {blocks} and memory.offload none nothing would lie there; "
+                "leave one of them out"
             )
         if self.offloads and self.in_blocks:
             raise ConfigError(
@@ -92,8 +93,13 @@ class MemoryConfig:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether tiles are computed in blocks."""
-        return self.blocks != NONE
+        """Whether tiles are computed in blocks whatever the budget."""
+        return self.blocks not in (AUTO, NONE)
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the plan may take blocks: nothing else that the budget may demand is given."""
+        return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
 
     @property
     def offloads(self) -> bool:

@@ -21,6 +21,7 @@ from tiledseg.command import Parser, json_list, json_map, run
 from tiledseg.config import MemoryConfig, ParallelConfig, TilingConfig
 from tiledseg.config_checks import Range
 from tiledseg.config_flags import parse
+from tiledseg.config_memory import NONE
 from tiledseg.config_parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.freed_memory import keep_freed_memory
@@ -127,7 +128,7 @@ def build_parser() -> Parser:
         help="order of passes (default 1f1b): see train --help",
     )
     parser.add_argument(
-        "--memory.blocks", dest="blocks", default="none", help="[R,C] blocks of a tile, auto or none: see train --help"
+        "--memory.blocks", dest="blocks", default="none", help="[R,C] blocks of a tile, none, or auto (the fewest)"
     )
     parser.add_argument("--memory.store", dest="store", default="host", help="where blocks lie: see train --help")
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
@@ -207,7 +208,7 @@ def parse_memory(options: Namespace) -> MemoryConfig:
     pair = re.fullmatch(r"\[?\s*(\d+)\s*,\s*(\d+)\s*\]?", options.blocks)
     single = int(options.blocks) if options.blocks.isdecimal() else options.blocks
     memory = MemoryConfig(blocks=[int(pair[1]), int(pair[2])] if pair else single, store=options.store)
-    if memory.in_file and not memory.in_blocks:
+    if memory.in_file and memory.blocks == NONE:
         raise ConfigError(
             f"--memory.store is {memory.store}, but --memory.blocks is none: nothing would lie there; give "
             "--memory.blocks too, auto say, or leave --memory.store out"
@@ -300,7 +301,7 @@ def _work(
         area=options.area,
         views=options.tta,
         normalize=options.normalize,
-        blocks=BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None,
+        blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
         store=memory.store,
         inputs=tuple(options.config),
         threads=options.workers,

@@ -51,7 +51,7 @@ BLOCKS = (
     ),
     train("recompute-in-blocks", f"{_BLOCKS} --memory.recompute all", "memory.recompute", "memory.blocks"),
     predict("map-store-without-blocks", "--memory.store ROOT", "--memory.store", "give --memory.blocks"),
-    train("store-without-blocks", "--memory.store ROOT/folder", "memory.store", "memory.blocks"),
+    train("store-without-blocks", "--memory.blocks none --memory.store ROOT/folder", "memory.store", "memory.blocks"),
     train("offload-by-no-name", "--memory.offload some --memory.store ROOT/folder", "memory.offload", "some", "all"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
     train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),

@@ -12,8 +12,11 @@ from tests.law.test_training_steps import configuration, losses, run
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config import Config, ParallelConfig, RunConfig
 from tiledseg.config_memory import MemoryConfig
+from tiledseg.errors import BudgetError
+from tiledseg.planning import segment_memory
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
-from tiledseg.planning.run.plan import RunPlan
+from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.training.preparation import prepare
 
@@ -66,3 +69,36 @@ def _needed(question: RunQuestion, plan: RunPlan) -> int:
         return plan.memory
     staged = balanced_pipeline(question.parallel, question.graph, plan.network.bands, plan.micro_batch, None, None)
     return max(staged.case.rank_bytes(staged.balance))
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(1, 2)
+def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
+    shared: Path, meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that nothing else meets, with running statistics over the image; nobody has asked for blocks. Of a small
+    image all would be on its way to the file at once: here little is."""
+    mesh = meshes["mpi"]
+    monkeypatch.setattr(segment_memory, "MOST_WRITTEN", 1 << 16)
+
+    def asked(name: str, memory: MemoryConfig) -> Config:
+        config = configuration(shared, shared / f"blocks-{name}", "fp64", "sgd", None)
+        model = replace(config.model, norm="batch", base_channels=16, levels=2)
+        train = replace(config.train, epochs=2, validate_every=2)
+        return replace(config, model=model, train=train, parallel=ParallelConfig(halo="layer"), memory=memory)
+
+    whole = asked("whole", MemoryConfig())
+    question = prepare(whole, 1 << 40, mesh.size).question
+    in_blocks = replace(question, blocks=BlocksAsked((4, 4), in_file=True))
+    budget = plan_run(in_blocks).memory
+    with pytest.raises(BudgetError):
+        plan_run(replace(question, memory=budget, budgeted=True, blocks=None))
+    expected = run(whole, mesh)
+    found = run(asked("budget", MemoryConfig(budget=budget, store=str(shared))), mesh)
+    assert len(losses(expected)) == 2
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-12)
+    assert found[-1]["val"]["loss"] == pytest.approx(expected[-1]["val"]["loss"], rel=1e-12)
+    summary = json.loads((shared / "blocks-budget" / "summary.json").read_text())
+    assert summary["blocks"]["bytes"] <= budget
+    assert summary["blocks"]["in_file"], "the store is where they lie"
+    assert summary["rebuilt"] is None

@@ -55,11 +55,14 @@ class SegmentMemory:
 
     def total(self, in_file: bool) -> int:
         """Of a rank's memory, where blocks lie in it, or in a file."""
-        held = self.fixed + self.image
         if in_file:
-            written = min(MOST_WRITTEN, self.stored)
-            return held + written + max(m.working + m.ahead + m.strips + m.gradient_strips for m in self.moments)
-        return held + max(m.working + m.stored + m.gradient_strips for m in self.moments)
+            at_once = max(m.working + m.ahead + m.strips + m.gradient_strips for m in self.moments)
+            return self.least(True) + at_once
+        return self.fixed + self.image + max(m.working + m.stored + m.gradient_strips for m in self.moments)
+
+    def least(self, in_file: bool) -> int:
+        """What more blocks do not make less."""
+        return self.fixed + self.image + (min(MOST_WRITTEN, self.stored) if in_file else self.stored)
 
 
 def segment_memory(

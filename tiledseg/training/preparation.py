@@ -20,7 +20,7 @@ from tiledseg.augmentation import Augmentation, augmentation
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.config import Config, ModelConfig, OptimizerConfig
 from tiledseg.config_data import IMAGENET, DataConfig
-from tiledseg.config_memory import ALL, MemoryConfig
+from tiledseg.config_memory import ALL
 from tiledseg.config_recompute import recompute_of
 from tiledseg.config_train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
@@ -121,6 +121,7 @@ def prepare(
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     windows, profiled = windows_of(train), machine_of(config.parallel.machine)
+    store = _store(config, profiled, ranks_a_host)
     question = RunQuestion(
         network,
         found.extents,
@@ -140,9 +141,9 @@ def prepare(
         recompute=recompute.nodes,
         tiles_per_batch=train.batch(),
         batch_pixels=batch_pixels,
-        blocks=blocks_asked(config.memory),
+        blocks=blocks_asked(config, store),
         offload=config.memory.offload == ALL,
-        store=_store(config, profiled, ranks_a_host),
+        store=store if config.memory.chooses_offload else None,
         budgeted=budget is not None,
         loss=loss_bytes_of(config, network, label_map, objective),
         machine=profiled,
@@ -286,16 +287,19 @@ def _cadence(train: TrainConfig, judge: Judge) -> Cadence:
     return Cadence(train.epochs, train.validate_every, *kept, judge, train.largest_loss)
 
 
-def blocks_asked(memory: MemoryConfig) -> BlocksAsked | None:
-    """What the group `memory` asks for; None where tiles are computed whole. Raises ConfigError for a store that is no
-    folder."""
-    memory.check_folder()
-    return BlocksAsked(memory.blocks_shape(), memory.in_file) if memory.in_blocks else None
+def blocks_asked(config: Config, store: Store | None) -> BlocksAsked | None:
+    """What the group `memory` says of blocks; None where tiles are computed whole. `store`: the rates of a file."""
+    memory, in_file = config.memory, config.memory.in_file
+    if memory.in_blocks:
+        return BlocksAsked(memory.blocks_shape(), in_file)
+    others = config.parallel.auto or config.train.compiles() == "on"  # neither goes with blocks
+    return BlocksAsked(None, in_file, True, store) if memory.may_block and not others else None
 
 
 def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
-    """What tensors may leave for where the plan chooses that; None where it does not."""
-    if not config.memory.chooses_offload:
+    """The rates of the store where the plan may choose what lies there. Raises ConfigError where it is no folder."""
+    config.memory.check_folder()
+    if not config.memory.in_file or not (config.memory.chooses_offload or config.memory.may_block):
         return None
 
     from tiledseg.training.measured_store import measured_store

@@ -118,8 +118,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
 
 def _holds_what_is_planned(preparation: Preparation, mesh: Mesh) -> bool:
     """Whether the host's freed memory goes back: pieces of it may add up to as much again, and a budget that tensors
-    are rebuilt for leaves no room for them."""
-    return preparation.question.budgeted and preparation.plan.rebuilt is not None and mesh.device.type == "cpu"
+    are rebuilt for, or blocks taken, leaves no room for them."""
+    plan = preparation.plan
+    demanded = plan.rebuilt is not None or plan.blocks is not None
+    return preparation.question.budgeted and demanded and mesh.device.type == "cpu"
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:

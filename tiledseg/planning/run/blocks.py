@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import ConfigError
@@ -18,8 +19,10 @@ from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store
+    from tiledseg.planning.segment_memory import SegmentMemory
 
 MOST_TRIED = 64  # blocks a side
+MOST_WORSE = 4  # shapes, each of which needs more than one before, until no better one is looked for
 GIB = 2**30
 
 
@@ -108,13 +111,9 @@ def choose_blocks(
 
     context, shared = _largest(spread, graph, tilings)
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
-    shapes = [asked.shape] if asked.shape else list(_shapes(own))
-    for shape in shapes:
-        found = segment_memory(graph, bands, context, shape, value, trains, shared)
-        needed = found.total(asked.in_file)
-        fits = needed <= memory or (found.fixed + found.stored > memory and not asked.in_file)  # or more would not help
-        if (fits and found.largest.values <= MOST_VALUES) or shape == shapes[-1]:
-            break
+    shapes = [asked.shape] if asked.shape else _shapes(own)
+    needs = partial(segment_memory, graph, bands, context, bytes_per_value=value, trains=trains, shared=shared)
+    shape, found = _fewest(shapes, needs, asked.in_file, memory)
     check_countable([found.largest], "use more memory.blocks")
     extra = 0.0
     if trains:
@@ -123,7 +122,26 @@ def choose_blocks(
 
         rates = asked.store or ASSUMED_STORE
         extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared)
-    return BlockPlan(shape, needed, found.stored, asked.in_file, trains, extra)
+    return BlockPlan(shape, found.total(asked.in_file), found.stored, asked.in_file, trains, extra)
+
+
+def _fewest(
+    shapes: Iterable[tuple[int, int]], needs: Callable[[tuple[int, int]], SegmentMemory], in_file: bool, memory: int
+) -> tuple[tuple[int, int], SegmentMemory]:
+    """The first shape that fits; where none does, that which needs least of those looked at: of many small blocks more
+    lies there again, for what they read of each other."""
+    best, worse = None, 0
+    for shape in shapes:
+        found = needs(shape)
+        countable, needed = found.largest.values <= MOST_VALUES, found.total(in_file)
+        if best is None or needed < best[1].total(in_file) or best[1].largest.values > MOST_VALUES:
+            best, worse = (shape, found), 0
+        else:
+            worse += 1
+        if countable and (needed <= memory or worse == MOST_WORSE or found.least(in_file) > memory):
+            break
+    assert best is not None, "some shape was looked at"
+    return best
 
 
 def _largest(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.console import counted
 from tiledseg.geometry.shapes import count_parameters
+from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.training.auto import found_keys
 from tiledseg.training.preparation import Preparation
@@ -47,6 +48,7 @@ def decisions(plan: RunPlan) -> dict[str, Any]:
     parallel = {"halo": spread.pop("mode"), **spread}
     found: dict[str, Any] = {"parallel": parallel, "tiles_per_batch": plan.tiles_per_batch, "pipeline": None}
     found["rebuilt"] = _rebuilt(plan.rebuilt) if plan.rebuilt else None
+    found["blocks"] = _blocks(plan.blocks) if plan.blocks else None
     if plan.pipeline is None:
         return found
     pipeline = asdict(plan.pipeline)
@@ -60,6 +62,17 @@ def found_settings(preparation: Preparation) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"ranks": found.ranks, "keys": found_keys(found), "reason": found.reason}
+
+
+def _blocks(plan: BlockPlan) -> dict[str, Any]:
+    """Rows and columns of blocks of a tile; bytes of a step, and of what lies between segments; predicted time."""
+    return {
+        "shape": list(plan.shape),
+        "bytes": plan.memory,
+        "bytes_stored": plan.stored,
+        "in_file": plan.in_file,
+        "extra_time_share": round(plan.extra, 4),
+    }
 
 
 def _rebuilt(choice: MemoryChoice) -> dict[str, Any]:
