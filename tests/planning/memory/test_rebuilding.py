@@ -29,6 +29,8 @@ def test_the_choice_fits_and_the_largest_tile_is_the_largest(capsys: pytest.Capt
     levels = part["choice"]["levels"]
     assert sum(level["rebuilt"] for level in levels) > 0
     assert [level["name"] for level in levels][:2] == ["encoder0", "encoder1"]
+    assert part["leaving"]["peak"] <= budget
+    assert part["leaving"]["extra"] <= part["choice"]["extra"]
     kept, rebuilt = part["largest"]["kept"], part["largest"]["rebuilt"]
     fits = [training_memory(network.graph(), 4, (side, side)).total <= budget for side in (kept, kept + 4)]
     assert fits == [True, False]
@@ -40,10 +42,21 @@ def test_grids_are_weighed(capsys: pytest.CaptureFixture[str]) -> None:
     """Up to the first that keeps everything; a whole-image norm has one."""
     rows = rebuilding(capsys, "--grid", "3", "--memory-budget", "40MiB")["grids"]
     assert [row["grid"][0] for row in rows] == list(range(rows[0]["grid"][0], rows[-1]["grid"][0] + 1))
+    assert rows[-1]["way"] == "all kept"
     assert [row["extra"] > 0 for row in rows] == [True] * (len(rows) - 1) + [False]
     assert all(row["time"] == pytest.approx(row["efficiency"] * (1 + row["extra"]), abs=2e-4) for row in rows)
     (only,) = rebuilding(capsys, "--grid", "1", "--norm", "instance", "--memory-budget", "450MiB")["grids"]
     assert only["grid"] == [1, 1]
+
+
+def test_blocks_are_weighed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a whole image, at a budget that rebuilding does not meet."""
+    part = rebuilding(capsys, "--grid", "1", "--norm", "instance", "--memory-budget", "150MiB")
+    assert part["choice"] is None
+    assert part["blocks"]["memory"] <= part["budget"]
+    assert part["largest"]["blocks"] >= 1000 > part["largest"]["rebuilt"]
+    (only,) = part["grids"]
+    assert only["way"] == "{} x {} blocks".format(*part["blocks"]["shape"])
 
 
 def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +65,7 @@ def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rebuilding: a training step on" in text
     assert "px in 40.00 MiB" in text
     assert ", best" in text
+    assert "in blocks in a file" in text
     assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB"]) == 0
     assert "no choice fits" in capsys.readouterr().out
 

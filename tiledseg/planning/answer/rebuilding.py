@@ -1,5 +1,5 @@
-"""What `plan --memory-budget` answers: what a step keeps and computes once more to fit, the largest tile, and whether a
-finer grid is better."""
+"""What `plan --memory-budget` answers: what a step keeps, computes once more or has leave to fit, in how many blocks it
+would, the largest tile, and whether a finer grid is better."""
 
 from __future__ import annotations
 
@@ -13,94 +13,131 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.text import columns, size, wrapped
+from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.tensor_limit import is_countable
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
 
+_RATES = "2 GB/s out and 5 GB/s in, assumed"
+_LARGEST = {"kept": "kept", "rebuilt": "rebuilt", "blocks": "in blocks in a file"}
+Context = tuple[int, int]
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
 
 
 def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
-    """For the budget: the choice on the largest context of `tiling`, None where none fits; sides of the largest square
-    contexts; and a row for each of some grids, coarse ones first: their times are shares of that of the whole raster,
-    were it to fit."""
+    """For the budget, on the largest context of `tiling`: the choice of what is rebuilt, that with a store, and blocks
+    in a file, each None where none fits; sides of the largest square contexts; and a row for each of some grids, coarse
+    ones first, with the way that is quickest: times are shares of that of the whole raster, were it to fit."""
     budget = question.memory_budget
     assert budget is not None, "asked for"
     step = _step(question, tiling.context_max)
-    found = step.choose(budget)
+    found, leaving = step.choose(budget), _step(question, tiling.context_max, True).choose(budget)
+    blocks = _blocks(question, tiling.context_max, budget)
     largest = {
-        "kept": _largest(question, lambda step: step.kept <= budget),
-        "rebuilt": _largest(question, lambda step: step.choose(budget, quick=True) is not None),
+        "kept": _largest(question, lambda side: _step(question, side).kept <= budget, True),
+        "rebuilt": _largest(question, lambda side: _step(question, side).choose(budget, quick=True) is not None, True),
+        "blocks": _largest(question, lambda side: _blocks(question, side, budget) is not None),
     }
     return {
         "budget": budget,
         "context": list(tiling.context_max),
         "kept_all": step.kept,
         "choice": None if found is None else _told(found),
+        "leaving": None if leaving is None else _told(leaving),
+        "blocks": None if blocks is None else asdict(blocks),
         "largest": largest,
-        "grids": _grids(question, budget, largest["rebuilt"]) if largest["rebuilt"] else [],
+        "grids": _grids(question, budget, largest["rebuilt"]),
     }
 
 
 def _told(choice: MemoryChoice) -> dict[str, Any]:
     """All but the policy itself, which is for programs."""
-    told = asdict(choice) | {"items": [name for name, _ in choice.items]}
+    told = asdict(choice) | {"items": [name for name, _ in choice.items], "away": [*map(list, choice.away)]}
     del told["policy"]
     return told
 
 
-def _step(question: Question, context: tuple[int, int]) -> StepChoices:
+def _step(question: Question, context: Context, leaves: bool = False) -> StepChoices:
+    """`leaves`: tensors may leave for a store, of assumed rates."""
     from tiledseg.planning.memory.choice import step_choices  # and NumPy, where a budget is asked about
+    from tiledseg.planning.memory.store import ASSUMED_STORE
 
     network = question.network
-    return step_choices(network.graph(), network.bands, context, question.bytes_per_value)
+    store = ASSUMED_STORE if leaves else None
+    return step_choices(network.graph(), network.bands, context, question.bytes_per_value, store)
 
 
-def _largest(question: Question, fits: Callable[[StepChoices], bool]) -> int | None:
-    """Pixels along a side of the largest square context that fits and that kernels can count; None where none does."""
-    network, footprint = question.network, network_footprint(question.network.graph())
-    graph, unit = network.graph(), footprint.alignment
+def _blocks(question: Question, context: Context, budget: int) -> BlockPlan | None:
+    """In a file; None where no blocks fit."""
+    network = question.network
+    asked = BlocksAsked(None, in_file=True)
+    try:
+        found = blocks_of(asked, network.graph(), network.bands, context, question.bytes_per_value, budget)
+    except GeometryError:
+        return None
+    return found if found.memory <= budget else None
+
+
+def _largest(question: Question, fits: Callable[[Context], bool], whole: bool = False) -> int | None:
+    """Pixels along a side of the largest square context that fits; None where none does. `whole`: kernels count it at
+    once."""
+    graph, bands = question.network.graph(), question.network.bands
+    footprint = network_footprint(graph)
+    unit, least = footprint.alignment, footprint.before + footprint.after
     low, high = 0, MOST_SIDE // unit
     while low + 1 < high:
         middle = (low + high) // 2
         side = middle * unit
         try:
-            found = is_countable(graph, network.bands, (side, side)) and fits(_step(question, (side, side)))
+            found = (not whole or is_countable(graph, bands, (side, side))) and fits((side, side))
         except GeometryError:  # too small to be legal
-            found = side <= footprint.before + footprint.after
+            found = side <= least
         low, high = (middle, high) if found else (low, middle)
     return low * unit or None
 
 
-def _grids(question: Question, budget: int, side: int) -> list[dict[str, Any]]:
-    """From the coarsest grid that fits at all to the coarsest that keeps everything; `side`: of the largest context."""
+def _grids(question: Question, budget: int, side: int | None) -> list[dict[str, Any]]:
+    """From the coarsest grid, in blocks, and the coarsest that fits without to the coarsest that keeps everything;
+    `side`: of the largest context that fits without."""
     graph = question.network.graph()
     footprint = network_footprint(graph)
     most = 1 if measuring(graph) else min(finest_grid(question.size, footprint))
     rows: list[dict[str, Any]] = []
-    first = max(1, max(question.size) // side)
-    for parts in range(first, min(most, first + MOST_TRIED) + 1):
+    first = max(1, max(question.size) // side) if side else most
+    for parts in sorted({1, *range(first, min(most, first + MOST_TRIED) + 1)}):
         tiling = make_tiling(question.size, (parts, parts), footprint)
-        if not is_countable(graph, question.network.bands, tiling.context_max):
-            continue
-        step = _step(question, tiling.context_max)
-        keeps = step.kept <= budget
-        if not keeps and (len(rows) >= MOST_GRIDS or budget < step.fixed + max(step.walk.base)):
-            continue
-        found = None if keeps else step.choose(budget, quick=True)
-        if keeps or found is not None:
-            extra, work = found.extra if found else 0.0, tiling_efficiency(tiling)
-            time = round(work * (1 + extra), 4)
-            rows.append({"grid": [parts, parts], "efficiency": round(work, 4), "extra": round(extra, 4), "time": time})
-        if keeps:
+        found = _quickest(question, tiling.context_max, budget, len(rows) < MOST_GRIDS)
+        if found is not None:
+            way, extra = found
+            work = tiling_efficiency(tiling)
+            times = {"efficiency": round(work, 4), "extra": round(extra, 4), "time": round(work * (1 + extra), 4)}
+            rows.append({"grid": [parts, parts], **times, "way": way})
+        if found is not None and found[0] == "all kept":
             break
     return rows
 
 
+def _quickest(question: Question, context: Context, budget: int, looks: bool) -> tuple[str, float] | None:
+    """What a context fits by in least time, and its share more time; `looks`: other ways than keeping all too."""
+    countable = is_countable(question.network.graph(), question.network.bands, context)
+    step = _step(question, context)
+    if countable and step.kept <= budget:
+        return "all kept", 0.0
+    ways: dict[str, float] = {}
+    if looks and countable and budget >= step.fixed + max(step.walk.base):
+        choices = (_step(question, context, leaves).choose(budget, quick=True) for leaves in (False, True))
+        for choice in filter(None, choices):
+            ways["offloaded" if choice.away else "rebuilt"] = choice.extra
+    blocks = _blocks(question, context, budget) if looks else None
+    if blocks is not None:
+        ways[f"{blocks.shape[0]} x {blocks.shape[1]} blocks"] = blocks.extra
+    return min(ways.items(), key=lambda way: way[1]) if ways else None
+
+
 def rebuilding_table(part: dict[str, Any]) -> str:
-    choice, largest = part["choice"], part["largest"]
+    choice, leaving, blocks, largest = (part[key] for key in ("choice", "leaving", "blocks", "largest"))
     lines: list[str] = []
     if choice is None:
         lines.append(wrapped(f"no choice fits; {size(part['kept_all'])} are needed where everything is kept"))
@@ -108,14 +145,18 @@ def rebuilding_table(part: dict[str, Any]) -> str:
         head = ("part", "kept", "rebuilt", "more time")
         rows = [(r["name"], size(r["kept"]), size(r["rebuilt"]), f"{100 * r['extra']:.2f} %") for r in choice["levels"]]
         lines.append(columns([head, *rows]))
-        lines.append(
-            wrapped(
-                f"a step: {size(choice['peak'])}, {size(part['kept_all'])} where everything is kept; "
-                f"{100 * choice['extra']:.2f} % more time, of which a better choice might save "
-                f"{100 * choice['gap']:.2g} %"
-            )
-        )
-    lines.append(wrapped(f"largest square context: {_side(largest['kept'])} kept, {_side(largest['rebuilt'])} rebuilt"))
+        lines.append(wrapped(f"a step: {_step_words(choice)}, {size(part['kept_all'])} where everything is kept"))
+    if part["kept_all"] <= part["budget"]:
+        leaving = blocks = None  # nothing is to be gained
+    if leaving is not None and leaving["away"]:
+        away = f"{len(leaving['away'])} tensors, {size(sum(each for _, each in leaving['away']))}"
+        lines.append(wrapped(f"with memory.offload auto, to a disk of {_RATES}: {away} leave; {_step_words(leaving)}"))
+    elif leaving is not None:
+        lines.append(wrapped(f"with memory.offload auto nothing would leave: on a disk of {_RATES} that takes longer"))
+    if blocks is not None:
+        lines.append(wrapped(f"in blocks: {BlockPlan(**blocks).in_words}"))
+    sides = ", ".join(f"{_side(largest[key])} {words}" for key, words in _LARGEST.items())
+    lines.append(wrapped(f"largest square context: {sides}"))
     if part["grids"]:
         best = min(part["grids"], key=lambda row: row["time"])
         titles = ("grid", "E", "more time", "in all", "")
@@ -123,9 +164,14 @@ def rebuilding_table(part: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _step_words(choice: dict[str, Any]) -> str:
+    gap = f", of which a better choice might save {100 * choice['gap']:.2g} %"
+    return f"{size(choice['peak'])}, {100 * choice['extra']:.2f} % more time{gap if choice['gap'] >= 0.001 else ''}"
+
+
 def _cells(row: dict[str, Any], best: bool) -> tuple[str, ...]:
     grid = " x ".join(map(str, row["grid"]))
-    remark = ", ".join(filter(None, ["rebuilt" if row["extra"] else "all kept", "best" * best]))
+    remark = row["way"] + ", best" * best
     return grid, f"{row['efficiency']:.4f}", f"{100 * row['extra']:.2f} %", f"{row['time']:.4f}", remark
 
 

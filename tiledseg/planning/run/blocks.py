@@ -107,9 +107,23 @@ def choose_blocks(
             f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
             "whole image passes through it; use parallel.stages 1, or leave it out"
         )
+    context, shared = _largest(spread, graph, tilings)
+    return blocks_of(asked, graph, bands, context, value, memory, trains, shared)
+
+
+def blocks_of(
+    asked: BlocksAsked,
+    graph: Graph,
+    bands: int,
+    context: tuple[int, int],
+    value: int,
+    memory: int,
+    trains: bool = True,
+    shared: tuple[Partition, Partition] | None = None,
+) -> BlockPlan:
+    """The same of one context of (height, width), which ranks may own as `shared` says."""
     from tiledseg.planning.segment_memory import segment_memory
 
-    context, shared = _largest(spread, graph, tilings)
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
     shapes = [asked.shape] if asked.shape else _shapes(own)
     needs = partial(segment_memory, graph, bands, context, bytes_per_value=value, trains=trains, shared=shared)
