@@ -30,6 +30,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.decomposition import Decomposition, Partition, decompose, plan_exchange
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.models.cropping import cropped
 from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
@@ -61,7 +62,7 @@ class MicroBatch(NamedTuple):
     def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
         """What the micro-batch owns of the network's outputs on it."""
         rows, cols = self.tile.core_in_output.slices
-        first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs_BKHW)
+        first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs_BKHW)
         return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer import Layer
+from tiledseg.models.cropping import cropped
 from tiledseg.models.normalise import Ranks, Slices
 from tiledseg.records import dataclass
 
@@ -63,7 +64,7 @@ class Place:
         row, col = self.row.given.relative_to(start[0]), self.col.given.relative_to(start[1])
         if (row.size, col.size) == tuple(y_BCHW.shape[2:]):
             return y_BCHW
-        return y_BCHW[:, :, row.slice, col.slice]
+        return cropped(y_BCHW, row.slice, col.slice)
 
 
 class BlockModule(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from tiledseg.geometry import joins as geometry
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import BlockModule, Place
+from tiledseg.models.cropping import cropped
 from tiledseg.models.normalise import Ranks
 
 
@@ -62,4 +63,4 @@ class Multiply(Join):
 
 
 def _cropped(x_BCHW: torch.Tensor, crop: int) -> torch.Tensor:
-    return x_BCHW[:, :, crop:-crop, crop:-crop] if crop else x_BCHW
+    return cropped(x_BCHW, slice(crop, -crop), slice(crop, -crop)) if crop else x_BCHW

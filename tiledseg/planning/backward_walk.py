@@ -177,9 +177,7 @@ class BackwardWalk:
                 held = layer.held_bytes(sizes[index], self.costs[k].shape)
                 made.append(_Gradient(tensor, self._allocated(k, index, gradient), held))
             elif layer.crop(index):
-                # Put back along columns first, then along rows.
-                rows = self.costs[k].shape[1], self.costs[tensor - 1].shape[1]
-                made.append(_Gradient(tensor, sizes[index] + sizes[index] * rows[0] // rows[1], sizes[index]))
+                made.append(_Gradient(tensor, sizes[index], sizes[index]))
             else:
                 made.append(_Gradient(tensor, 0, gradient))
                 gradient = 0

@@ -155,13 +155,10 @@ class RankWalk:
         return made
 
     def _cut(self, name: str, made: _Made, channels: int, after: tuple[int, int]) -> _Made:
-        """A view: the tensor stays whole in memory. Its gradient is put back along columns first, then along rows."""
-        before = made.size
-        if before == after:
+        """A view: the tensor stays whole in memory."""
+        if made.size == after:
             return made
-        values = channels * made.tensor.value_bytes
-        gradients = [after[0] * before[1] * (before[1] != after[1]), before[0] * before[1] * (before[0] != after[0])]
-        return self._moved(name, made, (channels, *after), values * sum(gradients), made.tensor)
+        return self._moved(name, made, (channels, *after), _bytes(made, channels), made.tensor)
 
     def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], allocated: int) -> _Made:
         """A new tensor of another size."""

@@ -13,6 +13,7 @@ from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import NodeWindows
 from tiledseg.models.block import DimPlace, Place
+from tiledseg.models.cropping import cropped
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import SpatialLayer
 
@@ -40,7 +41,7 @@ class Bring:
 
     def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """What of the tensor at hand goes on."""
-        return x_BCHW if self.crop is None else x_BCHW[(slice(None), slice(None), *self.crop.slices)]
+        return x_BCHW if self.crop is None else cropped(x_BCHW, *self.crop.slices)
 
     def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
         """What the node reads."""
@@ -64,7 +65,7 @@ class Action:
     def own(self, y_BCHW: torch.Tensor) -> torch.Tensor:
         """The rank's own block of the output."""
         crop = _crop(self.given, self.owned)
-        return y_BCHW if crop is None else y_BCHW[(slice(None), slice(None), *crop.slices)]
+        return y_BCHW if crop is None else cropped(y_BCHW, *crop.slices)
 
     def run(
         self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
