@@ -39,6 +39,21 @@ def test_a_grid_that_is_given_is_kept(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(each["grid"] == [2, 2] for each in part["best"])
 
 
+def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """A norm over an image that does not fit: by the datasheet's disk, in the table, in JSON, in the script."""
+    line = f"{SMALL} --norm instance --size 1500 --gpu-memory 100MiB"
+    line = line.replace("--gpus 4", "--gpus 1")
+    best = json.loads(said(capsys, f"{line} --format json"))["search"]["best"][0]
+    rows, cols = best["memory_keys"]["blocks"]
+    assert best["settings"] == "read, in blocks, grid 1 x 1"
+    assert best["memory"] <= 100 * 2**20
+    assert best["by_term"]["again"] > 0
+    assert "chosen, a store" in said(capsys, line)
+    script = said(capsys, f"{line} --emit slurm")
+    assert f"--memory.blocks '[{rows},{cols}]'" in script
+    assert '--memory.store "$local"' in script
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -48,6 +63,7 @@ def test_a_grid_that_is_given_is_kept(capsys: pytest.CaptureFixture[str]) -> Non
         (f"{SMALL} --plot a.png", "--plot is a.png, but --search finds settings"),
         (f"{SMALL} --stride 2", "--search is given, but networks of --stride 2"),
         (f"{SMALL} --images 1", "--images-per-step is 2, but --images is 1; give at most so many"),
+        ("--size 900 --store .", "--store is ., but --calibrate is not given; leave it out"),
         ("--size 900 --images-per-step 2", "--images-per-step is 2, but --search is not given; leave it out"),
         (f"{SMALL} --gpu-memory 50KiB", "settings for 4 ranks of 51200 bytes can be"),
     ],

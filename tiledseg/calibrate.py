@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
 
 
-def calibrate_to(path: str) -> int:
-    """Measures this machine, alone or under any launcher, and writes its profile; the exit code."""
+def calibrate_to(path: str, store: str | None = None) -> int:
+    """Measures this machine, alone or under any launcher, and the disk of the folder `store` where one is given, and
+    writes its profile; the exit code."""
     keep_freed_memory(os.environ)
 
     def body(mesh: Mesh) -> None:
@@ -29,7 +30,7 @@ def calibrate_to(path: str) -> int:
 
         mesh.on_root(lambda: check_outputs([whole("--calibrate", path)]))
         make_deterministic(True)
-        values = calibrate(mesh, socket.gethostname())
+        values = calibrate(mesh, socket.gethostname(), store=store)
         mesh.on_root(lambda: write_profile(path, values))
 
     return run_on_mesh(body)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tiledseg.config_checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
 from tiledseg.config_data import DataConfig
-from tiledseg.config_memory import HOST, MemoryConfig
+from tiledseg.config_memory import ALL, MemoryConfig
 from tiledseg.config_parallel import ParallelConfig
 from tiledseg.config_recompute import recompute_of
 from tiledseg.config_train import TrainConfig
@@ -228,9 +228,8 @@ class Config:
             ("train.tiles_per_step", self.train.tiles_per_step, None, "the result would depend on the grid"),
             ("train.sampling", self.train.sampling, "tiles", "windows are no part of the predicted time"),
             ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
-            ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "they are not looked at"),
-            ("memory.store", self.memory.store, HOST, "nothing that would lie there is looked at"),
-            ("memory.offload", self.memory.offload, "none", "offloading has no predicted time"),
+            ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "the search finds them"),
+            ("memory.offload", ALL if self.memory.offload == ALL else AUTO, AUTO, "the search weighs auto alone"),
         )
         for key, value, plain, why in conflicts:
             if value != plain:

@@ -30,7 +30,9 @@ def _main(argv: Sequence[str] | None) -> int:
     if flags.calibrate is not None:
         from tiledseg.calibrate import calibrate_to  # torch: what is measured runs on it
 
-        return calibrate_to(flags.calibrate)
+        return calibrate_to(flags.calibrate, flags.store)
+    if flags.store is not None:
+        raise ConfigError(f"--store is {flags.store}, but --calibrate is not given; leave it out")
     if flags.size is None:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
     from tiledseg.plan_flags import answer_flags  # who asks for help waits for no planner
@@ -80,6 +82,7 @@ def _parser() -> Parser:
     )
     modes.add_argument("--machine", metavar="FILE|NAME", help="profile of the machine, of plan --calibrate or by name")
     modes.add_argument("--calibrate", metavar="OUT.yaml", help="measures this machine in place of a plan: its profile")
+    modes.add_argument("--store", metavar="FOLDER", help="of --calibrate: measures the disk of that folder too")
     modes.add_argument("--flops", metavar="F", help="flop/s that a rank reaches, 10T say (default 10T, assumed)")
     modes.add_argument("--bandwidth", metavar="B", help="bytes/s between ranks, 10GB say (default 10GB, assumed)")
     modes.add_argument("--latency", metavar="T", help="seconds a message, 20us say (default 20us, assumed)")

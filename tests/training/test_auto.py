@@ -69,3 +69,28 @@ def test_a_gpu_is_known_by_its_name_or_not_at_all() -> None:
     here = machine_here(None, 7).profile
     assert here is not None
     assert here.ranks_per_host == 7
+
+
+def test_blocks_are_found_where_an_image_does_not_fit(material: Material, capfd: pytest.CaptureFixture[str]) -> None:
+    """A norm over the image leaves no finer grid. Losses are those of the whole image, and a run goes on so."""
+    norms = *AUTO, "--model.norm", "instance", "--model.base_channels", "16", "--train.epochs", "1"
+    short = "--memory.budget", "3000KiB", "--run.verbosity", "1"
+    whole, folder = material.root / "all-kept", material.root / "in-blocks"
+    assert train(material, whole, *norms) == 0
+    capfd.readouterr()
+    assert train(material, folder, *norms, *short) == 0
+    said = capfd.readouterr()
+    assert "in blocks, grid 1 x 1 can be" in said.out + said.err
+    found = find_checkpoint(folder).saved.found
+    assert found is not None
+    assert found.blocks is not None
+    assert f"memory.blocks [{found.blocks[0]},{found.blocks[1]}]" in said.out + said.err
+    assert json.loads((folder / "summary.json").read_text())["blocks"] is not None
+    lines = [
+        [json.loads(line) for line in (each / "metrics.jsonl").read_text().splitlines()] for each in (whole, folder)
+    ]
+    losses = [[line["loss"] for line in each if "loss" in line] for each in lines]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+    assert train(material, folder, *norms, *short, "--train.epochs", "2") == 0
+    said = capfd.readouterr()
+    assert "parallel auto, 1 rank, as before" in said.out + said.err

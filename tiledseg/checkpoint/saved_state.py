@@ -77,12 +77,13 @@ class Best:
 @dataclass(frozen=True)
 class FoundSettings:
     """What `parallel.auto` has found for so many ranks: the groups `tiling` and `parallel` as somebody would give them
-    by hand, and why these."""
+    by hand, and why these. `blocks`: rows and columns of `memory.blocks`, None where tiles are computed whole."""
 
     ranks: int
     tiling: TilingConfig
     parallel: ParallelConfig
     reason: str
+    blocks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

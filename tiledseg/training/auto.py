@@ -56,14 +56,19 @@ def find_settings(
     parallel = {key: value for key, value in keys.items() if key in free or getattr(config.parallel, key) == AUTO}
     tiling = replace(config.tiling, grid=list(candidate.grid)) if asked.grid is None else config.tiling
     settled = replace(config.parallel, auto=[], **parallel)
-    return FoundSettings(question.ranks, tiling, settled, _reason(found, known))
+    blocks = found.winner.plan.blocks
+    return FoundSettings(question.ranks, tiling, settled, _reason(found, known), blocks.shape if blocks else None)
 
 
 def with_settings(question: RunQuestion, config: Config, found: FoundSettings) -> RunQuestion:
     """The question of the same run with what was found given by hand. Raises ConfigError where it cannot be."""
     replace(config, tiling=found.tiling, parallel=found.parallel).check()
     asked = parallelism(found.parallel, recompute_of(config.memory, found.parallel).stages)
-    return replace(question, parallel=asked, grid=found.tiling.grid_shape())
+    blocks = None
+    if question.blocks is not None and found.blocks is not None:
+        blocks = replace(question.blocks, shape=found.blocks, if_needed=False)
+    store = question.store if asked.stages == 1 and blocks is None else None
+    return replace(question, parallel=asked, grid=found.tiling.grid_shape(), blocks=blocks, store=store)
 
 
 def in_words(found: FoundSettings, before: SavedState | None) -> str:
@@ -74,6 +79,7 @@ def in_words(found: FoundSettings, before: SavedState | None) -> str:
         for name, value in found_keys(found).items()
         if name in ("tiling.grid", "parallel.halo") or value != plain[name.removeprefix("parallel.")]
     ]
+    told += [f"memory.blocks [{found.blocks[0]},{found.blocks[1]}]"] if found.blocks else []
     earlier = before.found if before is not None else None
     since = ""
     if earlier is not None:

@@ -292,8 +292,8 @@ def blocks_asked(config: Config, store: Store | None) -> BlocksAsked | None:
     memory, in_file = config.memory, config.memory.in_file
     if memory.in_blocks:
         return BlocksAsked(memory.blocks_shape(), in_file)
-    others = config.parallel.auto or config.train.compiles() == "on"  # neither goes with blocks
-    return BlocksAsked(None, in_file, True, store) if memory.may_block and not others else None
+    compiles = config.train.compiles() == "on"  # which does not go with blocks
+    return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
 
 
 def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:

@@ -12,7 +12,7 @@ import yaml
 from tiledseg.errors import ConfigError
 from tiledseg.machine_file import SOME_CPU, find_machine, shipped_machines
 from tiledseg.planning.cost_model.layer_work import LayerWork
-from tiledseg.planning.cost_model.profile import Link, Pass
+from tiledseg.planning.cost_model.profile import Disk, Link, Pass
 from tiledseg.planning.cost_model.profile_form import profile_of
 
 MEASURED: dict[str, Any] = {
@@ -57,6 +57,14 @@ def test_a_measured_machine() -> None:
     assert profile.link(2) == Link(1e-4, 1e8, 2e-4, 5e7)
     assert profile.measured
     assert profile.base == 1000
+
+
+def test_a_disk_is_measured_or_a_share_of_a_datasheet() -> None:
+    known = {"written": 2e9, "read": 3e9}
+    assert profile_of("m.yaml", changed("measured.disk", known)).disk == Disk(2e9, 3e9)
+    assert profile_of("m.yaml", MEASURED).disk is None
+    assert find_machine("summit").disk == Disk(pytest.approx(0.7 * 2.1e9), pytest.approx(0.7 * 5.5e9))
+    assert find_machine("a100").disk is None, "nodes differ"
 
 
 def test_some_cpu_is_measured() -> None:
@@ -106,6 +114,9 @@ def test_figures_that_are_given_stand_in_place_of_the_profiles() -> None:
         ("measured.rates.fp32.dance", [[1, 8, 1, 1, 1]], "unknown key 'measured.rates.fp32.dance'"),
         ("measured.links.host.latency", 0, "measured.links.host.latency is 0.0; give a number above 0"),
         ("measured.base", "x" * 99, "measured.base is 'xxx.*[.][.][.]; give a number"),
+        ("measured.disk", {"written": 1e9}, "measured.disk.read is None; give a number"),
+        ("measured.disk", {"written": 0, "read": 1e9}, "measured.disk.written is 0.0; give a number above 0"),
+        ("measured.disk", {"seek": 1}, "unknown key 'measured.disk.seek'"),
         ("datasheet", {}, "either measured or datasheet figures"),
     ],
 )

@@ -57,13 +57,15 @@ def test_like_layers_count_together() -> None:
 
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mesh = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
-    values = calibrate(mesh, "here", [Case(UNet(2, base_channels=8), 16)])
+    values = calibrate(mesh, "here", [Case(UNet(2, base_channels=8), 16)], str(tmp_path))
     path = tmp_path / "here.yaml"
     write_profile(str(path), values)
     profile = find_machine(str(path))
     assert profile.measured
     assert profile.base > 10_000_000
     assert profile.gradient == 0, "it is a part of layers' rates"
+    assert profile.disk is not None
+    assert min(profile.disk) > 1e6
     assert min(profile.update, profile.tensor, profile.launch) > 0
     assert yaml.safe_load(path.read_text()) == values
     words = ["--size", "256", "--grid", "2", "--levels", "3", "--base-channels", "8", "--format", "json"]

@@ -10,7 +10,11 @@ from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.jobs.job import Job
 from tiledseg.planning.jobs.site import Site
+from tiledseg.planning.memory.network_walk import Speed
+from tiledseg.planning.memory.store import Store
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
+from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import Searched, search
 from tiledseg.planning.search.difference import TERMS, explained
 from tiledseg.planning.search.price import Priced
@@ -47,7 +51,21 @@ def searched(question: Question, images_per_step: int) -> Searched:
     assert question.machine.profile is not None, "searchable"
     assert question.gpus is not None, "searchable"
     asked = run_question(question, Parallelism(), question.gpus, question.grid)
-    return search(replace(asked, images_per_step=images_per_step), question.machine.profile.ranks_per_host)
+    asked = with_disk(replace(asked, images_per_step=images_per_step))
+    return search(asked, question.machine.profile.ranks_per_host)
+
+
+def with_disk(asked: RunQuestion) -> RunQuestion:
+    """The question with what the disk of its machine's hosts may take, where one is known: blocks, and what autograd
+    keeps of ranks that have no device of their own, whose tensors go to no file yet."""
+    assert asked.machine is not None, "searchable"
+    profile = asked.machine.profile
+    if profile is None or profile.disk is None or asked.recompute != "auto":
+        return asked
+    written, read = (rate / profile.ranks_per_host for rate in profile.disk)
+    store = Store(written, read, Speed(profile.flops[asked.precision], profile.bandwidth))
+    away = store if profile.cores is not None else None
+    return replace(asked, store=away, blocks=BlocksAsked(None, in_file=True, store=store))
 
 
 def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
@@ -76,6 +94,7 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
         "settings": priced.in_words,
         "grid": list(candidate.grid),
         "parallel": candidate.keys(priced.plan),
+        "memory_keys": memory_keys(priced),
         "recomputes": priced.plan.rebuilt is not None or candidate.recompute != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
@@ -83,6 +102,12 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
         "by_term": {name: round(1000 * getattr(time, name), 4) for name in TERMS},
         "memory": priced.memory,
     }
+
+
+def memory_keys(priced: Priced) -> dict[str, Any]:
+    """The keys of the group `memory` besides a budget, and a store, which is a folder on the nodes."""
+    blocks, leaves = priced.plan.blocks, priced.plan.offloaded is not None
+    return ({"blocks": list(blocks.shape)} if blocks else {}) | ({"offload": "auto"} if leaves else {})
 
 
 def steps(images: int, images_per_step: int) -> int:
@@ -116,7 +141,8 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     shown = (row["milliseconds"], talking, terms["waiting"])
     step, talk, wait = (f"{value:.4g} ms" for value in shown)
     rest = f"{row['milliseconds'] - talking - terms['waiting']:.4g} ms"
-    remarks = ", ".join(filter(None, (remark, again)))
+    away = "a store" if row["memory_keys"] else ""
+    remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
 
 
@@ -127,6 +153,9 @@ def searched_job(question: Question, images_per_step: int, priced: Priced, site:
     flags += [f"--parallel.{key} {_word(value)}" for key, value in candidate.keys(priced.plan).items()]
     if question.precision != "fp32":
         flags.append(f"--train.precision {question.precision}")
+    kept = memory_keys(priced)
+    flags += [f"--memory.{key} {_word(value)}" for key, value in kept.items()]
+    flags += ['--memory.store "$local"'] if kept else []
     if priced.plan.rebuilt is not None:
         flags.append(f"--memory.budget {priced.limit}")
     flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]

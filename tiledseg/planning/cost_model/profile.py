@@ -39,6 +39,13 @@ class Sharing(NamedTuple):
     memory: float = 1.0
 
 
+class Disk(NamedTuple):
+    """Bytes a second of a host's local disk, which its ranks share."""
+
+    written: float
+    read: float
+
+
 class Link(NamedTuple):
     """Between two ranks: seconds a message, bytes a second; of an all-reduce likewise (see `Machine`)."""
 
@@ -55,7 +62,8 @@ class Profile:
     `flops` by precision, `bandwidth` of memory (bytes/s): the rates of what no table has. `tables` by precision and
     class. `launch`: seconds of any kernel, besides. `links`: `host`, `network`. `cores`: that `ranks_per_host` ranks of
     `threads` threads share (None: each rank has a device of its own). `measured`: by `plan --calibrate`, else from
-    datasheets. `base`: bytes of the runtime itself. The rest are seconds:
+    datasheets. `base`: bytes of the runtime itself. `disk`: None where nobody knows one. The rest are
+    seconds:
 
     `gradient`, a weight of a tile whose gradient is added up (0: layers have it in them); `update`, a weight of a
     step's update, and `tensor`, a tensor of it; `reading`, a value of a raster, and `opening`, a tile; `first_touch`, a
@@ -84,6 +92,7 @@ class Profile:
     window: float = 0.0
     summed: float = 0.0
     base: int = 0
+    disk: Disk | None = None
     measured: bool = False
 
     def with_figures(

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.layer_work import CLASSES
-from tiledseg.planning.cost_model.profile import Link, Profile, Sharing
+from tiledseg.planning.cost_model.profile import Disk, Link, Profile, Sharing
 from tiledseg.planning.cost_model.rates import Point, Table
 from tiledseg.widths import ACTIVATION_BYTES
 
@@ -21,9 +21,9 @@ TOP = ("name", "note", "sources", "host", "measured", "datasheet", "assumed")
 HOST = ("ranks", "memory", "cores", "threads")
 LINKS = ("host", "network")
 EXTRAS = ("gradient", "update", "tensor", "reading", "opening", "first_touch", "exchange", "window", "summed", "base")
-MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", *EXTRAS)
-DATASHEET = ("flops", "bandwidth", "links")
-ASSUMED = ("flops", "bandwidth", "links", "launch", "latency", "gradient", "update", "tensor")
+MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", "disk", *EXTRAS)
+DATASHEET = ("flops", "bandwidth", "links", "disk")
+ASSUMED = ("flops", "bandwidth", "links", "disk", "launch", "latency", "gradient", "update", "tensor")
 UNKNOWN_LINK = Link(20e-6, 10e9, 20e-6, 10e9)
 _NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)
 _LEAST, _MOST = 0.0, 1e24
@@ -70,6 +70,7 @@ class _Form:
             "tables": self.tables(group.get("rates", {})),
             "links": {name: self.link(links, name) for name in LINKS},
             "sharing": Sharing(**{key: self.positive(sharing, f"measured.sharing.{key}") for key in sharing}),
+            "disk": self.disk(group, "measured"),
             **own,
         }
 
@@ -95,6 +96,7 @@ class _Form:
             "links": links,
             **{key: self.number(assumed, f"assumed.{key}") / bandwidth for key in ("gradient", "update")},
             "tensor": self.number(assumed, "assumed.tensor"),
+            "disk": self.disk(sheet, "datasheet", self.share(assumed, "assumed.disk") if "disk" in sheet else 1.0),
         }
 
     def tables(self, values: Any) -> dict[str, dict[str, Table]]:
@@ -114,6 +116,12 @@ class _Form:
             if not isinstance(row, list) or len(row) != len(Point._fields) or not all(map(_is_positive, row)):
                 raise self.fault(where, row, f"points of five positive numbers: {', '.join(Point._fields)}")
         return [Point(*map(float, row)) for row in rows]
+
+    def disk(self, group: Mapping[str, Any], where: str, share: float = 1.0) -> Disk | None:
+        if "disk" not in group:
+            return None
+        known = self.group(group["disk"], f"{where}.disk", Disk._fields)
+        return Disk(*(share * self.positive(known, f"{where}.disk.{field}") for field in Disk._fields))
 
     def link(self, links: Mapping[str, Any], name: str) -> Link:
         if name not in links:

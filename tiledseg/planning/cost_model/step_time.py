@@ -10,8 +10,9 @@ from typing import NamedTuple
 class StepTime(NamedTuple):
     """Seconds. `forward`, `backward`: of layers; `loss`; `reading`: rasters, and what is made of them before the
     network; `gradients`: adding up those of tiles; `update`: the optimizer; `copies`: of exchanges, into windows and
-    out of them; `messages`: of halos; `norms`: all-reduces of statistics; `all_reduce`: of gradients, what of it no
-    computing hides; `waiting`: of a pipeline's ranks, for each other."""
+    out of them; `again`: computing once more, and waiting for a store, where memory is short; `messages`: of halos;
+    `norms`: all-reduces of statistics; `all_reduce`: of gradients, what of it no computing hides; `waiting`: of a
+    pipeline's ranks, for each other."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -20,6 +21,7 @@ class StepTime(NamedTuple):
     gradients: float = 0.0
     update: float = 0.0
     copies: float = 0.0
+    again: float = 0.0
     messages: float = 0.0
     norms: float = 0.0
     all_reduce: float = 0.0
@@ -33,7 +35,7 @@ class StepTime(NamedTuple):
     @property
     def busy(self) -> float:
         """That the rank's own cores, or device, are at work."""
-        return sum(self[:7])
+        return sum(self[:8])
 
     def plus(self, other: StepTime) -> StepTime:
         return StepTime(*(a + b for a, b in zip(self, other, strict=True)))
@@ -43,8 +45,8 @@ class StepTime(NamedTuple):
 
     def longer(self, factor: float) -> StepTime:
         """Where so many ranks share what one needs: what they compute takes that much longer."""
-        longer = [factor * part for part in self[:7]]
-        return StepTime._make([*longer, *self[7:]])
+        longer = [factor * part for part in self[:8]]
+        return StepTime._make([*longer, *self[8:]])
 
 
 NO_TIME = StepTime()

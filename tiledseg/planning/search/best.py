@@ -137,7 +137,7 @@ class _Search:
     def _fuse(self) -> None:
         """Prices the best settings that share layers with their best fusion, where that is not a thin halo each."""
         ordered = sorted(self.found, key=_seconds)[: self.best]
-        for each in [each for each in ordered if each.candidate.halo == "layer"][:FUSED]:
+        for each in [each for each in ordered if each.candidate.kind == "layer"][:FUSED]:
             fused = self.pricing.price(replace(each.candidate, fusion=None))
             if isinstance(fused, Priced) and fused.plan.spread.fusion != 1:
                 self.found.append(replace(fused, candidate=replace(fused.candidate, fusion=fused.plan.spread.fusion)))
@@ -196,7 +196,9 @@ def _nothing(pricing: Pricing, discarded: Sequence[Discarded]) -> str:
 
 
 def _blocks_that_fit(question: RunQuestion) -> str:
-    """What to say of blocks in a file, whose time nobody predicts: nothing where they do not fit either."""
+    """What to say of blocks in a file, where a search was to look at none: nothing where they do not fit either."""
+    if question.blocks is not None and question.blocks.in_file:
+        return ""
     alone = replace(question, parallel=Parallelism(), grid=(1, 1))
     for side in _BLOCKS:
         try:
@@ -204,6 +206,6 @@ def _blocks_that_fit(question: RunQuestion) -> str:
         except InputError:
             return ""
         if plan.memory <= question.memory:
-            taken = f"{plan.memory} bytes with {side} x {side} of them, time unknown"
+            taken = f"{plan.memory} bytes with {side} x {side} of them"
             return f"memory.blocks with memory.store, a folder on a local disk ({taken}), "
     return ""

@@ -14,7 +14,7 @@ from tiledseg.planning.run.question import RunQuestion
 class Candidate:
     """Settings of one run. `mesh` (rows, cols) of ranks an image, None in mode `read`; `fusion` of mode `layer`, None
     for the best; `stages` above 1: pipelines of mode `read`, with the `recompute` of each stage and the micro-batches
-    between two flushes (None: all of a step)."""
+    between two flushes (None: all of a step). In `blocks`: the fewest that fit."""
 
     halo: str
     grid: tuple[int, int]
@@ -24,6 +24,7 @@ class Candidate:
     schedule: str = "1f1b"
     recompute: str = "never"
     micro_batches: int | None = None
+    blocks: bool = False
 
     @property
     def tiles(self) -> int:
@@ -33,7 +34,9 @@ class Candidate:
     @property
     def kind(self) -> str:
         """What the candidates that differ in numbers alone have in common."""
-        return f"{self.stages} stages, {self.schedule}" if self.stages > 1 else self.halo
+        if self.stages > 1:
+            return f"{self.stages} stages, {self.schedule}"
+        return f"{self.halo}, in blocks" if self.blocks else self.halo
 
     @property
     def in_words(self) -> str:
@@ -43,9 +46,10 @@ class Candidate:
             flush = f", {self.micro_batches} micro-batches a flush" if self.micro_batches else ""
             return f"{self.kind}{again}{flush}, {cut}"
         if self.mesh is None:
-            return f"read, {cut}"
+            return f"{self.kind}, {cut}"
         blocks = f"mesh {self.mesh[0]} x {self.mesh[1]}"
         mode = mode_words(self.halo, None if self.fusion is None else fusion_word(self.fusion))
+        mode += ", in blocks" if self.blocks else ""
         return f"{mode}, {blocks}" + (f", {cut}" if self.grid != self.mesh else "")
 
     def question(self, asked: RunQuestion) -> RunQuestion:
@@ -61,7 +65,9 @@ class Candidate:
             micro_batches=self.micro_batches,
             recompute=(self.recompute,) * self.stages,
         )
-        return replace(asked, parallel=parallel, grid=self.grid)
+        found = replace(asked.blocks, if_needed=False) if asked.blocks and self.blocks else None
+        store = asked.store if self.stages == 1 and not self.blocks else None  # stages choose nothing of it
+        return replace(asked, parallel=parallel, grid=self.grid, blocks=found, store=store)
 
     def keys(self, plan: RunPlan) -> dict[str, Any]:
         """The keys of the group `parallel` that a run of the plan has besides their defaults."""

@@ -13,6 +13,7 @@ TERMS = {
     "gradients": "adding up gradients",
     "update": "the optimizer",
     "copies": "copies of exchanges",
+    "again": "computing once more, and the store",
     "messages": "messages",
     "norms": "sums of norms",
     "all_reduce": "the all-reduce",

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.geometry.halo import Footprint
@@ -102,7 +102,7 @@ class Pricing:
         if candidate.halo == "layer":
             return None
         needed = self.tile_bytes(self.largest(candidate.grid))
-        too_much = needed > REBUILDS * self.question.memory
+        too_much = needed > REBUILDS * self.question.memory and not candidate.blocks and self.question.store is None
         return Discarded(candidate, MEMORY, f"needs {needed} bytes", needed) if too_much else None
 
     def nearest(self, discarded: Sequence[Discarded]) -> Discarded | None:
@@ -124,6 +124,8 @@ class Pricing:
         """Seconds of a step that it takes at least, or nearly so."""
         if candidate.stages > 1:
             return self._staged(candidate)
+        if candidate.blocks:
+            return self._in_blocks(candidate)
         if candidate.mesh is None:
             every, longest = self.tiles(candidate.grid)
             even = every.times(self.question.images_per_step / self.question.ranks)
@@ -141,6 +143,24 @@ class Pricing:
             size = self.shape[0] * self.shape[1] * self.prices_pixel * (rows * cols - 1) // (rows * cols)
             time = time.plus(StepTime(messages=images * self.prices.messages(Sent(3 * (rows * cols - 1), size))))
         return self.prices.seconds(self._step(time))
+
+    def _in_blocks(self, candidate: Candidate) -> float:
+        """A block that is the whole has no halo of its own; so it is longer by no more than any."""
+        whole = self.guess(replace(candidate, blocks=False))
+        every, _ = self.tiles((1, 1))
+        once = (every.forward + every.backward) * self.question.images_per_step / self.question.ranks
+        return whole + self._least_more * once * self.machine.by_the_clock(self.question.ranks)
+
+    @cached_property
+    def _least_more(self) -> float:
+        """By which a step in blocks is longer at least, as a share of its computing."""
+        from tiledseg.planning.memory.store import ASSUMED_STORE
+        from tiledseg.planning.segment_time import more_time
+
+        assert self.question.blocks is not None, "there are none to guess else"
+        store = self.question.blocks.store or ASSUMED_STORE
+        asked = self.graph, self.bands, self.largest((1, 1)), (1, 1), self.width
+        return more_time(*asked, store, self.question.blocks.in_file)
 
     @property
     def prices_pixel(self) -> int:
@@ -199,8 +219,8 @@ class Pricing:
         if candidate.stages > 1:
             return self._priced_stages(candidate, plan)
         time = self.dealt(candidate.grid) if candidate.mesh is None else plan.cost.time
-        if plan.rebuilt:
-            time = time._replace(forward=time.forward + plan.rebuilt.extra * (time.forward + time.backward))
+        short = plan.blocks or plan.rebuilt
+        time = time._replace(again=short.extra * (time.forward + time.backward) if short else 0.0)
         if plan.memory > self.question.memory:
             reason = f"needs {plan.memory} bytes, but {self.question.memory} are to be had"
             return Discarded(candidate, MEMORY, reason, plan.memory)
@@ -225,7 +245,7 @@ class Pricing:
             memory = pipeline_bytes(parallel, self.graph, self.bands, plan.micro_batch, plan.pipeline.balance)
         else:  # the plan's seconds are without what is computed once more
             memory, again = plan.rebuilt.peak, plan.rebuilt.extra * (busy.forward + busy.backward)
-            busy = busy._replace(forward=busy.forward + again)
+            busy = busy._replace(again=again)
         time = busy._replace(waiting=waiting)
         return self._priced(candidate, plan, self.prices.seconds(time), time, memory)
 

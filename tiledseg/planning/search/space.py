@@ -3,15 +3,15 @@
 A step has its images, whatever the settings: they decide the result, and are not searched. Grids are nearly square: of
 each number of rows those columns that make tiles nearest to squares. Mode `read` has those that give each rank 1, 2,
 3, 4, 6 or 8 tiles, and coarser and finer ones for the memory; the shared modes a block a rank, of one tile or of
-2 x 2, for as many images at once as divide the step's in other rounds; pipelines 2, 3, 4 ranks or a host. What is
-given is kept, also where it is none of these.
+2 x 2, for as many images at once as divide the step's in other rounds; pipelines 2, 3, 4 ranks or a host. Where blocks
+may be taken, modes `read` and `layer` have them too. What is given is kept, also where it is none of these.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tiledseg.geometry.graph import Graph
@@ -56,10 +56,19 @@ class Space:
     def candidates(self) -> Iterator[Candidate]:
         """Each once, those included that memory or a norm forbids."""
         seen: set[Candidate] = set()
-        for each in (*self._dealt(), *self._shared(), *self._staged()):
+        whole = (*self._dealt(), *self._shared(), *self._staged())
+        for each in (*whole, *(replace(each, blocks=True) for each in whole if self._may_block(each))):
             if each not in seen and self._keeps(each):
                 seen.add(each)
                 yield each
+
+    def _may_block(self, each: Candidate) -> bool:
+        """Whether a rank may compute its tiles, or its part of an image, in blocks."""
+        lonely = each.halo == "read" or (
+            each.halo == "layer" and each.fusion == 1 and not self.question.parallel.overlap
+        )
+        together = self.question.images_per_step > 1 and bool(of_steps(self.graph))
+        return self.question.blocks is not None and each.stages == 1 and lonely and not together
 
     def _keeps(self, each: Candidate) -> bool:
         """Whether it has what is given."""

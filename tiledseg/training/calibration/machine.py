@@ -11,6 +11,7 @@ import torch
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
+from tiledseg.memory.rates import TENSOR, store_rates
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
 from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
 from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, measure_case, points, usual_cases
@@ -20,13 +21,15 @@ from tiledseg.training.calibration.weights import measure_weights
 from tiledseg.version import VERSION
 from tiledseg.widths import ACTIVATION_BYTES
 
+_MOVED = 8 * TENSOR  # bytes to the disk, twice, and back
 SECONDS = 40.0  # of layers: what is left then is left out
 TINY = Case(UNet(2, base_channels=8, classes=5), 8)
 
 
-def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None) -> dict[str, Any]:
-    """The values, on every rank; layers, of `cases` (None: the usual ones), are measured on rank 0, links on all.
-    Collective."""
+def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None, store: str | None = None) -> dict[str, Any]:
+    """The values, on every rank; layers, of `cases` (None: the usual ones), and the disk of the folder `store` are
+    measured on rank 0, links on all. Collective."""
+    disk = mesh.on_root(lambda: {} if store is None else {"disk": _rounded(store_rates(store, _MOVED)._asdict())})
     base = mesh.on_root(lambda: _base(mesh.device))
     links = measure_links(mesh)
     together = measure_together(mesh) if links else None
@@ -43,7 +46,7 @@ def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None) -> dic
         most = 1 + (together - 1) * (cores // own["host"]["threads"] - 1) / (ranks - 1)
         own["measured"]["sharing"] = _rounded({"computing": most, "memory": most})
     speeds = {where: _rounded(link._asdict()) for where, link in links.items()}
-    return own | {"measured": own["measured"] | exchange | {"base": base, "links": speeds}}
+    return own | {"measured": own["measured"] | exchange | disk | {"base": base, "links": speeds}}
 
 
 def _own(mesh: Mesh, name: str, ranks: int, cases: Sequence[Case]) -> dict[str, Any]:

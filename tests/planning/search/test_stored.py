@@ -1,0 +1,96 @@
+"""A search where a disk may take what memory cannot: blocks, and tensors that leave until they are needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.planning.search.test_best import question
+from tiledseg.architecture.unet import UNet
+from tiledseg.errors import ConfigError
+from tiledseg.machine_file import find_machine
+from tiledseg.planning.machine import Machine
+from tiledseg.planning.memory.choice import step_choices
+from tiledseg.planning.memory.network_walk import Speed
+from tiledseg.planning.memory.store import Store
+from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.search.best import SLACK, pricing_of, search
+from tiledseg.planning.search.candidate import Candidate
+from tiledseg.planning.search.difference import explained
+
+CPU = Machine.known(find_machine("cpu"))
+SPEED = Speed(100e9, 20e9)
+QUICK, SLOW = Store(20e9, 20e9, SPEED), Store(1e6, 1e6, SPEED)
+
+
+def norms(ranks: int = 1, memory: int = 128 << 20, **given: Any) -> RunQuestion:
+    """An image that has to stay whole, and does not fit."""
+    asked = question(ranks, memory=memory, norm="instance", rasters=(Extent((1024, 1024)),), machine=CPU)
+    return replace(asked, **given)
+
+
+def tight(store: Store) -> RunQuestion:
+    """A third of the way from what a step needs at least to all that it keeps."""
+    network = UNet(5)
+    step = step_choices(network.graph(), network.bands, (1024, 1024), 4)
+    low = step.fixed + max(step.walk.base)
+    memory = low + (step.kept - low) // 3
+    return RunQuestion(network, (Extent((1024, 1024)),), 1, memory, machine=CPU, grid=(1, 1), store=store)
+
+
+def test_blocks_are_taken_where_nothing_else_fits() -> None:
+    with pytest.raises(ConfigError, match="none of"):
+        search(norms(), 1)
+    found = search(norms(blocks=BlocksAsked(None, True, True, QUICK)), 1).winner
+    assert found.in_words == "read, in blocks, grid 1 x 1"
+    assert found.plan.blocks is not None
+    assert found.memory == found.plan.memory <= 128 << 20
+    assert found.time.again == pytest.approx(found.plan.blocks.extra * (found.time.forward + found.time.backward))
+    by_hand = BlocksAsked(found.plan.blocks.shape, True, store=QUICK)
+    assert plan_run(norms(grid=(1, 1), blocks=by_hand)).blocks == found.plan.blocks
+
+
+def test_ranks_that_share_layers_may_have_blocks_each() -> None:
+    asked = norms(4, 48 << 20, blocks=BlocksAsked(None, True, True, QUICK))
+    winner = search(asked, 1).winner
+    assert winner.candidate.kind == "layer, in blocks"
+    assert winner.ranks == 4
+
+
+def test_a_quicker_way_is_taken_in_place_of_blocks() -> None:
+    """Where all fits nothing of them is in the answer, and where a finer grid is quicker they are another kind."""
+    asked = question(4, blocks=BlocksAsked(None, True, True, QUICK))
+    found = search(asked, 1)
+    assert [each.in_words for each in found.best] == [each.in_words for each in search(question(4), 1).best]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("store", [QUICK, SLOW])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_is_not_looked_at_is_not_better(ranks: int, store: Store) -> None:
+    asked = question(ranks, memory=24 << 20, machine=CPU, store=store, blocks=BlocksAsked(None, True, True, store))
+    quick, thorough = (search(asked, 1, prune=prune) for prune in (True, False))
+    assert [each.seconds for each in quick.best] == [each.seconds for each in thorough.best]
+    assert quick.candidates == thorough.candidates
+    pricing = pricing_of(asked)
+    for each in search(asked, 1, best=60, prune=False).best:
+        assert not each.candidate.blocks or SLACK * pricing.guess(each.candidate) <= each.seconds, each.in_words
+
+
+def test_tensors_leave_where_the_disk_is_quicker_than_computing_once_more() -> None:
+    quick, slow = (search(tight(store), 1).winner for store in (QUICK, SLOW))
+    assert quick.plan.offloaded is not None
+    assert slow.plan.offloaded is None
+    assert quick.seconds < slow.seconds
+    more = 1000 * (slow.time.again - quick.time.again)
+    assert f"-{more:.4g} ms of computing once more, and the store" in explained(quick, slow)
+
+
+def test_stages_have_no_store() -> None:
+    asked = Candidate("read", (2, 2), None, 1, 2).question(tight(QUICK))
+    assert asked.store is None
+    assert asked.blocks is None
