@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.law.kernels import is_steady
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.models.convolution import OneDnnTransposed, SteadyConvolution
 
 SHAPES = {
     "one band": (1, 8, 3, 1, 1, 1),
@@ -44,6 +44,47 @@ def test_outputs_and_gradients_are_those_of_torch(shape: tuple[int, ...]) -> Non
     for theirs, ours in zip(*results, strict=True):
         scale = theirs.abs().max().item()
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * scale)
+
+
+TRANSPOSED = {
+    "doubling": {"kernel_size": 2, "stride": 2},
+    "rows that are no sixteenth": {"kernel_size": 2, "stride": 2},
+    "kernel beyond the stride": {"kernel_size": 3, "stride": 2, "padding": 1},
+    "output padding": {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+    "groups, dilation": {"kernel_size": 2, "stride": 2, "groups": 2, "dilation": 2},
+    "two steps": {"kernel_size": (2, 4), "stride": (2, 4)},
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_a_transposed_one_is_torchs_and_so_are_its_gradients(name: str) -> None:
+    theirs, ours = (kind(6, 4, **TRANSPOSED[name]) for kind in (nn.ConvTranspose2d, OneDnnTransposed))
+    ours.load_state_dict(theirs.state_dict())
+    results = []
+    for module in (theirs, ours):
+        x_BCHW = image(6, 32 if name == "doubling" else 17).requires_grad_()
+        y_BCHW = module.to(memory_format=torch.channels_last)(x_BCHW)
+        y_BCHW.square().sum().backward()
+        results.append((y_BCHW, x_BCHW.grad, module.weight.grad, module.bias.grad))
+    assert torch.equal(results[0][0], results[1][0]), "the output is torch's to the last bit"
+    for their, own in zip(*results, strict=True):
+        torch.testing.assert_close(own, their, rtol=1e-5, atol=1e-5 * their.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", [SteadyConvolution, OneDnnTransposed])
+@pytest.mark.parametrize("wanted", ["weight", "bias", "input"])
+def test_a_gradient_is_the_same_whatever_else_is_asked_for(kind: type[nn.Conv2d], wanted: str) -> None:
+    module = kind(4, 6, kernel_size=2, stride=2).to(memory_format=torch.channels_last)
+    tensors = {"weight": module.weight, "bias": module.bias, "input": image(4, 32)}
+    found = []
+    for asked in ({wanted}, set(tensors)):
+        for name, tensor in tensors.items():
+            tensor.grad = None
+            tensor.requires_grad_(name in asked)
+        module(tensors["input"]).square().sum().backward()
+        assert all((tensors[name].grad is not None) == (name in asked) for name in tensors), "only what is asked for"
+        found.append(tensors[wanted].grad)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5 * found[0].abs().max().item())
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -29,7 +29,7 @@ from tiledseg.geometry.resampling import (
     Upsample,
 )
 from tiledseg.models import aligned, border, joins, pooling, upsample
-from tiledseg.models.convolution import FilterBank, SteadyConvolution
+from tiledseg.models.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.maximum import WholeImageMax
 from tiledseg.models.mean import WholeImageMean
@@ -66,7 +66,7 @@ def _convolution(at: Site) -> nn.Module:
 def _transposed(at: Site) -> nn.Module:
     layer: TransposedConvolution = at.layer
     options = _options(at, "padding", "output_padding", "dilation") | {"stride": (layer.step, at.cols.step)}
-    return nn.ConvTranspose2d(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
+    return OneDnnTransposed(at.channels[0], layer.out_channels, bias=layer.bias, groups=layer.groups, **options)
 
 
 def _options(at: Site, *names: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tiledseg.geometry.convolutions import FixedFilters
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import BlockModule, Place
 from tiledseg.models.normalise import Ranks
+from tiledseg.models.one_dnn import How, convolved
 
 Pair = tuple[int, ...]
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
@@ -36,7 +37,23 @@ def convolve(
     if isinstance(padding, str) or groups > 1 or not _has_steady_kernel(x_BCHW, weight):
         return by_torch(x_BCHW, weight, bias, stride, padding, dilation, groups)
     x_BCHW, weight, stride = _as_seen(x_BCHW, weight, stride, padding)
-    return torch.mkldnn_convolution(x_BCHW, weight, bias, padding, stride, dilation, groups)
+    return convolved(x_BCHW, weight, bias, How(stride, padding, dilation))
+
+
+def convolve_transposed(
+    x_BCHW: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    output_padding: Pair,
+    groups: int,
+    dilation: Pair,
+) -> torch.Tensor:
+    """As `functional.conv_transpose2d`, to the last bit; its gradients to rounding."""
+    if groups > 1 or any(output_padding) or not _has_steady_kernel(x_BCHW, weight):
+        return functional.conv_transpose2d(x_BCHW, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convolved(x_BCHW, weight, bias, How(stride, padding, dilation, transposed=True))
 
 
 def _as_seen(
@@ -128,6 +145,16 @@ class TorchConvolution(ChosenConvolution):
     """By the kernel that torch takes: what somebody else's is taken for."""
 
     compute = staticmethod(by_torch)
+
+
+class OneDnnTransposed(nn.ConvTranspose2d):
+    """nn.ConvTranspose2d by `convolve_transposed`."""
+
+    def forward(self, input: torch.Tensor, output_size: list[int] | None = None) -> torch.Tensor:
+        if output_size is not None or self.padding_mode != "zeros":
+            return super().forward(input, output_size)
+        how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        return convolve_transposed(input, self.weight, self.bias, *how)  # type: ignore[arg-type]  # a str is refused
 
 
 class FilterBank(BlockModule):

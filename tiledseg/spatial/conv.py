@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.models.block import Place
-from tiledseg.models.convolution import ChosenConvolution
+from tiledseg.models.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import SpatialLayer
@@ -105,6 +105,8 @@ class SpatialTransposedConvolution(SpatialLayer):
 
     def __init__(self, name: str, module: nn.ConvTranspose2d) -> None:
         self._module = module
+        own = isinstance(module, OneDnnTransposed)
+        self._convolve = convolve_transposed if own else functional.conv_transpose2d
         row, col = (
             TransposedConvolution(
                 module.out_channels,
@@ -130,9 +132,8 @@ class SpatialTransposedConvolution(SpatialLayer):
                 padding[dim], output_padding[dim] = layer.padding, layer.output_padding
             else:
                 start[dim] = at.read.start * layer.step - layer.padding
-        y_BCHW = functional.conv_transpose2d(
-            x_BCHW, m.weight, m.bias, m.stride, padding, output_padding, m.groups, m.dilation
-        )
+        how = m.stride, tuple(padding), tuple(output_padding), m.groups, m.dilation
+        y_BCHW = self._convolve(x_BCHW, m.weight, m.bias, *how)
         return place.crop(y_BCHW, (start[0], start[1]))
 
 

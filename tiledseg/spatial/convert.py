@@ -18,7 +18,7 @@ from tiledseg.geometry.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import BlockModule, Place
-from tiledseg.models.convolution import SteadyConvolution, TorchConvolution
+from tiledseg.models.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
@@ -88,7 +88,7 @@ class Own(SpatialLayer):
 # anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, ComputedConvolution), SpatialConvolution),
-    nn.ConvTranspose2d: SpatialTransposedConvolution,
+    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed), SpatialTransposedConvolution),
     **dict.fromkeys((nn.MaxPool2d, MaxPool), SpatialMaxPool),
     nn.AvgPool2d: SpatialAveragePool,
     nn.PixelShuffle: SpatialPixelShuffle,
