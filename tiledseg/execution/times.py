@@ -11,6 +11,7 @@ from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import RunPlan, balanced
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.remedy import naming_settings
 
 if TYPE_CHECKING:
     from tiledseg.pipeline.layer_times import LayerTime
@@ -27,7 +28,8 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
     def decide() -> RunPlan:
         times = _layer_times(question, plan, mesh.device)
         measured = Measured([time.forward for time in times], [time.backward for time in times], link.seconds)
-        return balanced(question, plan, measured)
+        with naming_settings(question):
+            return balanced(question, plan, measured)
 
     return mesh.on_root(decide)
 

@@ -29,14 +29,18 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
     """The one line. `held`: bytes that autograd alone held in memory, under a budget of `budget`."""
-    asked, free = _asked(str(error)), free_bytes()
-    wanted = "memory has run out" if asked is None else f"{asked} bytes of memory were asked for"
-    there = "" if free is None else f", {free} were free"
-    lacking = max(0, (asked or 0) - (free or 0))
+    lacking = max(0, (_asked(str(error)) or 0) - (free_bytes() or 0))
     return MemoryLimitError(
-        f"{wanted}{there}; autograd alone held {held} of a budget of {budget} bytes: "
+        f"{what_was_asked(error)}; autograd alone held {held} of a budget of {budget} bytes: "
         f"{_remedy(min(held, budget), lacking)} ({first_line(error)})"
     )
+
+
+def what_was_asked(error: BaseException) -> str:
+    """And what there was."""
+    asked, free = _asked(str(error)), free_bytes()
+    wanted = "memory has run out" if asked is None else f"{asked} bytes of memory were asked for"
+    return wanted if free is None else f"{wanted}, {free} were free"
 
 
 def _remedy(held: int, lacking: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from tiledseg.errors import ConfigError
+from tiledseg.errors import BudgetError, ConfigError
 
 # Worth trying where transfers take time: how much longer than the fastest cut's the slowest stage may take.
 TOLERANCES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)
@@ -187,7 +187,7 @@ class _Search:
                 if best < math.inf:
                     reached[after] = best
             if not reached:
-                raise ConfigError(self._no_room(stage, slowest))
+                raise BudgetError(self._no_room(stage, slowest))
             slowest = reached
             ways.append(reached)
         least = next(iter(slowest.values()))

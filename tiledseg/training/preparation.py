@@ -35,6 +35,7 @@ from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.remedy import naming_settings
 from tiledseg.planning.run.windows import Windows
 from tiledseg.raster.class_counts import median_frequency_weights
 from tiledseg.raster.content import ByContent
@@ -151,7 +152,8 @@ def prepare(
     _check_norms(config.model, network)
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
-    plan = plan_run(question)
+    with naming_settings(question):
+        plan = plan_run(question)
     tilings = () if windows else plan.tilings[: len(found.images)]
     split, split_notes = _split(config, plan, question.graph, found.images)
     trained, validated = split.parts() if split else ((), ())

@@ -41,6 +41,7 @@ from tiledseg.training.by_content import content_units, with_content
 from tiledseg.training.compiling import check_compiling
 from tiledseg.training.first_weights import first_weights, imagenet
 from tiledseg.training.offloading import check_device
+from tiledseg.training.out_of_memory import told_what_fits
 from tiledseg.training.preparation import (
     Preparation,
     prepare,
@@ -113,7 +114,8 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         if mesh.is_root:
             for warning in trainer.notes:
                 _progress(preparation).say(f"warning: {warning}")
-        return trainer.run(end)
+        with told_what_fits(preparation.question, preparation.plan):
+            return trainer.run(end)
 
 
 def _holds_what_is_planned(preparation: Preparation, mesh: Mesh) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.errors import BudgetError, ConfigError, GeometryError
 from tiledseg.geometry.blocks import layer_blocks
 from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
@@ -245,7 +245,7 @@ def check_memory(case: PipelineCase, balance: Sequence[int]) -> None:
         return
     for rank, needed in enumerate(case.rank_bytes(balance)):
         if needed > case.limit:
-            raise ConfigError(_too_large(rank, needed, case.limit, balance))
+            raise BudgetError(_too_large(rank, needed, case.limit, balance))
 
 
 def spread_note(mesh: MeshShape, hosts: Sequence[str]) -> str | None:
