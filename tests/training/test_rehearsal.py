@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 from tests.crash.runs import Material
 from tiledseg import doctor
 from tiledseg.comm.rehearsed import Doings, unmatched
+from tiledseg.models import normalise
+from tiledseg.pipeline import executor
+from tiledseg.pipeline.itinerary import itinerary
+from tiledseg.spatial.halo_exchange import HaloExchanger
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,88 @@ def test_ranks_of_shared_images(config: Path, capsys: pytest.CaptureFixture[str]
     assert found["messages"] >= 2
 
 
+def test_a_step_forward_and_back_on_1200_ranks(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Images of 4 x 16 ranks each, with the gradients of halos on their way back, and the sums of norms."""
+    mesh = [
+        "--tiling.grid",
+        "[4,16]",
+        "--parallel.mesh",
+        "[4,16]",
+        "--parallel.halo",
+        "layer",
+        "--model.norm",
+        "instance",
+    ]
+    code, found = rehearsed(config, capsys, 1200, *mesh)
+    assert (code, found["fails"], found["tiles"], found["seconds"] < 10) == (0, [], 128, True)
+    assert found["peers"] == 4
+    convolutions, norms = 3, 3  # of 3 x 3 pixels, of which the first sends no gradient
+    assert found["messages"] == 4 * (2 * convolutions - 1)
+    assert found["sums"] == 2 * norms + 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--parallel.schedule", "1f1b", "--model.levels", "3"],
+        ["--parallel.schedule", "folded", "--parallel.halo", "exchange"],
+        ["--parallel.schedule", "eager", "--parallel.recompute", "always", "--parallel.halo", "layer"],
+    ],
+    ids=["1f1b", "folded", "eager"],
+)
+def test_pipelines_are_walked(config: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    code, found = rehearsed(config, capsys, 8, "--parallel.stages", "2", *more)
+    assert (code, found["fails"], found["idle"]) == (0, [], 0)
+    assert found["messages"] >= 2
+    assert found["sums"] == 1
+
+
+def test_a_gradient_that_a_rank_does_not_send_back_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = HaloExchanger._start
+
+    def forgetful(self: HaloExchanger, dim: int, sends: list[Any], arriving: list[Any], what: str) -> Any:
+        assert self.axes.position is not None, "it has a block"
+        lost = what == "adjoint out" and (self.axes.position.row, self.axes.position.col) == (0, 1)
+        return start(self, dim, sends[1:] if lost else sends, arriving, what)
+
+    monkeypatch.setattr(HaloExchanger, "_start", forgetful)
+    code, found = rehearsed(config, capsys, 8, "--parallel.halo", "layer")
+    assert code == 1
+    assert all(line.startswith(("rank 1 sends rank 0 ", "rank 1 sends rank 3 ")) for line in found["fails"])
+    assert found["fails"]
+
+
+def test_a_sum_that_a_rank_leaves_out_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = normalise._over
+
+    def forgetful(ranks: Any, sums: Any) -> Any:
+        return sums if ranks is not None and ranks.rank == 2 else over(ranks, sums)
+
+    monkeypatch.setattr(normalise, "_over", forgetful)
+    code, found = rehearsed(config, capsys, 8, "--parallel.halo", "layer", "--model.norm", "instance")
+    assert code == 1
+    assert any(line.startswith("rank 2 sums ") and "and rank 0 " in line for line in found["fails"])
+
+
+def test_a_stage_that_sends_in_another_order_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The skip before the tensor that the next stage takes first."""
+
+    def turned(program: Any, rank: int, in_order: bool = False) -> tuple[Any, ...]:
+        moves = itinerary(program, rank, in_order)
+        return tuple(replace(move, sends=move.sends[::-1]) for move in moves) if rank == 0 else moves
+
+    monkeypatch.setattr(executor, "itinerary", turned)
+    code, found = rehearsed(config, capsys, 8, "--parallel.stages", "2", "--model.levels", "3")
+    assert code == 1
+    assert found["fails"][0].startswith("rank 0 sends rank 1 messages of [")
+
+
 def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two images of four tiles are no work for 1200 ranks."""
     code, found = rehearsed(config, capsys, 1200)
@@ -66,9 +153,8 @@ def test_a_limit_of_open_files(
         ("8", ["--data.images", "nowhere.tif"], "nowhere.tif"),
         ("8", ["--gpu-memory", "lots"], "'lots' is no number of bytes"),
         ("0", [], "-n is 0; give at least 1"),
-        ("8", ["--parallel.stages", "2"], "walks no pipelines"),
     ],
-    ids=["mesh", "raster", "memory", "ranks", "stages"],
+    ids=["mesh", "raster", "memory", "ranks"],
 )
 def test_what_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str], ranks: str, more: list[str], words: str

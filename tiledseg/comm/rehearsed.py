@@ -15,20 +15,23 @@ from tiledseg.comm.work import DoneWork, Work
 
 @dataclass
 class Doings:
-    """What one rank did: the groups that it is in, and the bytes of its messages to and from each peer, in order."""
+    """What one rank did: the groups that it is in, the bytes of its messages to and from each peer, and those of its
+    sums over each group (none: all ranks), in order."""
 
     groups: list[tuple[int, ...]] = field(default_factory=list)
     sent: dict[int, list[int]] = field(default_factory=dict)
     received: dict[int, list[int]] = field(default_factory=dict)
+    summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
 
 class RehearsedCommunicator:
     """Rank `rank` of `size`. Every operation ends at once: sums and broadcasts leave their tensors as they are."""
 
-    def __init__(self, rank: int, size: int, doings: Doings) -> None:
-        self.rank, self.size, self._doings = rank, size, doings
+    def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
+        self.rank, self.size, self._doings, self._group = rank, size, doings, group
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        self._doings.summed.setdefault(self._group, []).append(tensor.numel() * tensor.element_size())
         return DoneWork()
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
@@ -50,7 +53,7 @@ class RehearsedCommunicator:
         if len(own) < 2:
             return SerialCommunicator()
         self._doings.groups.append(own)
-        return RehearsedCommunicator(own.index(self.rank), len(own), self._doings)
+        return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
 
     def point_to_point(self) -> RehearsedMessages:
         return RehearsedMessages(self.rank, self.size, self._doings)
@@ -81,8 +84,15 @@ class RehearsedMessages:
 
 
 def unmatched(doings: dict[int, Doings]) -> list[str]:
-    """Where a message that one rank sends is not what the other one awaits, in order and bytes: a line each. Pure."""
+    """Where a message that one rank sends is not what the other one awaits, or a sum not that of the others of its
+    group, in order and bytes: a line each. Pure."""
     faults = []
+    first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    for rank, own in doings.items():
+        for group, sums in own.summed.items():
+            other, theirs = first.setdefault(group, (rank, sums))
+            if sums != theirs:
+                faults.append(f"rank {rank} sums {sums} bytes over its group, and rank {other} {theirs}")
     for rank, own in doings.items():
         for peer in sorted(own.sent.keys() | {p for p in own.received if p in doings}):
             sent, awaited = own.sent.get(peer, []), doings[peer].received.get(rank, []) if peer in doings else None

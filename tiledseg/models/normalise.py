@@ -277,7 +277,8 @@ def normalise_together(
     hows: Sequence[How],
 ) -> tuple[torch.Tensor, ...]:
     """`normalise` of each tensor, where `found` is of all of them. The backward pass is one collective call."""
-    with torch.autocast(tensors_BCHW[0].device.type, enabled=False):
+    kind = tensors_BCHW[0].device.type
+    with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):  # a rehearsal's tensors have no autocast
         result: tuple[torch.Tensor, ...] = _Normalised.apply(weight_C, bias_C, found, eps, hows, *tensors_BCHW)
     return result
 

@@ -15,7 +15,7 @@ from tiledseg.training.rehearsal.walk import walk
 @dataclass(frozen=True)
 class Rehearsal:
     """`fails`: why the job would end, a line each; `warnings`: what it would waste. Bytes are those of one rank: of a
-    step, and of the messages of a forward pass on each size of image."""
+    step, and of the messages and sums of its passes on each size of image."""
 
     ranks: int
     mode: str
@@ -28,6 +28,8 @@ class Rehearsal:
     peers: int
     messages: int
     bytes: int
+    sums: int
+    summed: int
     open_files: int
     open_files_of_root: int
     seconds: float
@@ -43,6 +45,8 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     files, root = (open_files_needed(ranks, keeps, walked.peers) for keeps in (False, True))
     idle = [rank for rank, parts in enumerate(walked.parts) if not parts]
     notes = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
+    if preparation.recipe.precision == "bf16" and walked.messages:
+        notes.append("bytes of messages are those of fp32: up to twice what bf16 sends")
     return Rehearsal(
         ranks,
         spread.in_words,
@@ -55,6 +59,8 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         walked.peers,
         walked.messages,
         walked.bytes,
+        walked.sums,
+        walked.summed,
         files,
         root,
         time.perf_counter() - begun,
@@ -91,9 +97,10 @@ def in_words(found: Rehearsal) -> str:
         ("rasters a rank opens", f"at most {found.rasters}"),
         ("communicators a rank is in", f"at most {found.groups}"),
         (
-            "messages of a forward pass",
-            f"at most {found.messages} to {found.peers} peers, {found.bytes} bytes, matched",
+            "messages, forward and back",
+            f"at most {found.messages} to {found.peers} peers, {found.bytes} bytes",
         ),
+        ("sums over ranks", f"at most {found.sums}, {found.summed} bytes: of gradients, and of norms"),
         ("open files", f"{found.open_files}; rank 0 {found.open_files_of_root}"),
     )
     width = max(len(name) for name, _ in rows)

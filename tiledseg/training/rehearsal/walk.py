@@ -1,26 +1,35 @@
-"""The set-up of every rank of a job, one after the other in one process, by the code that a run's ranks execute.
+"""The set-up and the first step of the ranks of a job, one after the other in one process, by the code that a run's
+ranks execute.
 
 Without GPUs and peers: tensors have a shape and no values (torch's device `meta`), and what ranks would say to each
-other is written down and matched (`comm.rehearsed`). The axes and the share of the first step are those of every rank;
-a forward pass with its messages is walked by the ranks of one replica, for each size of image: the other replicas do
-the same, some ranks further on.
+other is written down and matched (`comm.rehearsed`). The axes and the share of the first step are those of every rank.
+Forward and backward passes with their messages and sums are walked by the ranks of one replica, for each size of image,
+in stages for so many micro-batches that the schedule repeats itself: the other replicas do the same, some ranks further
+on. Where tiles are dealt out the first rank and the last one are walked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.rehearsed import Doings, RehearsedCommunicator, unmatched
-from tiledseg.errors import ConfigError
-from tiledseg.execution.halo_modes import ExchangeMode, LayerMode, Part, ReadMode
+from tiledseg.execution.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes import Passes
+from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import ChannelDropout, DropoutKey
+from tiledseg.models.network import GraphNetwork
+from tiledseg.planning.run.plan import balanced
+from tiledseg.raster.dataset import Sample
 from tiledseg.raster.sampling import Position
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.preparation import Preparation
@@ -31,8 +40,8 @@ _META = torch.device("meta")
 @dataclass(frozen=True)
 class Walked:
     """What the ranks of a job would do. `parts` of the first step, and `rasters` opened for them, by rank; `groups`
-    and `peers`: how many a rank is in, and has; `messages`, `bytes`: of a forward pass, the most of any rank;
-    `faults`: messages that do not match."""
+    and `peers`: how many a rank is in, and has; `messages`, `bytes`: of the passes that are walked, the most of any
+    rank, and so `sums` and `summed`, of norms and gradients; `faults`: what does not match."""
 
     parts: tuple[int, ...]
     rasters: tuple[int, ...]
@@ -40,24 +49,27 @@ class Walked:
     peers: int
     messages: int
     bytes: int
+    sums: int
+    summed: int
     faults: tuple[str, ...]
 
 
 def walk(preparation: Preparation, ranks: int, per_node: int) -> Walked:
-    """Raises InputError where a rank's own set-up is refused, and ConfigError for a run in stages."""
-    if preparation.question.parallel.stages > 1:
-        raise ConfigError(
-            f"a rehearsal walks no pipelines, and parallel.stages is {preparation.question.parallel.stages}; leave it "
-            "at 1"
-        )
+    """Raises InputError where a rank's own set-up is refused. A balance that waits for times is by multiply-adds."""
+    if preparation.plan.spread.mesh.stages > 1 and preparation.plan.pipeline is None:
+        preparation = replace(preparation, plan=balanced(preparation.question, preparation.plan))
     meshes, doings = _meshes(ranks, per_node)
     shares = _Shares(preparation)
-    if preparation.plan.spread.shares_images:
-        mine = _of_shared_images(preparation, meshes, shares)
+    shape = preparation.plan.spread.mesh
+    if preparation.plan.spread.shares_images or shape.stages > 1:
+        mine = _of_replicas(shape, meshes, shares)
     else:
-        mode = shares.mode_of(meshes[0])[0].mode
-        assert isinstance(mode, ReadMode), "tiles are dealt out"
-        mine = [(parts, True) for parts in mode.dealt(shares.first)]
+        run, passes = shares.open(meshes[0])
+        assert isinstance(passes.mode, ReadMode), "tiles are dealt out"
+        mine = [(parts, True) for parts in passes.mode.dealt(shares.first)]
+        shares.step(run, passes, mine[0][0])
+        if ranks > 1:
+            shares.step(*shares.open(meshes[-1]), mine[-1][0])
     return Walked(
         tuple(len(parts) for parts, _ in mine),
         tuple(len({part.image for part in parts}) if reads else 0 for parts, reads in mine),
@@ -65,7 +77,9 @@ def walk(preparation: Preparation, ranks: int, per_node: int) -> Walked:
         max(len(done.sent.keys() | done.received.keys()) for done in doings.values()),
         max(sum(map(len, done.sent.values())) for done in doings.values()),
         max(sum(map(sum, done.sent.values())) for done in doings.values()),
-        tuple(unmatched({rank: done for rank, done in doings.items() if done.sent or done.received})),
+        max(sum(map(len, done.summed.values())) for done in doings.values()),
+        max(sum(map(sum, done.summed.values())) for done in doings.values()),
+        tuple(unmatched({rank: done for rank, done in doings.items() if done.sent or done.received or done.summed})),
     )
 
 
@@ -78,65 +92,104 @@ def _meshes(ranks: int, per_node: int) -> tuple[list[Mesh], dict[int, Doings]]:
     return [Mesh(launch, own, _META, "rehearsal", "here") for launch, own in pairs], doings
 
 
+class _NoValues:
+    """Pixels as if they had been sent to the device."""
+
+    def __init__(self, bands: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self._pixels_CHW = torch.empty(bands, *shape, device=_META, dtype=dtype)
+
+    def await_all(self) -> tuple[torch.Tensor, None, None]:
+        return self._pixels_CHW, None, None
+
+
+class _Sum:
+    """A loss: all that is there."""
+
+    looks_first = False
+
+    def look(self, piece: Piece, sample: Sample) -> None:
+        """It does not look first."""
+
+    def agree(self) -> None:
+        """Nothing to agree on."""
+
+    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
+        return torch.stack([made.sum() for piece, _ in pieces for made in (piece.logits_BKHW, *piece.others)]).sum()
+
+
 class _Shares:
     """The network, without values, and the first step; what a rank makes of them."""
 
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
-        with _META:
-            network = preparation.plan.network
-            self.network = network_modules(network, 0, still=preparation.recipe.still_norms)
-        self.network.eval()  # dropout draws values, and sends nothing
+        given = preparation.recipe.precision
+        self._precision = "fp32" if given == "bf16" else given  # tensors without values are not cast
         self.first = next(iter(preparation.sampler.steps_from(Position(0, 0), 1)))[1]
+        self._whole = self._network()
 
-    def mode_of(self, mesh: Mesh) -> tuple[Passes, tuple[Part, ...]]:
-        """A rank's passes, as a run opens them, and its share of the first step. Its axes are opened on the way."""
+    def _network(self) -> GraphNetwork:
+        with _META:
+            network = network_modules(self._preparation.plan.network, 0, still=self._preparation.recipe.still_norms)
+        network.train()
+        for module in network.modules():
+            if isinstance(module, ChannelDropout):
+                module.eval()  # it draws values, and sends nothing
+        return network
+
+    def open(self, mesh: Mesh, runs: bool = True) -> tuple[ParallelRun, Passes]:
+        """A rank's passes, as a run opens them. Its axes are opened on the way. In stages a rank that `runs` has a
+        network of its own, as the layers of the others are let go."""
         plan = self._preparation.plan
-        run = ParallelRun.open(plan.spread, self.network, mesh, self._preparation.recipe.precision)
-        passes = run.over(plan.tilings, plan.tiles_per_batch)
-        return passes, passes.mode.share(self.first)
+        network = self._network() if plan.pipeline and runs else self._whole
+        run = ParallelRun.open(plan.spread, network, mesh, self._precision, plan.pipeline)
+        return run, run.over(plan.tilings, plan.tiles_per_batch)
+
+    def step(self, run: ParallelRun, passes: Passes, own: Sequence[Part]) -> None:
+        """What a step does with parts of each size among a rank's own, in stages with so many that a schedule repeats
+        itself."""
+        stages = self._preparation.plan.spread.mesh.stages
+        parts = own[: 4 * stages] if stages > 1 else list(self._each_size(own))
+        reducer = GradientReducer(passes.mode.network.parameters(), run.axes.weights)
+        reducer.zero()
+        samples = map(self._sample, parts)
+        passes.train(samples, parts, lambda image: DropoutKey(0, 0, image), _Sum(), reducer)
+        reducer.finish()
+        reducer.close()
+
+    def _each_size(self, own: Sequence[Part]) -> Iterator[Part]:
+        """Of parts that are alike in their image's size, the first."""
+        seen = set()
+        for part in own:
+            size = self._preparation.plan.tilings[part.image].raster
+            if size not in seen:
+                seen.add(size)
+                yield part
+
+    def _sample(self, part: Part) -> Sample:
+        shape, dtype = part.tile.context.shape, PARAMETER_DTYPES[self._precision]
+        carried = _NoValues(self._preparation.plan.network.bands, shape, dtype)
+        return Sample(part.image, part.tile, np.empty(0), None, np.empty(0, bool), carried=carried)
 
 
-def _of_shared_images(
-    preparation: Preparation, meshes: Sequence[Mesh], shares: _Shares
-) -> list[tuple[tuple[Part, ...], bool]]:
+def _of_replicas(shape: MeshShape, meshes: Sequence[Mesh], shares: _Shares) -> list[tuple[tuple[Part, ...], bool]]:
     """Of each rank its parts, and whether it reads them. The ranks of one replica have parts of the same images, and
     the same messages as those of another: its first rank stands for all but those of the first replica."""
-    shape = preparation.plan.spread.mesh
+    each = shape.ranks // shape.replicas
     found: list[tuple[tuple[Part, ...], bool]] = []
+    dealt: Sequence[tuple[Part, ...]] = ()  # of tiles that are dealt to pipelines
     for mesh in meshes:
-        first = mesh.rank - mesh.rank % shape.ranks_per_image
-        if (shape.ranks_per_image <= mesh.rank and mesh.rank != first) or mesh.rank >= shape.ranks:
-            inside = open_axes(mesh, shape).position is not None
-            found.append((found[first][0], found[mesh.rank % shape.ranks_per_image][1]) if inside else ((), False))
+        first = mesh.rank - mesh.rank % each
+        alike = each <= mesh.rank and (mesh.rank != first or bool(dealt))
+        if alike or mesh.rank >= shape.ranks:
+            position = open_axes(mesh, shape).position
+            own = () if position is None else dealt[position.replica] if dealt else found[first][0]
+            found.append((own, position is not None and found[mesh.rank % each][1]))
             continue
-        passes, own = shares.mode_of(mesh)
-        found.append((own, passes.mode.reader))
-        if mesh.rank < shape.ranks_per_image:
-            for part in _each_size(preparation, own):
-                _forward(passes, part, shares.network.bands, len(shares.network.graph.layers))
+        run, passes = shares.open(mesh, mesh.rank < each)
+        own = passes.mode.share(shares.first)
+        found.append((own, passes.mode.reader and passes.loads))
+        if mesh.rank < each:
+            shares.step(run, passes, own)
+        if not dealt and type(passes.mode) is ReadMode:
+            dealt = passes.mode.dealt(shares.first)
     return found
-
-
-def _each_size(preparation: Preparation, own: Sequence[Part]) -> Iterator[Part]:
-    """Of parts that are alike in their image's size, the first."""
-    seen = set()
-    for part in own:
-        size = preparation.plan.tilings[part.image].raster
-        if size not in seen:
-            seen.add(size)
-            yield part
-
-
-def _forward(passes: Passes, part: Part, bands: int, nodes: int) -> None:
-    """The messages of one part's way through the network."""
-    mode = passes.mode
-    dtype = next(mode.network.parameters()).dtype
-    x_BCHW = torch.empty(1, bands, *part.tile.context.shape, device=_META, dtype=dtype)
-    with torch.no_grad():
-        if isinstance(mode, ExchangeMode):
-            for _ in mode.of_block(x_BCHW, part.image, part.tile.position):
-                pass
-        elif isinstance(mode, LayerMode):
-            (micro_batch,) = mode.micro_batches(part)
-            mode.run_nodes(micro_batch, {0: x_BCHW}, 0, nodes)
