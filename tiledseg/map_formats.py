@@ -46,7 +46,8 @@ def _blocks(size: int) -> int:
 @dataclass(frozen=True)
 class Packing:
     """How a raster is kept. `compress` auto: deflate, which every program reads. `average`: of shares, whose overviews
-    hold means of pixels; others hold what most pixels have. `fast`: bytes are compressed as they are."""
+    hold means of pixels; others hold what most pixels have. `fast`: bytes are compressed as they are, and those of
+    overviews not at all."""
 
     format: str = "cog"
     compress: str = AUTO

@@ -115,10 +115,13 @@ def test_an_overview_of_shares_has_their_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: f"{how.format}-{how.compress}")
 @pytest.mark.parametrize("dtype", PROBABILITY_TYPES)
 def test_every_way_keeps_shares(tmp_path: Path, how: Packing, dtype: str) -> None:
-    """Each bit of them, by the fast levels of compression too; and the compression of each kind."""
+    """Each bit of them, by the fast levels of compression too, on any threads; and the compression of each kind."""
     shares_CHW = np.random.default_rng(4).random((3, 700, 600), np.float32) ** 8
     pixels_CHW = (shares_CHW * 254).astype(np.uint8) if dtype == "uint8" else shares_CHW
+    write_map(tmp_path / "p.tif", pixels_CHW, how.of_shares(dtype), threads=1)
+    by_one = (tmp_path / "p.tif").read_bytes()
     write_map(tmp_path / "p.tif", pixels_CHW, how.of_shares(dtype), threads=2)
+    assert (tmp_path / "p.tif").read_bytes() == by_one
     with rasterio.open(tmp_path / "p.tif") as made:
         assert np.array_equal(made.read().view(np.uint8), pixels_CHW.view(np.uint8))
         auto = {"float32": "zstd", "uint8": "deflate"}[dtype]

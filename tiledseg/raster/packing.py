@@ -78,9 +78,10 @@ def _copy(plain: Path, packing: Packing, threads: int) -> None:
 
 
 def _settings(threads: int) -> dict[str, Any]:
-    """GDAL's. It would compress overviews twice: in the file in which it makes them, and in the one that is kept."""
+    """GDAL's. It maps the plain file, which no job shortens (`claim`), into memory, in place of copying its blocks. It
+    would compress overviews twice: in the file in which it makes them, and in the one that is kept."""
     common = {"GDAL_NUM_THREADS": str(threads), "GDAL_CACHEMAX": _CACHE_BYTES, "GTIFF_DIRECT_IO": "NO"}
-    return {**common, "COG_TMP_COMPRESSION": "NONE"}
+    return {**common, "GTIFF_VIRTUAL_MEM_IO": "YES", "COG_TMP_COMPRESSION": "NONE"}
 
 
 def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
@@ -97,6 +98,8 @@ def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
         found |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": "average" if packing.average else "mode"}
     else:
         found |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+    if cog and packing.fast:
+        found["overview_compress"] = "none"
     if packing.average and packing.codec in _LEVEL_NAMES:
         found["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
     if dtype.kind == "f" and packing.codec != "none" and not packing.fast:
