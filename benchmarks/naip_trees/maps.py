@@ -40,13 +40,16 @@ def _maps(place: Place, folder: Path, city: str) -> dict[str, NDArray[np.uint8]]
     by_anchor = folder / f"anchor_{city}.npy"
     if by_anchor.exists():
         return {AS_TRAINED: np.load(by_anchor)}
-    return {way: _map(place, folder, city, way) for way in WAYS}
+    told = yaml.safe_load((folder / "config.yaml").read_text())["data"]
+    ways = [OWN_LIGHT] if isinstance(told["images"], list) else WAYS  # a student has seen no other light
+    return {way: map_city(place, folder, city, map_file(folder, city, way), way) for way in ways}
 
 
-def _map(place: Place, folder: Path, city: str, way: str) -> NDArray[np.uint8]:
-    target, (normalize, tta) = map_file(folder, city, way), WAYS[way]
+def map_city(place: Place, folder: Path, city: str, target: Path, way: str, *more: str) -> NDArray[np.uint8]:
+    """The class map of a city by a run, written to `target`; `more`: further words to `predict`."""
+    normalize, tta = WAYS[way]
     words = ("--checkpoint", str(folder / "run"), "--image", str(image_of(place.data, city)), "--output", str(target))
     build = yaml.safe_load((folder / "config.yaml").read_text())["model"].get("build")
     words += ("--build", build) if build else ()
-    call(place, "tiledseg.predict", *words, "--normalize", normalize, "--tta", tta, "--tiling.grid", "4")
+    call(place, "tiledseg.predict", *words, "--normalize", normalize, "--tta", tta, "--tiling.grid", "4", *more)
     return one_band(target)

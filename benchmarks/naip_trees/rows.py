@@ -40,10 +40,10 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
 
 
 def of_run(settings: Settings, data: Path, output: Path, steps: int, seed: int) -> Settings:
-    """The configuration of one run: its files in `data`, whole epochs of about `steps` steps in all, its seed."""
-    image, labels = (str(data / settings["data"][key]) for key in ("images", "labels"))
-    with rasterio.open(image) as file:
-        pixels = file.height * file.width
+    """The configuration of one run: its files in `data` (a student's lie elsewhere, and stay as they are), whole epochs
+    of about `steps` steps in all, its seed."""
+    image, labels = (_in(data, settings["data"][key]) for key in ("images", "labels"))
+    pixels = sum(map(_pixels, image if isinstance(image, list) else [image]))
     train = settings["train"]
     each = math.ceil(pixels / (train["windows_per_step"] * train["window"] ** 2))
     epochs = max(1, round(steps / each))
@@ -55,3 +55,12 @@ def of_run(settings: Settings, data: Path, output: Path, steps: int, seed: int) 
             "run": {"output": str(output)},
         },
     )
+
+
+def _in(data: Path, told: str | list[str]) -> str | list[str]:
+    return told if isinstance(told, list) else str(data / told)
+
+
+def _pixels(image: str) -> int:
+    with rasterio.open(image) as file:
+        return int(file.height * file.width)

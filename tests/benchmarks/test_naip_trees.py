@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+import yaml
 from numpy.typing import NDArray
 
 from benchmarks.launching import NOT_RUNNABLE
@@ -123,6 +124,24 @@ def test_a_row_that_holds_out_no_block_is_scored_in_the_other_city_alone(
         OWN_LIGHT: pytest.approx(of_trees(map_HW, read(labels_of(cities, OTHER))), abs=1e-12)
     }
     assert "no block held out" in capsys.readouterr().out
+    students_learn_from_it(words, out)
+
+
+def students_learn_from_it(words: list[str], out: Path) -> None:
+    """Labels of the other city are the only teacher's own map of it; the score is of the map by own light."""
+    assert main([*words, "--students", "whole", "--seeds", "1", "--steps", "24"]) == 0
+    assert main([*words, "--report"]) == 0
+    lessons, folder = out / "whole-lessons", out / "whole-student/0"
+    np.testing.assert_array_equal(
+        read(lessons / f"{OTHER}_trees.tif"), read(map_file(out / "whole/0", OTHER, OWN_LIGHT))
+    )
+    told = yaml.safe_load((folder / "config.yaml").read_text())["data"]
+    assert told["labels"] == [str(labels_of(out.parent, LEARNT)), str(lessons / f"{OTHER}_trees.tif")]
+    score = of_trees(read(map_file(folder, OTHER, OWN_LIGHT)), read(labels_of(out.parent, OTHER)))
+    assert json.loads((folder / "result.json").read_text())["other_city"] == {
+        OWN_LIGHT: pytest.approx(score, abs=1e-12)
+    }
+    assert score > 0.1
 
 
 def test_the_anchor_ends_with_the_run_beside_it(
