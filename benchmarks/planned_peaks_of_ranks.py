@@ -75,7 +75,7 @@ class Rank:
         assert position is not None
         shape = self.rows.owned(position.row).size, self.cols.owned(position.col).size
         source = torch.randn(1, self.unet.bands, *shape).contiguous(memory_format=torch.channels_last)
-        strips = [s for each in network._exchangers for exchanger in each for s in exchanger._strips.values()]
+        strips = [s for each in network._exchangers for exchanger in each for s in exchanger.strips]
         with AllocationMeter([*known, *strips, source]) as meter:
             step(network, source, self.rows, self.cols)
         return meter.peak

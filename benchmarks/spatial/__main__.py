@@ -19,6 +19,7 @@ from benchmarks.spatial.conversion import conversion_table, measure_conversions
 from benchmarks.spatial.scaling import Effort, efficiency_table, measure_scaling, scaling_table
 from benchmarks.spatial.side_by_side import contestants, measure_side_by_side, side_by_side_table
 from benchmarks.spatial.variants import measure_variants, variants_table
+from benchmarks.spread import Spread
 
 PARTS = ("scaling", "variants", "conversion", "peers")
 
@@ -31,7 +32,10 @@ def _scaling(options: argparse.Namespace) -> tuple[str, Any]:
     answer = measure_scaling(options.size, options.levels, options.base_channels, options.ranks, _effort(options))
     title = f"Strong scaling: {_network(options)}, fp32, one thread a rank, {answer['cores']} cores"
     losses = f"Losses of all cases agree to {answer['largest_difference_of_losses']:.1e}."
-    return f"{title}\n\n{scaling_table(answer)}\n\n{losses}\n\n{efficiency_table(answer)}", answer
+    ceiling = answer["ceiling"]
+    speed_up = Spread(**ceiling["speed_up"])
+    at_most = f"{ceiling['processes']} processes of one rank side by side take {speed_up} x the steps of one."
+    return f"{title}\n\n{scaling_table(answer)}\n\n{losses} {at_most}\n\n{efficiency_table(answer)}", answer
 
 
 def _variants(options: argparse.Namespace) -> tuple[str, Any]:

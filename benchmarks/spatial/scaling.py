@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +55,10 @@ def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[
         for n in sorted({1, *ranks})
     }
     found: dict[Key, list[dict[str, Any]]] = {(n, case): [] for n, job in jobs.items() for case in job.cases}
+    cores = min(os.cpu_count() or 1, max(ranks))
+    together: list[float] = []
     for _ in range(effort.passes):
+        together.append(_side_by_side(jobs[1], cores, effort))
         for n, job in jobs.items():
             answer = run_job(mpirun(n, JOB, job.to_json()), effort.limit)
             for case, figures in zip(job.cases, answer["cases"], strict=True):
@@ -63,7 +67,17 @@ def measure_scaling(size: int, levels: int, base_channels: int, ranks: Sequence[
     worst = check_losses([figures[0]["losses"] for figures in found.values()], names)
     memory = {(n, case): _memory(jobs[n], case, effort) for n, case in found}
     rows = [_row(jobs[n], case, found, memory[n, case]) for n, case in found]
-    return {"largest_difference_of_losses": worst, "cores": os.cpu_count(), "rows": rows}
+    alone = [cores * seconds for seconds in medians(found[1, READ], "seconds")]
+    ceiling = {"processes": cores, "speed_up": ratios(alone, together).to_dict()}
+    return {"largest_difference_of_losses": worst, "cores": os.cpu_count(), "ceiling": ceiling, "rows": rows}
+
+
+def _side_by_side(job: StepJob, processes: int, effort: Effort) -> float:
+    """The median seconds of a step of one rank where as many others, who have nothing to do with it, run beside it."""
+    with ThreadPoolExecutor(processes) as pool:
+        command = mpirun(1, JOB, job.to_json())
+        answers = pool.map(lambda _: run_job(command, effort.limit), range(processes))
+        return statistics.mean(statistics.median(answer["cases"][0]["seconds"]) for answer in answers)
 
 
 def _memory(job: StepJob, case: StepCase, effort: Effort) -> tuple[int, int]:

@@ -55,9 +55,9 @@ def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
     start = HaloExchanger._start
 
-    def counted(self, dim, sends, arriving, what):  # type: ignore[no-untyped-def]
-        started.append(what)
-        return start(self, dim, sends, arriving, what)
+    def counted(self, way, x_BCHW, fill):  # type: ignore[no-untyped-def]
+        started.append(f"{tuple(way.shape)} from {tuple(x_BCHW.shape)}")
+        return start(self, way, x_BCHW, fill)
 
     monkeypatch.setattr(HaloExchanger, "_start", counted)
     return started

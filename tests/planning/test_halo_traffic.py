@@ -12,7 +12,7 @@ from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.work import Work
-from tiledseg.geometry.decomposition import plan_exchange
+from tiledseg.geometry.block_exchange import context_exchange
 from tiledseg.geometry.layer_windows import WHOLE
 from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.halo_traffic import (
@@ -115,9 +115,7 @@ def test_exchange_mode_sends_what_is_predicted(axes: Axes, name: str) -> None:
     rows, cols = decomposition.context_windows()
     x_BCHW = torch.randn(1, 4, *decomposition.owned(*at).shape)
     traffic.reset()
-    window_BCHW = HaloExchanger(axes).exchange(
-        x_BCHW, plan_exchange(decomposition.rows, rows, at[0]), plan_exchange(decomposition.cols, cols, at[1])
-    )
+    window_BCHW = HaloExchanger(axes).exchange(x_BCHW, context_exchange(decomposition, at))
     assert tuple(window_BCHW.shape[2:]) == (rows[at[0]].size, cols[at[1]].size)
     expected = dict(input_traffic(decomposition, 4, 4))[at]
     assert Sent(traffic.messages, traffic.bytes) == expected

@@ -29,12 +29,7 @@ def axes(meshes: dict[str, Mesh]) -> Iterator[Axes]:
 
 
 def strips(run: Run) -> list[torch.Tensor]:
-    return [
-        strip
-        for exchangers in run.network._exchangers
-        for exchanger in exchangers
-        for strip in exchanger._strips.values()
-    ]
+    return [strip for exchangers in run.network._exchangers for exchanger in exchangers for strip in exchanger.strips]
 
 
 def kept(run: Run) -> int:

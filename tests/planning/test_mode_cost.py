@@ -61,8 +61,8 @@ def work(unet: UNet, context: tuple[int, int]) -> int:
 
 @pytest.mark.parametrize(("levels", "base"), [(2, 8), (3, 16), (5, 64)])
 def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> None:
-    """An interior tile of q px: 4q (c_in + c0 (1 + 4.5 (L - 1))) values forward in 2 (2L - 1) exchanges of two passes,
-    and the corners, which the formula leaves out: 4 a channel. Backward as much, but for the input's exchange."""
+    """An interior tile of q px: 4q (c_in + c0 (1 + 4.5 (L - 1))) values forward in 2 (2L - 1) exchanges with eight
+    neighbours, and the corners, which the formula leaves out: 4 a channel. Backward as much, but for the input's."""
     q, unet = 512, UNet(levels, base_channels=base)
     layers, partition = unet.graph(), Partition.even(3 * q, 3)
     steps = rank_steps(layers, partition)[1]
@@ -72,16 +72,16 @@ def test_layer_mode_sends_the_volume_of_the_formula(levels: int, base: int) -> N
     corners = 4 * sum(tensor.channels for tensor in exchanged)
     volume = 4 * q * (unet.bands + base * (1 + 4.5 * (levels - 1)))
     traffic = layer_traffic(layers, steps, steps, tensors)
-    assert traffic.forward == Sent(4 * len(exchanged), 4 * int(volume + corners))
+    assert traffic.forward == Sent(8 * len(exchanged), 4 * int(volume + corners))
     of_input = 4 * unet.bands * (4 * q + 4)
-    assert traffic.backward == Sent(4 * (len(exchanged) - 1), traffic.forward.bytes - of_input)
+    assert traffic.backward == Sent(8 * (len(exchanged) - 1), traffic.forward.bytes - of_input)
 
 
 def test_exchange_mode_sends_the_volume_of_the_formula() -> None:
     """An interior tile: c_in ((q + 2h)^2 - q^2) values, once."""
     q, h = 512, 96
     cost = exchange_cost(task_of(UNet(), (3 * q, 3 * q), (3, 3)), MACHINE)
-    assert cost.busiest == Traffic(Sent(4, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), Sent())
+    assert cost.busiest == Traffic(Sent(8, 4 * 4 * ((q + 2 * h) ** 2 - q**2)), Sent())
 
 
 @pytest.mark.parametrize(("q", "percent"), [(512, 89), (1248, 33), (2496, 16), (4992, 8)])

@@ -16,7 +16,8 @@ from tests.geometry.drawn import partitions, windows
 from tests.spatial.together import for_all
 from tests.spatial.twins import NAMED_SHAPES, OpenAxes
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.decomposition import Partition, WindowExchange, plan_exchange
+from tiledseg.geometry.block_exchange import BlockExchange, block_exchange
+from tiledseg.geometry.decomposition import Partition, plan_exchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.mesh_shape import MeshPosition
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -78,10 +79,11 @@ class Case:
         col = self.col_windows[at.col] if self.col_windows else self.cols.owned(at.col)
         return slice(None), slice(None), row.shift(MARGIN).slice, col.shift(MARGIN).slice
 
-    def exchanges(self, at: MeshPosition) -> tuple[WindowExchange | None, WindowExchange | None]:
-        return (
+    def exchange(self, at: MeshPosition) -> BlockExchange | None:
+        return block_exchange(
             plan_exchange(self.rows, self.row_windows, at.row) if self.row_windows else None,
             plan_exchange(self.cols, self.col_windows, at.col) if self.col_windows else None,
+            (at.row, at.col),
         )
 
     def with_margin(self, x_BCHW: torch.Tensor) -> torch.Tensor:
@@ -133,7 +135,7 @@ def check_exchange(case: Case, opened: OpenAxes, exchanger: HaloExchanger, axes:
     if at is not None:
         x_BCHW = case.block(case.image(seed), at).requires_grad_()
         weights_BCHW = case.weights(at, seed)
-        window_BCHW = exchanger.exchange(x_BCHW, *case.exchanges(at), case.fill)
+        window_BCHW = exchanger.exchange(x_BCHW, case.exchange(at), case.fill)
         (dx_BCHW,) = torch.autograd.grad(window_BCHW, x_BCHW, weights_BCHW)
         if not torch.equal(window_BCHW, case.with_margin(case.image(seed))[case.window(at)]):
             fault = "the window is not that of the image"
@@ -192,7 +194,7 @@ def test_several_steps_in_flight(opened: OpenAxes, shape: tuple[int, int]) -> No
     at = axes.position
     if at is not None:
         x_BCHW = [case.block(case.image(seed), at).requires_grad_() for seed in range(3)]
-        y_BCHW = [exchanger.exchange(x, *case.exchanges(at)) for x in x_BCHW]
+        y_BCHW = [exchanger.exchange(x, case.exchange(at)) for x in x_BCHW]
         for seed in (1, 2, 0):
             (dx_BCHW,) = torch.autograd.grad(y_BCHW[seed], x_BCHW[seed], case.weights(at, seed))
             if not torch.equal(dx_BCHW, expected_gradient(case, axes, seed)[case.owned(at)]):
@@ -209,20 +211,19 @@ def test_traffic_is_what_the_plan_says(opened: OpenAxes, shape: tuple[int, int])
     at, traffic, fault = axes.position, axes.point_to_point.meter, None
     case = thin(*shape, 1, 1)
     if at is not None:
-        rows, cols = case.exchanges(at)
+        exchange = case.exchange(at)
         x_BCHW = case.block(case.image(0), at).requires_grad_()
         traffic.reset()
         own = Case(case.rows, case.cols, case.rows.blocks, case.cols.blocks)
-        assert HaloExchanger(axes).exchange(x_BCHW, *own.exchanges(at)) is x_BCHW
+        assert HaloExchanger(axes).exchange(x_BCHW, own.exchange(at)) is x_BCHW
         assert (traffic.messages, traffic.bytes) == (0, 0)
-        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, rows, cols)
-        messages = len(rows.sends) + len(cols.sends)
-        pixels = sum(t.part.size for t in rows.sends) * cols.owned.size
-        pixels += sum(t.part.size for t in cols.sends) * rows.window.size
+        assert exchange is not None, "a rank has a neighbour"
+        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, exchange)
+        messages, pixels = len(exchange.sends), sum(x_BCHW[:, :, p.rows, p.cols].numel() for p in exchange.sends)
         if (traffic.messages, traffic.bytes) != (messages, 8 * pixels):
             fault = f"sent {traffic.messages} messages and {traffic.bytes} bytes, not {messages} and {8 * pixels}"
         window_BCHW.sum().backward()
-        back = len(rows.receives) + len(cols.receives)
+        back = len(exchange.receives)
         if fault is None and traffic.messages != messages + back:
             fault = f"sent {traffic.messages - messages} messages backward, not {back}"
     opened.agree(fault)
@@ -237,7 +238,7 @@ def test_a_block_that_does_not_lie_in_one_piece(opened: OpenAxes, shape: tuple[i
         larger_BCHW = torch.nn.functional.pad(case.block(case.image(3), at), (1, 2, 3, 1), value=99.0)
         height, width = case.rows.owned(at.row).size, case.cols.owned(at.col).size
         x_BCHW = larger_BCHW[:, :, 3 : 3 + height, 1 : 1 + width].requires_grad_()
-        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, *case.exchanges(at))
+        window_BCHW = HaloExchanger(axes).exchange(x_BCHW, case.exchange(at))
         (dx_BCHW,) = torch.autograd.grad(window_BCHW.sum(), x_BCHW)
         seen = [[0] * p.size for p in (case.rows, case.cols)]
         for counts, wanted in zip(seen, (case.row_windows, case.col_windows), strict=True):

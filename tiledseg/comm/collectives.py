@@ -139,6 +139,8 @@ def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor as a flat uint8 view."""
+    """The bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
+    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
+        return tensor
     # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

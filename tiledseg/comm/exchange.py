@@ -87,8 +87,10 @@ class ExchangeWork:
 
     def _device(self) -> torch.device:
         """Whose work waits for the messages: of a GPU where it sends from, or receives into, its own memory."""
-        tensors = [message.tensor for message in self.carried] + [tensor for tensor, _ in self.staged]
-        return next((tensor.device for tensor in tensors if tensor.is_cuda), CPU)
+        for _, tensor in self.carried:
+            if tensor.is_cuda:
+                return tensor.device
+        return next((tensor.device for tensor, _ in self.staged if tensor.is_cuda), CPU)
 
 
 class BytePointToPoint(ABC):
@@ -116,20 +118,17 @@ class BytePointToPoint(ABC):
             return DoneWork()
         lent: list[torch.Tensor] = []
         outgoing = [Message(peer, self._carried(tensor, lent)) for peer, tensor in sends]
-        for message, posted in zip(sends, outgoing, strict=True):
-            if self._must_stage(message.tensor):
-                posted.tensor.copy_(as_bytes(message.tensor))  # not asynchronous: posted on the next line
+        filled = len(lent)
         incoming = [Message(peer, self._carried(tensor, lent)) for peer, tensor in receives]
+        staged = _staged(receives, incoming) if len(lent) > filled else ()
+        for tensor, buffer in _staged(sends, outgoing) if filled else ():
+            buffer.copy_(as_bytes(tensor))  # not asynchronous: posted below
         carried = [*outgoing, *incoming]
         with waiting("messages with %s", _Peers(carried)):  # the first one of a pair connects it, which may take both
             finish = self._post(outgoing, incoming)
         self.meter.messages += len(outgoing)
-        self.meter.bytes += sum(message.tensor.numel() for message in outgoing)
-        staged = [
-            (message.tensor, posted.tensor)
-            for message, posted in zip(receives, incoming, strict=True)
-            if self._must_stage(message.tensor)
-        ]
+        for _, tensor in outgoing:
+            self.meter.bytes += tensor.numel()
         return ExchangeWork(finish, carried, staged, lent, self._buffers, self.meter)
 
     @abstractmethod
@@ -152,3 +151,9 @@ class BytePointToPoint(ABC):
             return as_bytes(tensor)
         lent.append(self._buffers.take(tensor.numel() * tensor.element_size()))
         return lent[-1]
+
+
+def _staged(messages: Sequence[Message], carried: Sequence[Message]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors that a buffer stands for, each with it."""
+    pairs = zip(messages, carried, strict=True)
+    return [(m.tensor, c.tensor) for m, c in pairs if m.tensor.data_ptr() != c.tensor.data_ptr()]

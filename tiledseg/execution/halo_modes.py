@@ -25,9 +25,10 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.carrying import network_input
 from tiledseg.execution.precision import autocast
+from tiledseg.geometry.block_exchange import context_exchange
 from tiledseg.geometry.blocks import exchange_block, layer_blocks
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Decomposition, Partition, decompose, plan_exchange
+from tiledseg.geometry.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.models.cropping import cropped
@@ -310,9 +311,8 @@ class ExchangeMode(SharedMode):
     def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
         """The block with the halo of all its tiles, and where that lies in the raster."""
         rows, cols = image.context_windows()
-        exchanges = plan_exchange(image.rows, rows, row), plan_exchange(image.cols, cols, col)
         window = Box(rows[row], cols[col]).shift(image.whole.row.start, image.whole.col.start)
-        return self._exchanger.exchange(x_BCHW, *exchanges), window
+        return self._exchanger.exchange(x_BCHW, context_exchange(image, (row, col))), window
 
 
 class LayerMode(SharedMode):

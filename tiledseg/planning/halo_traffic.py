@@ -1,20 +1,21 @@
 """What the ranks of one image send each other in one step: messages and bytes, forward and backward, in whole numbers.
 
-Rows travel first, then columns of what the rows have made, as `spatial.halo_exchange` sends them: a row message is
-its positions x the columns at hand x channels, a column message its positions x the rows of the window, those filled
-in at the image's border included, x channels. The backward pass is the adjoint: who has received sends as much back.
-A tensor before which no layer has weights needs no gradient, so its exchange has no backward pass.
+As `spatial.halo_exchange` sends them: each part that a rank sends or keeps along rows, with each along columns, is a
+message of as many pixels x channels, but for what it keeps along both. The backward pass is the adjoint: who has
+received sends as much back. A tensor before which no layer has weights needs no gradient, so its exchange has no
+backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 
 from tiledseg.geometry.decomposition import Decomposition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.rank_steps import InputStep, RankSteps, swaps
+from tiledseg.planning.rank_steps import InputStep, RankSteps, Swap, swaps
 from tiledseg.records import dataclass
 from tiledseg.widths import wide_bytes
 
@@ -92,12 +93,12 @@ def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequenc
     for r, c, tensor in inputs_of(graph, row, col, tensors):
         if not (r.exchanged or c.exchanged):
             continue
-        pixels_out, pixels_back = _pixels(r, c)
-        forward[0] += r.swap.sends + c.swap.sends
-        forward[1] += pixels_out * tensor.pixel_bytes
+        out, back = sent(r.swap, c.swap), received(r.swap, c.swap)
+        forward[0] += len(out)
+        forward[1] += area(out) * tensor.pixel_bytes
         if tensor.has_gradient:
-            backward[0] += r.swap.receives + c.swap.receives
-            backward[1] += pixels_back * tensor.pixel_bytes
+            backward[0] += len(back)
+            backward[1] += area(back) * tensor.pixel_bytes
     return Traffic(Sent(*forward), Sent(*backward))
 
 
@@ -110,12 +111,24 @@ def inputs_of(
             yield of_row, of_col, tensors[source]
 
 
-def _pixels(row: InputStep, col: InputStep) -> tuple[int, int]:
-    """Pixels that a rank sends in an exchange, and that it receives: its adjoint sends as many back."""
-    return (
-        row.swap.sent * col.source + col.swap.sent * row.window,
-        row.swap.received * col.source + col.swap.received * row.window,
-    )
+def sent(row: Swap, col: Swap) -> list[tuple[int, int]]:
+    """Height and width of each piece that a rank sends in an exchange."""
+    return _pieces((row.kept, *row.sent), (col.kept, *col.sent))
+
+
+def received(row: Swap, col: Swap) -> list[tuple[int, int]]:
+    """Of each that it receives: its adjoint sends them back."""
+    return _pieces((row.kept, *row.received), (col.kept, *col.received))
+
+
+def area(pieces: Sequence[tuple[int, int]]) -> int:
+    """Pixels in all."""
+    return sum(height * width for height, width in pieces)
+
+
+def _pieces(rows: Sequence[int], cols: Sequence[int]) -> list[tuple[int, int]]:
+    """All but the first: it is kept."""
+    return [(height, width) for height, width in list(product(rows, cols))[1:] if height and width]
 
 
 def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) -> Iterator[tuple[tuple[int, int], Sent]]:
@@ -124,8 +137,8 @@ def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) ->
     rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
     for i, row in enumerate(rows):
         for j, col in enumerate(cols):
-            pixels = row.sent * decomposition.cols.owned(j).size + col.sent * row_windows[i].size
-            yield (i, j), Sent(row.sends + col.sends, pixels * input_tensor(bands, value_bytes).pixel_bytes)
+            pieces = sent(row, col)
+            yield (i, j), Sent(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
 
 
 def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:

@@ -15,7 +15,7 @@ from tiledseg.geometry.layer import Layer, Shape
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.planning.backward_walk import Moved
 from tiledseg.planning.cost import LayerCost, Tensor, keep, keep_for_backward
-from tiledseg.planning.halo_traffic import TensorAt, inputs_of, tensors_of
+from tiledseg.planning.halo_traffic import TensorAt, area, inputs_of, received, sent, tensors_of
 from tiledseg.planning.rank_steps import DimStep, InputStep, RankSteps
 from tiledseg.widths import SINGLE_BYTES, copy_bytes
 
@@ -40,16 +40,12 @@ def strip_bytes(
 
 
 def _strip_pixels(row: InputStep, col: InputStep, tensor: TensorAt, training: bool) -> int:
-    """Tensors lie channels last: whole rows travel as they lie, columns and all that is added to others do not."""
-    rows_sent, rows_received = row.swap.sent * col.source, row.swap.received * col.source
-    cols_sent, cols_received = col.swap.sent * row.window, col.swap.received * row.window
-    # Rows that arrive in the middle of a wider window do not lie in one piece, but for a single row.
-    scattered = col.exchanged and col.window > col.source and row.swap.received > row.swap.receives
-    forward = cols_sent + cols_received + rows_received * scattered
-    if row.held == row.source and col.held != col.source:
-        forward += rows_sent
-    backward = rows_sent + cols_sent + cols_received
-    return forward + backward * (training and tensor.has_gradient)
+    """Channels last: whole rows, and parts of one, travel as they lie; what is added to others does not."""
+    out = sent(row.swap, col.swap)
+    lying = [(height, width) for height, width in out if height == 1 or width == col.held]
+    taken = [(height, width) for height, width in received(row.swap, col.swap) if height > 1 and width != col.window]
+    forward = area(out) - area(lying) + area(taken)
+    return forward + (area(out) + area(taken)) * (training and tensor.has_gradient)
 
 
 class _Made(NamedTuple):
@@ -146,10 +142,9 @@ class RankWalk:
         made = self._cut(f"{name}: cut", made, channels, (row.source, col.source))
         if row.moves or col.moves:
             pixel = channels * made.tensor.value_bytes
-            by_cols = pixel * row.window * col.source * col.exchanged
-            by_rows = pixel * row.source * col.source * row.exchanged
-            self._noted += pixel * (row.swap.received * col.source + col.swap.received * row.window)
-            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), by_cols + by_rows)
+            self._noted += pixel * area(received(row.swap, col.swap))
+            back = pixel * row.source * col.source
+            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), back)
         if (row.read, col.read) != (row.window, col.window):
             made = self._move(f"{name}: padding", made, channels, (row.read, col.read), _bytes(made, channels))
         return made

@@ -6,7 +6,7 @@ Ranks whose steps are equal cost the same, so costs are worked out once for each
 A convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 after it; positions run to the right:
 
     held, source        4========8        what the rank has of the tensor; all of it goes into the exchange
-    swap              <-4        7->      it sends 2 positions in 2 messages, and receives as many
+    swap              <-4        7->      it sends 2 parts of a position each, receives as many, and keeps 4
     window, read      3-========-9        after the exchange; where a dim is not cut, `read` has the layer's padding too
     computed, given     4========8        the outputs; where the next layer needs a halo too, more of them
     held, source        4========8        of the pooling, which exchanges nothing
@@ -29,12 +29,12 @@ from tiledseg.records import dataclass
 
 
 class Swap(NamedTuple):
-    """One rank's part in an exchange along one dim: positions and messages that it sends and receives."""
+    """One rank's part in an exchange along one dim: positions of each part that it sends and receives, and `kept`:
+    those of its own that are in its window."""
 
-    sent: int = 0
-    sends: int = 0
-    received: int = 0
-    receives: int = 0
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    kept: int = 0
 
 
 class InputStep(NamedTuple):
@@ -64,7 +64,6 @@ class DimStep(NamedTuple):
     given: int
 
 
-_NO_SWAP = Swap()
 RankSteps = tuple[DimStep, ...]
 _Swaps = Sequence[Sequence[list[Swap] | None]]
 
@@ -94,20 +93,21 @@ def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[Rank
 def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
     """Every rank's part in the exchange after which rank i holds `windows[i]`: what `plan_exchange` says, at once."""
     edges = partition.edges
-    found = [[0, 0, 0, 0] for _ in windows]
+    sent: list[list[int]] = [[] for _ in windows]
+    received: list[list[int]] = [[] for _ in windows]
+    kept = [0 for _ in windows]
     for taker, window in enumerate(windows):
         wanted = window.clip(partition.whole)
         giver = bisect_right(edges, wanted.start) - 1
         while giver < partition.parts and edges[giver] < wanted.stop:
             size = min(edges[giver + 1], wanted.stop) - max(edges[giver], wanted.start)
-            if size and giver != taker:
-                sender, receiver = found[giver], found[taker]
-                sender[0] += size
-                sender[1] += 1
-                receiver[2] += size
-                receiver[3] += 1
+            if size and giver == taker:
+                kept[taker] = size
+            elif size:
+                sent[giver].append(size)
+                received[taker].append(size)
             giver += 1
-    return [Swap(*counts) for counts in found]
+    return [Swap(tuple(s), tuple(r), k) for s, r, k in zip(sent, received, kept, strict=True)]
 
 
 def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], swapped: _Swaps, index: int) -> RankSteps:
@@ -135,6 +135,6 @@ def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: S
     size, block = read.stop - read.start, stop - start
     if swap is None:
         inside = read.clip(held).size  # it may have the padding of a layer after it
-        return InputStep(held.size, inside, False, _NO_SWAP, False, inside, size, block)
-    moves = start != read.start or stop != read.stop or swap.sends > 0
+        return InputStep(held.size, inside, False, Swap(kept=inside), False, inside, size, block)
+    moves = start != read.start or stop != read.stop or len(swap.sent) > 0
     return InputStep(held.size, block, True, swap, moves, size, size, block)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from tiledseg.geometry.block_exchange import BlockExchange, block_exchange
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layer_windows import NodeWindows
 from tiledseg.models.block import DimPlace, Place
@@ -24,20 +24,13 @@ DimWindows = tuple[NodeWindows, ...]
 class Bring:
     """What one rank does with one input of a node for an image of one size: all that can be known before it runs.
 
-    `crop`: what of the tensor at hand goes on (None: all); `rows`, `cols`: the exchanges after it; `pads`: what is
-    still missing beyond the image's ends, as `functional.pad` takes it.
+    `crop`: what of the tensor at hand goes on (None: all); `exchange`: the one after it (None: there is nothing to do);
+    `pads`: what is still missing beyond the image's ends, as `functional.pad` takes it.
     """
 
     crop: Box | None
-    rows: WindowExchange | None
-    cols: WindowExchange | None
+    exchange: BlockExchange | None
     pads: tuple[int, int, int, int] | None
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is a halo to wait for, and nothing else to be done before the node."""
-        exchanges = (e for e in (self.rows, self.cols) if e is not None)
-        return self.pads is None and any(not exchange.is_identity for exchange in exchanges)
 
     def cut(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         """What of the tensor at hand goes on."""
@@ -45,7 +38,7 @@ class Bring:
 
     def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
         """What the node reads."""
-        return self.padded(exchanger.exchange(self.cut(x_BCHW), self.rows, self.cols, fill), fill)
+        return self.padded(exchanger.exchange(self.cut(x_BCHW), self.exchange, fill), fill)
 
     def padded(self, x_BCHW: torch.Tensor, fill: float) -> torch.Tensor:
         """With what is missing beyond the image's ends."""
@@ -71,9 +64,9 @@ class Action:
         self, layer: SpatialLayer, inputs: list[torch.Tensor], exchangers: list[HaloExchanger], overlap: bool
     ) -> torch.Tensor:
         """The node's output from the tensors at hand. Collective over the ranks of the image."""
-        if overlap and self.inputs[0].waits and layer.can_overlap(self.place):
-            only = self.inputs[0]
-            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.rows, only.cols)
+        only = self.inputs[0]
+        if overlap and only.exchange is not None and only.pads is None and layer.can_overlap(self.place):
+            return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.exchange)
         brought = zip(self.inputs, inputs, exchangers, strict=True)
         return layer(self.place, *(bring.window(x, exchanger, layer.fill) for bring, x, exchanger in brought))
 
@@ -117,7 +110,8 @@ def _bring(
         sources.append(read.clip(extent) if exchange is None else exchange.owned)
         missing.append(read.outside(extent) if exchange is None else (0, 0))
     pads = (*missing[1], *missing[0])
-    return Bring(_crop(Box(*held), Box(*sources)), exchanges[0], exchanges[1], pads if any(pads) else None)
+    crop = _crop(Box(*held), Box(*sources))
+    return Bring(crop, block_exchange(exchanges[0], exchanges[1], at), pads if any(pads) else None)
 
 
 def _read(node: NodeWindows, index: int, rank: int) -> Interval:

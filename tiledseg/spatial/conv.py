@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.nn.functional import conv2d
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.block_exchange import BlockExchange
 from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
-from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.models.block import Place
 from tiledseg.models.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -44,8 +44,7 @@ class SpatialConvolution(SpatialLayer):
         x_BCHW: torch.Tensor,
         place: Place,
         exchanger: HaloExchanger,
-        rows: WindowExchange | None,
-        cols: WindowExchange | None,
+        exchange: BlockExchange,
     ) -> torch.Tensor:
         """The layer on this rank's own block `x_BCHW`, halo exchange included, which travels while the interior is
         computed. The same result but for the order of sums. Collective over the ranks of the image."""
@@ -57,7 +56,7 @@ class SpatialConvolution(SpatialLayer):
         options = ConvolutionOptions(
             (m.stride[0], m.stride[1]), padding, (m.dilation[0], m.dilation[1]), m.groups, self._convolve
         )
-        job = OverlapJob(exchanger, rows, cols, options, (self._row, self._col), place)
+        job = OverlapJob(exchanger, exchange, options, (self._row, self._col), place)
         result: torch.Tensor = OverlappedConvolution.apply(x_BCHW.to(dtype), m.weight.to(dtype), bias, job)
         return result
 

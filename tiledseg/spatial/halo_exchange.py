@@ -1,12 +1,15 @@
 """The halo exchange as an operation of autograd: from each rank's own block to the window that it needs, and back.
 
-Rows travel first, then columns of what the rows have made: so corners come along, with messages between ranks of one
-row or one column of the mesh only. The backward pass is the adjoint, in reverse: each piece of a window's gradient goes
-back to the rank that owns the piece and is added there, in the order of ranks, so sums are the same run after run.
+All that a window lacks comes straight from its owners, corners from the rank across them: one batch of messages for
+both dims. The backward pass is the adjoint: each piece of a window's gradient goes back to the rank that owns the piece
+and is added there, in the order of ranks, so sums are the same run after run.
+
+What is sent and where it goes is worked out once for each layout of a block, and written down as views of it (`Part`):
+an exchange then makes a tensor, copies and posts.
 
 Deadlock cannot arise: all ranks of an image run the same exchanges in the same order (it is the order of the layers,
-and autograd's order is its reverse on every rank); within one exchange and axis every receive and send is posted before
-anything is waited for; who sends what to whom follows from integers that all ranks share.
+and autograd's order is its reverse on every rank); within one exchange every receive and send is posted before anything
+is waited for; who sends what to whom follows from integers that all ranks share.
 
 Where a window is to be made once more (`models.rebuild`), what has arrived is kept, and put beside the rank's own block
 again: nothing is sent.
@@ -14,34 +17,118 @@ again: nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tiledseg.comm.axes import Axes
+from tiledseg.comm.collectives import as_bytes
 from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.work import Work
-from tiledseg.geometry.decomposition import WindowExchange
-from tiledseg.geometry.interval import Interval
-from tiledseg.models.notes import current
-
-ROWS, COLS = 2, 3  # dims of x_BCHW
-
-# An exchange under way: it stops wherever messages have been posted and work could be done meanwhile; its value is the
-# result. Take it to the end with `complete`, on every rank.
-Phases = Generator[None, None, torch.Tensor]
+from tiledseg.comm.work import DoneWork, Work
+from tiledseg.geometry.block_exchange import BlockExchange, Piece
+from tiledseg.models.notes import Notes, current
 
 
-def complete(phases: Phases) -> torch.Tensor:
-    """Waits for all that is left of an exchange; its result."""
-    while True:
-        try:
-            next(phases)
-        except StopIteration as done:
-            result: torch.Tensor = done.value
-            return result
+class Part:
+    """A part of every tensor of one layout, and the strip by which it travels where it does not lie in one piece, or
+    `adds` to what is there. Bytes travel channels last."""
+
+    def __init__(self, like_BCHW: torch.Tensor, piece: Piece, adds: bool = False) -> None:
+        part_BCHW = like_BCHW[:, :, piece.rows, piece.cols]
+        self._view = part_BCHW.shape, part_BCHW.stride()
+        self._offset = part_BCHW.storage_offset() - like_BCHW.storage_offset()
+        self._length = part_BCHW.numel()
+        part_BHWC = part_BCHW.permute(0, 2, 3, 1)
+        self.strip_BCHW: torch.Tensor | None = None
+        if adds or not part_BHWC.is_contiguous():
+            strip_BHWC = torch.empty(part_BHWC.shape, dtype=part_BCHW.dtype, device=part_BCHW.device)
+            self.strip_BCHW, self._bytes = strip_BHWC.permute(0, 3, 1, 2), as_bytes(strip_BHWC)
+
+    def of(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        return x_BCHW.as_strided(*self._view, x_BCHW.storage_offset() + self._offset)
+
+    def carried(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The bytes that travel: the strip's, or those of the tensor itself."""
+        if self.strip_BCHW is not None:
+            return self._bytes
+        return x_BCHW.as_strided((self._length,), (1,), x_BCHW.storage_offset() + self._offset).view(torch.uint8)
+
+
+class _Way(NamedTuple):
+    """One direction of an exchange, for tensors of one layout: what goes out of one, and into what is `made` of it.
+
+    `kept`: what stays on this rank, in both. `blank`: the parts of what is made that nobody owns.
+    """
+
+    shape: tuple[int, ...]
+    layout: torch.memory_format
+    sends: tuple[tuple[int, Part], ...]
+    receives: tuple[tuple[int, Part], ...]
+    kept: tuple[Part, Part] | None
+    blank: tuple[Part, ...]
+
+    @staticmethod
+    def forward(x_BCHW: torch.Tensor, exchange: BlockExchange, rank_at: Callable[[int, int], int]) -> _Way:
+        made_BCHW = _empty(x_BCHW, exchange.window)
+        return _Way(
+            made_BCHW.shape,
+            _layout(x_BCHW),
+            _parts(x_BCHW, exchange.sends, rank_at),
+            _parts(made_BCHW, exchange.receives, rank_at),
+            exchange.kept and (Part(x_BCHW, exchange.kept[0]), Part(made_BCHW, exchange.kept[1])),
+            tuple(Part(made_BCHW, piece) for piece in exchange.outside),
+        )
+
+    @staticmethod
+    def back(gradient_BCHW: torch.Tensor, exchange: BlockExchange, rank_at: Callable[[int, int], int]) -> _Way:
+        made_BCHW = _empty(gradient_BCHW, exchange.owned)
+        return _Way(
+            made_BCHW.shape,
+            _layout(gradient_BCHW),
+            _parts(gradient_BCHW, exchange.receives, rank_at),
+            _parts(made_BCHW, exchange.sends, rank_at, adds=True),
+            exchange.kept and (Part(gradient_BCHW, exchange.kept[1]), Part(made_BCHW, exchange.kept[0])),
+            () if exchange.keeps_all else (Part(made_BCHW, Piece(exchange.at)),),
+        )
+
+    def empty(self, like_BCHW: torch.Tensor) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=like_BCHW.dtype, device=like_BCHW.device, memory_format=self.layout)
+
+    def place(self, x_BCHW: torch.Tensor, fill: float, into_BCHW: torch.Tensor) -> None:
+        """What the rank has itself, and what nobody has."""
+        for part in self.blank:
+            part.of(into_BCHW).fill_(fill)
+        if self.kept is not None:
+            self.kept[1].of(into_BCHW).copy_(self.kept[0].of(x_BCHW))
+
+
+class Flight(NamedTuple):
+    """An exchange whose messages are under way into parts of what is `made`; `notes`: where what arrives is kept."""
+
+    work: Work
+    made_BCHW: torch.Tensor
+    arriving: tuple[tuple[int, Part], ...] = ()
+    notes: Notes | None = None
+
+    def window(self) -> torch.Tensor:
+        """What was wanted, once all of it has arrived."""
+        self.work.wait()
+        for _, part in self.arriving:
+            if part.strip_BCHW is not None:
+                part.of(self.made_BCHW).copy_(part.strip_BCHW)
+        if self.notes is not None:
+            self.notes.add([part.of(self.made_BCHW).clone() for _, part in self.arriving])
+        return self.made_BCHW
+
+    def gradient(self) -> torch.Tensor:
+        """The sum of what belongs to this rank's block, once all of it has arrived."""
+        self.work.wait()
+        for _, part in self.arriving:
+            assert part.strip_BCHW is not None, "what is added to others has a strip"
+            part.of(self.made_BCHW).add_(part.strip_BCHW)
+        return self.made_BCHW
 
 
 @dataclass
@@ -49,196 +136,88 @@ class HaloExchanger:
     """Carries the halos of one place in a network. Its strips are allocated once and used again at every step."""
 
     axes: Axes
-    _strips: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict)
+    _ways: dict[tuple[Any, ...], _Way] = field(default_factory=dict)
 
-    def exchange(
-        self, x_BCHW: torch.Tensor, rows: WindowExchange | None, cols: WindowExchange | None, fill: float = 0.0
-    ) -> torch.Tensor:
+    @property
+    def strips(self) -> list[torch.Tensor]:
+        """What is kept between steps."""
+        parts = (part for way in self._ways.values() for _, part in (*way.sends, *way.receives))
+        return [part.strip_BCHW for part in parts if part.strip_BCHW is not None]
+
+    def exchange(self, x_BCHW: torch.Tensor, exchange: BlockExchange | None, fill: float = 0.0) -> torch.Tensor:
         """The window of this rank from the blocks of all. Collective over the ranks of the image.
 
-        `x_BCHW` is this rank's own block along each dim that has an exchange; a dim without one (None) stays as it is.
-        Beyond the tensor's ends the window holds `fill`. Where nothing is to be done x itself is returned.
-        Differentiable: the adjoint adds each part of the gradient to its owner, and drops what was filled in.
+        `x_BCHW` is this rank's own block along each dim that has an exchange. Beyond the tensor's ends the window holds
+        `fill`. Where nothing is to be done (None) x itself is returned. Differentiable: the adjoint adds each part of
+        the gradient to its owner, and drops what was filled in.
         """
-        if all(exchange is None or exchange.is_identity for exchange in (rows, cols)):
+        if exchange is None:
             return x_BCHW
-        result: torch.Tensor = _Exchange.apply(x_BCHW, self, rows, cols, fill)
+        result: torch.Tensor = _Exchange.apply(x_BCHW, self, exchange, fill)
         return result
 
-    def gathering(
-        self, x_BCHW: torch.Tensor, rows: WindowExchange | None, cols: WindowExchange | None, fill: float
-    ) -> Phases:
-        """The exchange itself, without autograd."""
-        if cols is None:
-            return (yield from self._gather_dim(x_BCHW, ROWS, rows, fill)) if rows is not None else x_BCHW
-        if rows is None:
-            return (yield from self._gather_dim(x_BCHW, COLS, cols, fill))
-        if cols.kept != cols.owned:  # columns are dropped: they must travel along the rows first all the same
-            middle_BCHW = yield from self._gather_dim(x_BCHW, ROWS, rows, fill)
-            return (yield from self._gather_dim(middle_BCHW, COLS, cols, fill))
-        # The rows' result is built where the columns' needs it, so the block is copied once only.
-        window_BCHW = _empty(x_BCHW, rows.window.size, cols.window.size)
-        middle_BCHW = _part(window_BCHW, COLS, cols.kept, cols.window.start)
-        yield from self._gather_dim(x_BCHW, ROWS, rows, fill, into=middle_BCHW)
-        return (yield from self._gather_dim(middle_BCHW, COLS, cols, fill, into=window_BCHW))
+    def start(self, x_BCHW: torch.Tensor, exchange: BlockExchange, fill: float) -> Flight:
+        """Posts the messages, and makes what needs none of them; leave x alone until its `window` is there. Without
+        autograd. What has been noted is taken as it was, and nothing is posted."""
+        way, notes = self._way(_Way.forward, x_BCHW, exchange), current()
+        if notes is None or not notes.is_read:
+            return self._start(way, x_BCHW, fill)._replace(notes=notes)
+        window_BCHW = way.empty(x_BCHW)
+        way.place(x_BCHW, fill, window_BCHW)
+        for (_, part), arrived_BCHW in zip(way.receives, notes.next(), strict=True):
+            part.of(window_BCHW).copy_(arrived_BCHW)
+        return Flight(DoneWork(), window_BCHW)
 
-    def scattering(
-        self, gradient_BCHW: torch.Tensor, rows: WindowExchange | None, cols: WindowExchange | None
-    ) -> Phases:
-        """The adjoint of `gathering`: from the gradient of this rank's window to that of its own block."""
-        for dim, exchange in ((COLS, cols), (ROWS, rows)):
-            if exchange is not None:
-                gradient_BCHW = yield from self._scatter_dim(gradient_BCHW, dim, exchange)
-        return gradient_BCHW
+    def start_back(self, gradient_BCHW: torch.Tensor, exchange: BlockExchange) -> Flight:
+        """The adjoint: from the gradient of this rank's window to the `gradient` of its own block."""
+        return self._start(self._way(_Way.back, gradient_BCHW, exchange), gradient_BCHW, 0.0)
 
-    def _gather_dim(
-        self,
-        x_BCHW: torch.Tensor,
-        dim: int,
-        exchange: WindowExchange,
-        fill: float,
-        into: torch.Tensor | None = None,
-    ) -> Phases:
-        window = exchange.window
-        if into is None:
-            shape = (window.size, x_BCHW.shape[COLS]) if dim == ROWS else (x_BCHW.shape[ROWS], window.size)
-            into = _empty(x_BCHW, *shape)
-        notes = current()
-        if notes is not None and notes.is_read:
-            self._place(x_BCHW, dim, exchange, fill, into)
-            for target, strip in zip(_targets(into, dim, exchange), notes.next(), strict=True):
-                target.copy_(strip)
-            return into
-        arriving = [
-            _Arriving(self, ("in", dim, t.peer), t.peer, target)
-            for t, target in zip(exchange.receives, _targets(into, dim, exchange), strict=True)
-        ]
-        sends = [(t.peer, _part(x_BCHW, dim, t.part, exchange.owned.start)) for t in exchange.sends]
-        work = self._start(dim, sends, arriving, "out")
-        self._place(x_BCHW, dim, exchange, fill, into)
-        yield
-        work.wait()
-        for arrival in arriving:
-            arrival.put()
-        if notes is not None:
-            notes.add([target.detach().clone() for target in _targets(into, dim, exchange)])
-        return into
+    def _start(self, way: _Way, x_BCHW: torch.Tensor, fill: float) -> Flight:
+        made_BCHW = way.empty(x_BCHW)
+        for _, part in way.sends:
+            if part.strip_BCHW is not None:
+                part.strip_BCHW.copy_(part.of(x_BCHW))
+        outgoing = [Message(rank, part.carried(x_BCHW)) for rank, part in way.sends]
+        incoming = [Message(rank, part.carried(made_BCHW)) for rank, part in way.receives]
+        work = self.axes.point_to_point.start(outgoing, incoming)
+        way.place(x_BCHW, fill, made_BCHW)
+        return Flight(work, made_BCHW, way.receives)
 
-    def _place(self, x_BCHW: torch.Tensor, dim: int, exchange: WindowExchange, fill: float, into: torch.Tensor) -> None:
-        """What the rank has itself of a window, and what lies beyond the tensor's ends."""
-        window = exchange.window
-        if exchange.kept.size:  # an empty one may lie outside the window
-            kept_BCHW = _part(into, dim, exchange.kept, window.start)
-            source_BCHW = _part(x_BCHW, dim, exchange.kept, exchange.owned.start)
-            if kept_BCHW.data_ptr() != source_BCHW.data_ptr():
-                kept_BCHW.copy_(source_BCHW)
-        before, after = exchange.outside
-        if before:
-            into.narrow(dim, 0, before).fill_(fill)
-        if after:
-            into.narrow(dim, window.size - after, after).fill_(fill)
-
-    def _scatter_dim(self, gradient_BCHW: torch.Tensor, dim: int, exchange: WindowExchange) -> Phases:
-        window, owned = exchange.window, exchange.owned
-        shape = (owned.size, gradient_BCHW.shape[COLS]) if dim == ROWS else (gradient_BCHW.shape[ROWS], owned.size)
-        result_BCHW = _empty(gradient_BCHW, *shape)
-        arriving = [
-            _Arriving(self, ("adjoint in", dim, t.peer), t.peer, _part(result_BCHW, dim, t.part, owned.start), True)
-            for t in exchange.sends
-        ]
-        sends = [(t.peer, _part(gradient_BCHW, dim, t.part, window.start)) for t in exchange.receives]
-        work = self._start(dim, sends, arriving, "adjoint out")
-        if exchange.kept != owned:
-            result_BCHW.zero_()
-        if exchange.kept.size:
-            kept_BCHW = _part(gradient_BCHW, dim, exchange.kept, window.start)
-            _part(result_BCHW, dim, exchange.kept, owned.start).copy_(kept_BCHW)
-        yield
-        work.wait()
-        for arrival in arriving:
-            arrival.put()
-        return result_BCHW
-
-    def _start(self, dim: int, sends: list[tuple[int, torch.Tensor]], arriving: list[_Arriving], what: str) -> Work:
-        outgoing = [Message(self._rank(dim, peer), self._packed((what, dim, peer), x)) for peer, x in sends]
-        incoming = [Message(self._rank(dim, a.peer), a.strip_BHWC) for a in arriving]
-        return self.axes.point_to_point.start(outgoing, incoming)
-
-    def _rank(self, dim: int, peer: int) -> int:
-        """The rank of the job with index `peer` along this rank's column (dim rows) or row (dim cols) of the mesh."""
-        position = self.axes.position
-        assert position is not None, "ranks outside the mesh own no block and exchange nothing"
-        return self.axes.rank_at(peer, position.col) if dim == ROWS else self.axes.rank_at(position.row, peer)
-
-    def _packed(self, key: tuple[Any, ...], x_BCHW: torch.Tensor) -> torch.Tensor:
-        """A block as it travels: channels last, in one piece; without a copy where it lies so in memory already."""
-        x_BHWC = x_BCHW.detach().permute(0, 2, 3, 1)
-        if x_BHWC.is_contiguous():
-            return x_BHWC
-        strip_BHWC = self.strip(key, x_BHWC)
-        strip_BHWC.copy_(x_BHWC)
-        return strip_BHWC
-
-    def strip(self, key: tuple[Any, ...], like_BHWC: torch.Tensor) -> torch.Tensor:
-        """The contiguous buffer of this key, for a tensor of this shape, dtype and device."""
-        full = (*key, like_BHWC.shape, like_BHWC.dtype, like_BHWC.device)
-        if full not in self._strips:
-            self._strips[full] = torch.empty(like_BHWC.shape, dtype=like_BHWC.dtype, device=like_BHWC.device)
-        return self._strips[full]
-
-
-class _Arriving:
-    """A part that is on its way into `target_BCHW`: straight into it where it lies in one piece, else into a strip."""
-
-    def __init__(
-        self, owner: HaloExchanger, key: tuple[Any, ...], peer: int, target_BCHW: torch.Tensor, adds: bool = False
-    ) -> None:
-        self.peer = peer
-        self._target_BHWC = target_BCHW.detach().permute(0, 2, 3, 1)
-        self._adds = adds
-        self._direct = not adds and self._target_BHWC.is_contiguous()
-        self.strip_BHWC = self._target_BHWC if self._direct else owner.strip(key, self._target_BHWC)
-
-    def put(self) -> None:
-        """Moves what has arrived to its place."""
-        if self._adds:
-            self._target_BHWC.add_(self.strip_BHWC)
-        elif not self._direct:
-            self._target_BHWC.copy_(self.strip_BHWC)
+    def _way(self, make: Callable[..., _Way], x_BCHW: torch.Tensor, exchange: BlockExchange) -> _Way:
+        key = make, exchange, x_BCHW.shape, x_BCHW.stride(), x_BCHW.dtype, x_BCHW.device
+        if key not in self._ways:
+            self._ways[key] = make(x_BCHW, exchange, self.axes.rank_at)
+        return self._ways[key]
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x_BCHW: torch.Tensor,
-        exchanger: HaloExchanger,
-        rows: WindowExchange | None,
-        cols: WindowExchange | None,
-        fill: float,
+        ctx: Any, x_BCHW: torch.Tensor, exchanger: HaloExchanger, exchange: BlockExchange, fill: float
     ) -> torch.Tensor:
-        ctx.exchanger, ctx.rows, ctx.cols = exchanger, rows, cols
-        return complete(exchanger.gathering(x_BCHW, rows, cols, fill))
+        ctx.exchanger, ctx.exchange = exchanger, exchange
+        return exchanger.start(x_BCHW, exchange, fill).window()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return complete(ctx.exchanger.scattering(gradient_BCHW, ctx.rows, ctx.cols)), None, None, None, None
+        return ctx.exchanger.start_back(gradient_BCHW, ctx.exchange).gradient(), None, None, None
 
 
-def _targets(into: torch.Tensor, dim: int, exchange: WindowExchange) -> list[torch.Tensor]:
-    """The parts of a window that others send."""
-    return [_part(into, dim, t.part, exchange.window.start) for t in exchange.receives]
+def _parts(
+    like_BCHW: torch.Tensor, pieces: Iterable[Piece], rank_at: Callable[[int, int], int], adds: bool = False
+) -> tuple[tuple[int, Part], ...]:
+    return tuple((rank_at(*piece.peer), Part(like_BCHW, piece, adds)) for piece in pieces)
 
 
-def _part(x_BCHW: torch.Tensor, dim: int, part: Interval, origin: int) -> torch.Tensor:
-    """The positions `part` of a block whose first position is `origin`."""
-    return x_BCHW.narrow(dim, part.start - origin, part.size)
-
-
-def _empty(like_BCHW: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Of other sides, in the same memory format; channels last where both would do."""
-    shape = (*like_BCHW.shape[:2], height, width)
+def _layout(like_BCHW: torch.Tensor) -> torch.memory_format:
+    """That of what is made; channels last where both would do."""
     plain = like_BCHW.is_contiguous() and not like_BCHW.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.contiguous_format if plain else torch.channels_last
-    return torch.empty(shape, dtype=like_BCHW.dtype, device=like_BCHW.device, memory_format=layout)
+    return torch.contiguous_format if plain else torch.channels_last
+
+
+def _empty(like_BCHW: torch.Tensor, sides: tuple[int | None, int | None]) -> torch.Tensor:
+    """Of other sides (None: the same), without values."""
+    height, width = (given if side is None else side for side, given in zip(sides, like_BCHW.shape[2:], strict=True))
+    shape = (*like_BCHW.shape[:2], height, width)
+    return torch.empty(shape, dtype=like_BCHW.dtype, device=like_BCHW.device, memory_format=_layout(like_BCHW))

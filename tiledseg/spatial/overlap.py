@@ -1,15 +1,14 @@
 """A convolution that computes its interior while the halos travel, and its borders once they are there.
 
-The interior are the outputs that read nothing but this rank's own block. Where the image is cut both ways its upper
-half is computed while rows travel and its lower half while columns do. In the backward pass the input's gradient comes
-first, and the weights' gradient is computed while the halos of the former travel home. What it costs: five smaller
-convolutions in place of one, and a copy of the output. Whether it pays depends on the machine; it is measured in
-benchmarks/spatial.
+The interior are the outputs that read nothing but this rank's own block. In the backward pass the input's gradient
+comes first, and the weights' gradient is computed while the halos of the former travel home. What it costs: five
+smaller convolutions in place of one, and a copy of the output. Whether it pays depends on the machine; it is measured
+in benchmarks/spatial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,12 +16,12 @@ from typing import Any
 import torch
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from tiledseg.geometry.block_exchange import BlockExchange
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.convolutions import Convolution
-from tiledseg.geometry.decomposition import WindowExchange
 from tiledseg.geometry.interval import Interval
 from tiledseg.models.block import DimPlace, Place
-from tiledseg.spatial.halo_exchange import HaloExchanger, Phases, complete
+from tiledseg.spatial.halo_exchange import HaloExchanger
 
 Pair = tuple[int, int]
 
@@ -44,8 +43,7 @@ class OverlapJob:
     """Everything about one convolution on one rank but its tensors."""
 
     exchanger: HaloExchanger
-    rows: WindowExchange | None
-    cols: WindowExchange | None
+    exchange: BlockExchange
     options: ConvolutionOptions
     layers: tuple[Convolution, Convolution]
     place: Place
@@ -57,9 +55,22 @@ class OverlapJob:
     @property
     def interior(self) -> Box:
         """The outputs that need this rank's own block alone; empty where every output needs a halo."""
-        return Box(
-            _interior(self.layers[0], self.place.row, self.rows), _interior(self.layers[1], self.place.col, self.cols)
-        )
+        return Box(*(_within(layer, at.given, at.owned) if cut else at.given for layer, at, cut in self._dims()))
+
+    @property
+    def own(self) -> Box:
+        """What the rank has before the exchange."""
+        return Box(*(at.owned if cut else at.read for _, at, cut in self._dims()))
+
+    @property
+    def window(self) -> Box:
+        """What it has after it."""
+        return Box(self.place.row.read, self.place.col.read)
+
+    def _dims(self) -> Iterator[tuple[Convolution, DimPlace, bool]]:
+        """Rows and columns, each with whether it travels."""
+        travels = (size is not None for size in self.exchange.window)
+        return zip(self.layers, (self.place.row, self.place.col), travels, strict=True)
 
     def borders(self) -> Iterator[Box]:
         """The other outputs, as up to four strips; all of them in one where there is no interior."""
@@ -86,12 +97,6 @@ class OverlapJob:
         return Box(row, col)
 
 
-def _interior(layer: Convolution, place: DimPlace, exchange: WindowExchange | None) -> Interval:
-    if exchange is None:
-        return place.given
-    return _within(layer, place.given, exchange.owned)
-
-
 @lru_cache(maxsize=1024)
 def _within(layer: Convolution, out: Interval, own: Interval) -> Interval:
     """Those of the outputs that read nothing but the inputs `own`."""
@@ -106,22 +111,10 @@ class OverlappedConvolution(torch.autograd.Function):
     def forward(
         ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, job: OverlapJob
     ) -> torch.Tensor:
-        phases = job.exchanger.gathering(x_BCHW, job.rows, job.cols, 0.0)
-        given = job.given
-        own = Box(*(e.owned if e is not None else p.read for e, p in _dims(job)))
-        y_BCHW: torch.Tensor | None = None
-        window_BCHW: torch.Tensor | None = None
-        for chunk in _chunks(job):
-            window_BCHW = _proceed(phases) if window_BCHW is None else window_BCHW
-            part_BCHW = _convolve(x_BCHW, job.read(chunk), own, weight, bias, job.options)
-            y_BCHW = _output(part_BCHW, given) if y_BCHW is None else y_BCHW
-            y_BCHW[(slice(None), slice(None), *chunk.relative_to(given).slices)] = part_BCHW
-        window_BCHW = complete(phases) if window_BCHW is None else window_BCHW
-        window = Box(job.place.row.read, job.place.col.read)
-        for strip in job.borders():
-            part_BCHW = _convolve(window_BCHW, job.read(strip), window, weight, bias, job.options)
-            y_BCHW = _output(part_BCHW, given) if y_BCHW is None else y_BCHW
-            y_BCHW[(slice(None), slice(None), *strip.relative_to(given).slices)] = part_BCHW
+        flight = job.exchanger.start(x_BCHW, job.exchange, 0.0)
+        y_BCHW = _compute(None, x_BCHW, job.own, [job.interior], weight, bias, job)
+        window_BCHW = flight.window()
+        y_BCHW = _compute(y_BCHW, window_BCHW, job.window, job.borders(), weight, bias, job)
         assert y_BCHW is not None, "a rank gives at least one output"
         ctx.save_for_backward(window_BCHW, weight)
         ctx.job, ctx.has_bias = job, bias is not None
@@ -133,61 +126,40 @@ class OverlappedConvolution(torch.autograd.Function):
         window_BCHW, weight = ctx.saved_tensors
         job: OverlapJob = ctx.job
         o = job.options
-        dx_BCHW = dweight = dbias = None
-        phases = None
+        dx_BCHW = dweight = dbias = flight = None
         if ctx.needs_input_grad[0]:
             window_gradient_BCHW = conv2d_input(
                 window_BCHW.shape, weight, gradient_BCHW, o.stride, o.padding, o.dilation, o.groups
             )
-            phases = job.exchanger.scattering(window_gradient_BCHW, job.rows, job.cols)
-            dx_BCHW = _proceed(phases)
+            flight = job.exchanger.start_back(window_gradient_BCHW, job.exchange)
         if ctx.needs_input_grad[1]:
             dweight = conv2d_weight(window_BCHW, weight.shape, gradient_BCHW, o.stride, o.padding, o.dilation, o.groups)
-        if phases is not None and dx_BCHW is None:
-            dx_BCHW = _proceed(phases)
         if ctx.has_bias and ctx.needs_input_grad[2]:
             dbias = gradient_BCHW.sum((0, 2, 3))
-        if phases is not None and dx_BCHW is None:
-            dx_BCHW = complete(phases)
+        if flight is not None:
+            dx_BCHW = flight.gradient()
         return dx_BCHW, dweight, dbias, None
 
 
-def _dims(job: OverlapJob) -> Iterator[tuple[WindowExchange | None, DimPlace]]:
-    yield job.rows, job.place.row
-    yield job.cols, job.place.col
-
-
-def _proceed(phases: Phases) -> torch.Tensor | None:
-    """Goes on to the next point where messages are under way; the result where there is none."""
-    try:
-        next(phases)
-    except StopIteration as done:
-        result: torch.Tensor = done.value
-        return result
-    return None
-
-
-def _chunks(job: OverlapJob) -> Iterator[Box]:
-    """The interior in as many chunks as there are phases to wait for; nothing where it is empty."""
-    interior = job.interior
-    if not interior.area:
-        return
-    if job.rows is None or job.cols is None:
-        yield interior
-        return
-    middle = interior.row.start + interior.row.size // 2
-    for row in (Interval(interior.row.start, middle), Interval(middle, interior.row.stop)):
-        if row.size:
-            yield Box(row, interior.col)
-
-
-def _convolve(
-    x_BCHW: torch.Tensor, read: Box, at: Box, weight: torch.Tensor, bias: torch.Tensor | None, o: ConvolutionOptions
-) -> torch.Tensor:
-    """The outputs that read `read` of a tensor that covers `at`."""
-    rows, cols = read.relative_to(at).slices
-    part_BCHW = x_BCHW[:, :, rows, cols]
-    return o.convolve(part_BCHW, weight, bias, o.stride, o.padding, o.dilation, o.groups)
+def _compute(
+    y_BCHW: torch.Tensor | None,
+    x_BCHW: torch.Tensor,
+    at: Box,
+    outputs: Iterable[Box],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    job: OverlapJob,
+) -> torch.Tensor | None:
+    """Puts `outputs`, from a tensor that covers `at`, into y, which is made with the first of them."""
+    o = job.options
+    for out in outputs:
+        if not out.area:
+            continue
+        rows, cols = job.read(out).relative_to(at).slices
+        part_BCHW = o.convolve(x_BCHW[:, :, rows, cols], weight, bias, o.stride, o.padding, o.dilation, o.groups)
+        y_BCHW = _output(part_BCHW, job.given) if y_BCHW is None else y_BCHW
+        y_BCHW[(slice(None), slice(None), *out.relative_to(job.given).slices)] = part_BCHW
+    return y_BCHW
 
 
 def _output(like_BCHW: torch.Tensor, given: Box) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tiledseg.comm.collectives import Communicator
-from tiledseg.geometry.decomposition import WindowExchange
+from tiledseg.geometry.block_exchange import BlockExchange
 from tiledseg.geometry.layer import Layer
 from tiledseg.models.block import Place
 from tiledseg.spatial.halo_exchange import HaloExchanger
@@ -47,8 +47,7 @@ class SpatialLayer:
         x_BCHW: torch.Tensor,
         place: Place,
         exchanger: HaloExchanger,
-        rows: WindowExchange | None,
-        cols: WindowExchange | None,
+        exchange: BlockExchange,
     ) -> torch.Tensor:
         """The layer on this rank's own block, halo exchange included, which travels while the interior is computed. The
         same result but for the order of sums. Collective over the ranks of the image."""
