@@ -12,7 +12,6 @@ nothing but the comparison.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def main() -> int:
     options = _parser().parse_args()
     if options.what == "table":
         machine = Machine.known(find_machine(options.machine))
-        print(report(read([Path(folder) for folder in options.folders], machine, len(os.sched_getaffinity(0)))))
+        print(report(read([Path(folder) for folder in options.folders], machine)))
         return 0
     folder = Path(options.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.cost_model.cases import cases
 from benchmarks.spread import markdown
-from tiledseg.planning.cost_model.step_time import StepTime
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -43,28 +42,24 @@ class Row:
         return max(abs(value / self.median - 1) for value in self.measured)
 
 
-def read(folders: Sequence[Path], machine: Machine, cores: int) -> list[Row]:
-    """One a run, measured once in each folder. Runs of more ranks than `cores` count by CPU seconds."""
+def read(folders: Sequence[Path], machine: Machine) -> list[Row]:
+    """One a run, measured once in each folder, by the clock."""
     groups = {case.name: case.group for case in cases()}
     found: dict[str, tuple[dict[str, Any], list[float]]] = {}
     for folder in folders:
         for path in sorted(folder.glob("ranks-*.jsonl")):
             for line in map(json.loads, path.read_text().splitlines()):
-                by = "cpu" if line["ranks"] > cores else "clock"
                 held = found.setdefault(line["case"], (line, []))
-                held[1].append(statistics.median(line[by][1:]))  # the first step touches memory for the first time
+                held[1].append(statistics.median(line["clock"][1:]))  # the first step touches memory for the first time
     return [
-        Row(name, groups[name], line["ranks"], tuple(values), predicted(line, machine, line["ranks"] > cores))
+        Row(name, groups[name], line["ranks"], tuple(values), predicted(line, machine))
         for name, (line, values) in found.items()
     ]
 
 
-def predicted(line: dict[str, Any], machine: Machine, cpu: bool) -> float:
+def predicted(line: dict[str, Any], machine: Machine) -> float:
     question: RunQuestion = pickle.loads(base64.b64decode(line["question"]))
     plan = plan_run(replace(question, machine=machine))
-    time: StepTime = plan.cost.time
-    if cpu and plan.pipeline is None:
-        return time.busy
     assert plan.seconds is not None, "the machine has a profile"
     return plan.seconds
 

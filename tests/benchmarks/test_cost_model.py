@@ -66,9 +66,9 @@ def test_a_run_is_timed_and_predicted(tmp_path: Path) -> None:
     assert min(*line["clock"], *line["cpu"]) > 0
     assert not (tmp_path / "run").exists()
     profile = profile_of("m.yaml", MEASURED)
-    seconds = predicted(line, Machine.known(profile), False)
-    assert seconds == predicted(line, Machine.known(profile), False) > 0
-    assert predicted(line, Machine.known(dataclasses.replace(profile, launch=1.0)), False) > seconds
+    seconds = predicted(line, Machine.known(profile))
+    assert seconds == predicted(line, Machine.known(profile)) > 0
+    assert predicted(line, Machine.known(dataclasses.replace(profile, launch=1.0))) > seconds
 
 
 def _cpu():  # type: ignore[no-untyped-def]

@@ -92,7 +92,8 @@ class Convolution(SlidingWindow, _Weighted):
 
     @property
     def speed(self) -> str:
-        return "pointwise" if self.kernel * (self.across or 1) == 1 else "convolution"
+        taps = self.kernel * (self.across or self.kernel)
+        return "pointwise" if taps == 1 else "convolution" if taps <= 9 else "wide convolution"
 
 
 @dataclass(frozen=True)

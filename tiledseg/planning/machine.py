@@ -84,13 +84,22 @@ class Machine:
     def reading(self, values: int, tiles: int, ranks: int) -> float:
         """Reading rasters, where no core is free to do it meanwhile."""
         known = self.profile
-        if known is None or known.cores is None or ranks * known.threads < known.cores:
+        if known is None or self.has_free_core(ranks):
             return 0.0
         return values * known.reading + tiles * known.opening
 
     def by_the_clock(self, ranks: int) -> float:
         """How many times longer than alone `ranks` of a host compute that have more threads than it has cores."""
+        return self.profile.by_the_clock(ranks) if self.profile else 1.0
+
+    def taking_turns(self, ranks: int) -> float:
+        """Threads a core, where they are more than the cores; else 1."""
         return self.profile.oversubscribed(min(ranks, self.profile.ranks_per_host)) if self.profile else 1.0
+
+    def has_free_core(self, ranks: int) -> bool:
+        """Whether something is free to read and to speak while `ranks` compute: a core, or a device's whole host."""
+        known = self.profile
+        return known is None or known.cores is None or ranks * known.threads < known.cores
 
     def message_seconds(self, sent: Sent, ranks: int = 1) -> float:
         """Messages of one of `ranks` ranks sent one after the other; nothing is hidden behind computing."""
@@ -108,14 +117,14 @@ class Machine:
     def hidden(self, all_reduce: float, buckets: int, backward: float, ranks: int) -> float:
         """What of an all-reduce passes while `backward` is computed: of all its buckets but the last one."""
         known = self.profile
-        if known is None or (known.cores is not None and ranks * known.threads >= known.cores):
+        if known is None or not self.has_free_core(ranks):
             return 0.0
         return min(all_reduce * (buckets - 1) / buckets, backward) if buckets else 0.0
 
     def _link(self, ranks: int) -> Link:
         if self.profile is None:
             return Link(self.latency, self.bandwidth, self.latency, self.bandwidth)
-        return self.profile.link(ranks)
+        return self.profile.of(ranks).link(ranks)
 
 
 def parse_flops(text: str) -> float:

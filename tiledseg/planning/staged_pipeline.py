@@ -99,15 +99,21 @@ class StagedPipeline:
     @property
     def period(self) -> float:
         """Time from one micro-batch to the next in a long step: as the slowest rank computes, or sends."""
-        computing, sending = ([0.0] * self.pipeline.size for _ in range(2))
+        computing = [0.0] * self.pipeline.size
         for rank, forward, backward in zip(self.pipeline.ranks, self.times.forward, self.times.backward, strict=True):
             computing[rank] += forward + backward
+        return max(*computing, *self.messages)
+
+    @property
+    def messages(self) -> list[float]:
+        """Time of those that each rank sends for a micro-batch."""
+        sending = [0.0] * self.pipeline.size
         for route in self.pipeline.routes:
             if self.case.message and not self.pipeline.is_local(route):
                 ends = (route.source, route.target) if route.returns else (route.source,)
                 for end in ends:  # the tensor, and its gradient
                     sending[self.pipeline.ranks[end]] += self.case.message(self.route_bytes(route))
-        return max(*computing, *sending)
+        return sending
 
     def timeline(self, transfers: bool = True) -> Timeline:
         """A simulated step; without `transfers` messages take no time."""

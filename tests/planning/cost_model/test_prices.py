@@ -100,6 +100,29 @@ def test_a_pipeline_lasts_as_its_simulation_says() -> None:
     assert whole / 2 < staged < whole
 
 
+def test_norms_take_what_was_measured_of_their_sums() -> None:
+    """Each sum, forward and backward, besides its all-reduce; nothing where no rank sums."""
+    network, layer = UNet(2, base_channels=4, norm="instance"), {"grid": (2, 2), "ranks": 4, "halo": "layer"}
+    sums = 2 * sum(layer.statistics is not None for layer in network.graph().layers)
+    more = seconds(replace(FLAT, norm=1.0), network, **layer) - seconds(FLAT, network, **layer)
+    assert more == pytest.approx(sums)
+    assert seconds(replace(FLAT, norm=1.0), network) == seconds(FLAT, network)
+
+
+def test_pipelines_that_take_turns_keep_their_cores_busy() -> None:
+    """Four ranks of two stages on two cores: at least as long as the cores need for all of it, at most as if no rank
+    computed while another waits. Where no core is free, messages take their time besides."""
+    free = replace(FLAT, links={"host": Link(0.0, 1e20, 0.0, 1e20), "network": LINK})
+    asked = {"grid": (4, 2), "ranks": 4, "stages": 2}
+    four, two = seconds(free, **asked), seconds(replace(free, cores=2), **asked)
+    work = seconds(free, grid=(4, 2))
+    assert max(four, work / 2) <= two * (1 + 1e-9)
+    assert two < 2 * four
+    slow = {"host": Link(1.0, 1e20, 0.0, 1e20), "network": LINK}
+    apart = (seconds(replace(FLAT, links=slow, cores=cores), **asked) for cores in (4, 5))
+    assert next(apart) > next(apart) + 2
+
+
 def test_every_layer_of_every_network_has_a_class() -> None:
     for network in (UNet(3, norm="pixel"), UNet(3, norm="batch", upsampling="bilinear"), UNet(2, upsampling="nearest")):
         works = graph_work(network.graph(), 4, (64, 64), 4)

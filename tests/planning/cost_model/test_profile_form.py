@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.convolutions import Convolution
 from tiledseg.machine_file import SOME_CPU, find_machine, shipped_machines
 from tiledseg.planning.cost_model.layer_work import LayerWork
 from tiledseg.planning.cost_model.profile import Disk, Link, Pass
@@ -65,6 +66,43 @@ def test_a_disk_is_measured_or_a_share_of_a_datasheet() -> None:
     assert profile_of("m.yaml", MEASURED).disk is None
     assert find_machine("summit").disk == Disk(pytest.approx(0.7 * 2.1e9), pytest.approx(0.7 * 5.5e9))
     assert find_machine("a100").disk is None, "nodes differ"
+
+
+CROWDED = {
+    "turns": 1.25, "exchange": 2.0, "window": 3e-9, "summed": 4e-9, "norm": 5.0, "reduce_latency": 6.0,
+    "reduce_bandwidth": 7e6,
+}  # fmt: skip
+
+
+def test_more_ranks_than_cores() -> None:
+    """What was measured of them counts for them alone; where nothing was, all takes as often longer as they take
+    turns."""
+    values = changed("host.ranks", 4)
+    values["measured"] |= {"crowded": CROWDED, "exchange": 1.0}
+    profile = profile_of("m.yaml", values)
+    assert profile.of(2) is profile
+    assert (profile.by_the_clock(2), profile.by_the_clock(4)) == (1, 2.5)
+    four = profile.of(4)
+    assert (four.exchange, four.window, four.summed, four.norm) == (2.0, 3e-9, 4e-9, 5.0)
+    assert four.link(4) == Link(1e-4, 1e8, 6.0, 7e6)
+    del values["measured"]["crowded"]
+    plain = profile_of("m.yaml", values)
+    assert (plain.of(4).exchange, plain.by_the_clock(4)) == (2.0, 2)
+
+
+def test_a_wide_kernel_has_rates_of_its_own_or_those_of_a_usual_one() -> None:
+    work = LayerWork("wide convolution", 8, 1.0, 100, 10**6, 1, 10**6, 10**6, 4)
+    usual = profile_of("m.yaml", MEASURED)
+    assert usual.passes(work) == usual.passes(work._replace(kind="convolution"))
+    own = changed("measured.rates.fp32.wide convolution", [[1, 8, 100, 4e9, 2e9]])
+    assert profile_of("m.yaml", own).passes(work) == Pass(pytest.approx(1e-3 + 5e-4), pytest.approx(1e-3 + 1e-3))
+    kinds = [
+        Convolution(8, 1).speed,
+        Convolution(8, 3).speed,
+        Convolution(8, 5).speed,
+        Convolution(8, 1, across=9).speed,
+    ]
+    assert kinds == ["pointwise", "convolution", "wide convolution", "convolution"]
 
 
 def test_some_cpu_is_measured() -> None:

@@ -14,7 +14,7 @@ from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
 from tiledseg.planning.cost import backward_passes
 from tiledseg.planning.halo_traffic import TensorAt, tensors_of
 
-CONVOLUTIONS = ("convolution", "pointwise", "transposed")  # their rates are operations a second
+CONVOLUTIONS = ("convolution", "wide convolution", "pointwise", "transposed")  # their rates are operations a second
 MEMORY_BOUND = (  # theirs are bytes a second
     "activation", "batch norm", "image norm", "pixel norm", "concatenate", "pool", "nearest", "bilinear", "elementwise",
     "loss", "copy", "entering",

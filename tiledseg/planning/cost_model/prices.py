@@ -9,9 +9,9 @@ from math import ceil
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work, nodes_work
-from tiledseg.planning.cost_model.profile import Pass
+from tiledseg.planning.cost_model.profile import Pass, Profile
 from tiledseg.planning.cost_model.step_time import StepTime
-from tiledseg.planning.halo_traffic import Sent, TensorAt, inputs_of, tensors_of
+from tiledseg.planning.halo_traffic import Sent, TensorAt, inputs_of, statistic_sums, tensors_of
 from tiledseg.planning.machine import Machine
 from tiledseg.planning.rank_steps import RankSteps
 from tiledseg.records import dataclass
@@ -32,6 +32,11 @@ class Prices:
     ranks: int = 1
 
     @cached_property
+    def _known(self) -> Profile | None:
+        """Of the machine, with so many ranks at work."""
+        return self.machine.profile.of(self.ranks) if self.machine.profile else None
+
+    @cached_property
     def weights(self) -> int:
         """That are trained."""
         return count_trained(self.graph, self.bands)
@@ -43,14 +48,15 @@ class Prices:
         return sum(2 * bool(node.layer.parameters(channels[s[0]])) for node, s in nodes if not node.frozen)
 
     def nodes(self, context: tuple[int, int]) -> list[Pass]:
-        """A training step's work on one context, of each node by itself: with a weight's gradient, added up, and the
-        last one with the loss. Where there is no profile as without those."""
+        """A training step's work on one context, of each node by itself: with a weight's gradient, added up, the first
+        one with reading, the last one with the loss. Where there is no profile as without those."""
         machine, shapes = self.machine, tensor_channels(self.graph, self.bands)
         works = graph_work(self.graph, self.bands, context, self.width)
         found = [machine.layer(work, self.ranks) for work in works]
         for k, (node, sources) in enumerate(zip(self.graph.nodes, self.graph.sources, strict=True)):
             weights = 0 if node.frozen else node.layer.parameters(shapes[sources[0]])
             found[k] = found[k].plus(Pass(0.0, machine.gradient_sum(weights, 2 * bool(weights))))
+        found[0] = found[0].plus(Pass(self._reading(context[0] * context[1], True)))
         loss = machine.values("loss", shapes[-1], works[-1].pixels, self.width, _LOSS, self.ranks)
         return [*found[:-1], found[-1].plus(loss)]
 
@@ -71,14 +77,10 @@ class Prices:
         found = self.machine.layers(works, self.ranks)
         first, last = (row[0].inputs[0].held * col[0].inputs[0].held), row[-1].given * col[-1].given
         time = self._with_ends(found, first, last, True)
-        known = self.machine.profile
-        summed = known.summed * summed_bytes(self.graph, works) if known and self.ranks > 1 else 0.0
-        return time._replace(forward=time.forward + summed, copies=self._windows(row, col))
+        return time._replace(norms=self._norms(works), copies=self._windows(row, col))
 
     def _with_ends(self, found: Pass, pixels: int, owned: int, read: bool) -> StepTime:
         machine, classes = self.machine, tensor_channels(self.graph, self.bands)[-1]
-        reading = machine.reading(self.bands * pixels, 1, self.ranks) if read else 0.0
-        entering = machine.values("entering", self.bands, pixels, wide_bytes(self.width), (2.0, 0.0), self.ranks)
         loss = machine.values("loss", classes, owned, self.width, _LOSS, self.ranks)
         cropped = pixels if owned < pixels else 0  # the gradient of what is cropped: zeros, and a copy
         crop = machine.values("copy", classes, cropped, self.width, (0.0, 3.0), self.ranks)
@@ -86,13 +88,19 @@ class Prices:
             forward=found.forward,
             backward=found.backward,
             loss=loss.step + crop.backward,
-            reading=reading + entering.forward,
+            reading=self._reading(pixels, read),
             gradients=machine.gradient_sum(self.weights, self.weight_tensors),
         )
 
+    def _reading(self, pixels: int, read: bool) -> float:
+        """From a raster, and what is made of it before the network."""
+        machine = self.machine
+        entering = machine.values("entering", self.bands, pixels, wide_bytes(self.width), (2.0, 0.0), self.ranks)
+        return entering.forward + (machine.reading(self.bands * pixels, 1, self.ranks) if read else 0.0)
+
     def _windows(self, row: RankSteps, col: RankSteps) -> float:
         """Of exchanges: a window is made of a block and what has arrived, and its gradient taken apart."""
-        known = self.machine.profile
+        known = self._known
         if known is None:
             return 0.0
         moved = windows_moved(self.graph, self.bands, self.width, row, col)
@@ -103,7 +111,15 @@ class Prices:
             self.machine.values("copy", tensor.channels, pixels, tensor.value_bytes, _COPY, self.ranks)
             for tensor, pixels in moved
         )
-        return fixed + sum(copy.forward for copy in copies)
+        return fixed + self.machine.by_the_clock(self.ranks) * sum(copy.forward for copy in copies)
+
+    def _norms(self, works: Sequence[LayerWork]) -> float:
+        """Of statistics that ranks sum, besides the all-reduces."""
+        known = self._known
+        if known is None or self.ranks == 1:
+            return 0.0
+        calls = statistic_sums(self.graph, self.bands, self.ranks).step.messages
+        return known.norm * calls + known.summed * summed_bytes(self.graph, works)
 
     def messages(self, sent: Sent) -> float:
         return self.machine.message_seconds(sent, self.ranks)

@@ -13,6 +13,7 @@ from tiledseg.widths import ACTIVATION_BYTES
 
 FLOPS_PER_MULTIPLY_ADD = 2
 _PRECISIONS = {width: name for name, width in ACTIVATION_BYTES.items()}
+_LIKE = {"wide convolution": "convolution"}  # whose rates count where a class was not measured
 
 
 class Pass(NamedTuple):
@@ -46,6 +47,20 @@ class Disk(NamedTuple):
     read: float
 
 
+class Crowd(NamedTuple):
+    """What holds in place of a profile's own figures where a host has more ranks than cores, by the clock: of exchanges
+    and norms, and of an all-reduce. `turns`: how many times longer layers take than where as many cores as threads did
+    the same one after the other."""
+
+    turns: float
+    exchange: float
+    window: float
+    summed: float
+    norm: float
+    reduce_latency: float
+    reduce_bandwidth: float
+
+
 class Link(NamedTuple):
     """Between two ranks: seconds a message, bytes a second; of an all-reduce likewise (see `Machine`)."""
 
@@ -68,7 +83,8 @@ class Profile:
     `gradient`, a weight of a tile whose gradient is added up (0: layers have it in them); `update`, a weight of a
     step's update, and `tensor`, a tensor of it; `reading`, a value of a raster, and `opening`, a tile; `first_touch`, a
     byte of memory that the system clears for a process; `exchange`, one besides its messages, `window`, a byte of what
-    it makes (0: as a copy), and `summed`, a byte more of what a norm takes and gives, where its statistics are summed.
+    it makes (0: as a copy); where ranks sum a norm's statistics, `norm`, one of these sums besides its all-reduce, and
+    `summed`, a byte more of what the norm takes and gives. `crowded`: see `Crowd`; None where it was not measured.
     """
 
     name: str
@@ -91,6 +107,8 @@ class Profile:
     exchange: float = 0.0
     window: float = 0.0
     summed: float = 0.0
+    norm: float = 0.0
+    crowded: Crowd | None = None
     base: int = 0
     disk: Disk | None = None
     measured: bool = False
@@ -126,7 +144,8 @@ class Profile:
         return Pass((self.launch + forward) if forward else 0.0, (self.launch + backward) if work.passes else 0.0)
 
     def _table(self, work: LayerWork) -> Table | None:
-        return self.tables.get(_PRECISIONS[work.width], {}).get(work.kind)
+        tables = self.tables.get(_PRECISIONS[work.width], {})
+        return tables.get(work.kind) or tables.get(_LIKE.get(work.kind, ""))
 
     def _rate(self, work: LayerWork) -> Rate:
         table = self._table(work)
@@ -147,6 +166,23 @@ class Profile:
     def oversubscribed(self, ranks: int) -> float:
         """How many times longer by the clock `ranks` of a host take that have more threads than it has cores."""
         return 1.0 if self.cores is None else max(1.0, ranks * self.threads / self.cores)
+
+    def of(self, ranks: int) -> Profile:
+        """With what holds where `ranks` are at work, of exchanges and norms."""
+        over = self.oversubscribed(min(ranks, self.ranks_per_host))
+        if over == 1:
+            return self
+        if self.crowded is None:
+            return replace(self, **{key: over * getattr(self, key) for key in ("exchange", "window", "summed", "norm")})
+        known = self.crowded._asdict()
+        host = self.links["host"]._replace(**{key: known.pop(key) for key in ("reduce_latency", "reduce_bandwidth")})
+        del known["turns"]
+        return replace(self, links={**self.links, "host": host}, **known)
+
+    def by_the_clock(self, ranks: int) -> float:
+        """How many times longer than on cores of their own the layers of `ranks` take, which take turns on them."""
+        over = self.oversubscribed(min(ranks, self.ranks_per_host))
+        return over * self.crowded.turns if over > 1 and self.crowded else over
 
     def link(self, ranks: int) -> Link:
         """The slowest among so many ranks; hosts share their network among their ranks."""

@@ -13,15 +13,17 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.layer_work import CLASSES
-from tiledseg.planning.cost_model.profile import Disk, Link, Profile, Sharing
+from tiledseg.planning.cost_model.profile import Crowd, Disk, Link, Profile, Sharing
 from tiledseg.planning.cost_model.rates import Point, Table
 from tiledseg.widths import ACTIVATION_BYTES
 
 TOP = ("name", "note", "sources", "host", "measured", "datasheet", "assumed")
 HOST = ("ranks", "memory", "cores", "threads")
 LINKS = ("host", "network")
-EXTRAS = ("gradient", "update", "tensor", "reading", "opening", "first_touch", "exchange", "window", "summed", "base")
-MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", "disk", *EXTRAS)
+EXTRAS = (
+    "gradient", "update", "tensor", "reading", "opening", "first_touch", "exchange", "window", "summed", "norm", "base",
+)  # fmt: skip
+MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", "crowded", "disk", *EXTRAS)
 DATASHEET = ("flops", "bandwidth", "links", "disk")
 ASSUMED = ("flops", "bandwidth", "links", "disk", "launch", "latency", "gradient", "update", "tensor")
 UNKNOWN_LINK = Link(20e-6, 10e9, 20e-6, 10e9)
@@ -71,8 +73,15 @@ class _Form:
             "links": {name: self.link(links, name) for name in LINKS},
             "sharing": Sharing(**{key: self.positive(sharing, f"measured.sharing.{key}") for key in sharing}),
             "disk": self.disk(group, "measured"),
+            "crowded": self.crowd(group["crowded"]) if "crowded" in group else None,
             **own,
         }
+
+    def crowd(self, values: Any) -> Crowd:
+        where = "measured.crowded"
+        group = self.group(values, where, Crowd._fields)
+        figures = {key: self.number(group, f"{where}.{key}") for key in Crowd._fields}
+        return Crowd(**figures | {key: self.positive(group, f"{where}.{key}") for key in ("turns", "reduce_bandwidth")})
 
     def datasheet(self, top: Mapping[str, Any]) -> dict[str, Any]:
         sources = top.get("sources")

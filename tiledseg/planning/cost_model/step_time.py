@@ -11,7 +11,7 @@ class StepTime(NamedTuple):
     """Seconds. `forward`, `backward`: of layers; `loss`; `reading`: rasters, and what is made of them before the
     network; `gradients`: adding up those of tiles; `update`: the optimizer; `copies`: of exchanges, into windows and
     out of them; `again`: computing once more, and waiting for a store, where memory is short; `messages`: of halos;
-    `norms`: all-reduces of statistics; `all_reduce`: of gradients, what of it no computing hides; `waiting`: of a
+    `norms`: statistics that ranks sum; `all_reduce`: of gradients, what of it no computing hides; `waiting`: of a
     pipeline's ranks, for each other."""
 
     forward: float = 0.0
@@ -32,11 +32,6 @@ class StepTime(NamedTuple):
         """Of the step."""
         return sum(self)
 
-    @property
-    def busy(self) -> float:
-        """That the rank's own cores, or device, are at work."""
-        return sum(self[:8])
-
     def plus(self, other: StepTime) -> StepTime:
         return StepTime(*(a + b for a, b in zip(self, other, strict=True)))
 
@@ -44,9 +39,10 @@ class StepTime(NamedTuple):
         return StepTime(*(factor * part for part in self))
 
     def longer(self, factor: float) -> StepTime:
-        """Where so many ranks share what one needs: what they compute takes that much longer."""
-        longer = [factor * part for part in self[:8]]
-        return StepTime._make([*longer, *self[8:]])
+        """Where so many ranks share what one needs: what they compute takes that much longer. What they do together is
+        known by the clock."""
+        together = "copies", "messages", "norms", "all_reduce", "waiting"
+        return self.times(factor)._replace(**{name: getattr(self, name) for name in together})
 
 
 NO_TIME = StepTime()

@@ -63,20 +63,27 @@ class MicroBatchSize:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes."""
+    """Seconds of each layer for the largest micro-batch, forward and backward, and of a message of so many bytes.
+
+    `takes_turns`: ranks a core, where they are more; `speaks_alone`: no core is free to carry messages meanwhile.
+    """
 
     forward: Sequence[float]
     backward: Sequence[float]
     message: MessageTime
+    takes_turns: float = 1.0
+    speaks_alone: bool = False
 
 
 def modelled(machine: Machine, graph: Graph, bands: int, largest: MicroBatchSize, ranks: int) -> Measured:
     """The same by what is known of the machine, of which `ranks` are at work, in place of measured ones."""
     prices = Prices(graph, bands, largest.value_bytes, machine, ranks)
     times = prices.nodes(largest.pixels)
-    shared = machine.by_the_clock(ranks)
+    turns = machine.taking_turns(ranks)
+    shared = machine.by_the_clock(ranks) / turns  # while others wait, a rank has the core to itself
     forward, backward = ([shared * each for each in part] for part in zip(*times, strict=True))
-    return Measured(forward, backward, lambda size: prices.messages(Sent(1, size)))
+    alone = not machine.has_free_core(ranks)
+    return Measured(forward, backward, lambda size: prices.messages(Sent(1, size)), turns, alone)
 
 
 def micro_batch_size(
@@ -147,8 +154,16 @@ def _planned(
 ) -> PipelinePlan:
     case = staged.case
     flushes = -(-largest.count // case.micro_batches)
-    seconds = staged.timeline().makespan * flushes if measured else None
+    seconds = flushes * _flush_seconds(staged, measured) if measured else None
     return PipelinePlan(case.schedule, staged.balance, case.modes, staged.times, parallel.micro_batches, seconds)
+
+
+def _flush_seconds(staged: StagedPipeline, measured: Measured) -> float:
+    """Of the micro-batches between two flushes: as simulated, with messages where the ranks' own cores carry them, or
+    as long as cores that ranks take turns on are busy."""
+    case = staged.case
+    spoken = case.micro_batches * max(staged.messages) if measured.speaks_alone else 0.0
+    return max(staged.timeline().makespan, measured.takes_turns * case.alone / case.stages) + spoken
 
 
 def rebuilt_pipeline(

@@ -176,11 +176,12 @@ class Pricing:
         micro_batches = min(candidate.micro_batches or passes, passes)
         again = candidate.recompute == "always"
         layers = [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
-        if len(chunk_ranks(candidate.schedule, stages)) > stages:
-            flush = micro_batches * sum(layers) / stages
-        else:
-            flush = least_flush(layers, stages, micro_batches)
-        return -(-passes // micro_batches) * flush * self.machine.by_the_clock(self.question.ranks)
+        even = micro_batches * sum(layers) / stages
+        folds = len(chunk_ranks(candidate.schedule, stages)) > stages
+        flush = even if folds else least_flush(layers, stages, micro_batches)
+        turns = self.machine.taking_turns(self.question.ranks)
+        shared = self.machine.by_the_clock(self.question.ranks) / turns
+        return -(-passes // micro_batches) * max(flush, turns * even) * shared
 
     def _step(self, time: StepTime) -> StepTime:
         return self.prices.step(time, 1, time.backward)

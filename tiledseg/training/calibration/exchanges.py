@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost_model.layer_work import graph_work
 from tiledseg.planning.cost_model.prices import summed_bytes, windows_moved
-from tiledseg.planning.halo_traffic import TensorAt
+from tiledseg.planning.cost_model.profile import Link
+from tiledseg.planning.halo_traffic import statistic_sums
 from tiledseg.planning.mode_cost import layer_ranks, settled
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
@@ -34,100 +36,117 @@ from tiledseg.training.step import Stepper, StepRules
 NETWORK = UNet(2, base_channels=12, classes=5)
 WIDER = UNet(2, base_channels=16, classes=5)
 SIDES = (32, 320)  # px: of a rank's block
-_REPEATS = 8
+_REPEATS = 5
 _IGNORED = 255
 
 
 class Exchange(NamedTuple):
-    """Seconds of an exchange, of each byte of its window, and of each byte of a tensor whose statistics are summed."""
+    """Seconds of an exchange, and of each byte of its window; of each byte of a tensor whose statistics are summed, and
+    of each such sum; all besides messages and all-reduces."""
 
-    fixed: float
-    byte: float
+    exchange: float
+    window: float
     summed: float
+    norm: float
 
 
-def measure_exchanges(mesh: Mesh, latency: float) -> Exchange:
-    """By small and large blocks, a rank beside the other; messages of `latency` count by themselves. Collective."""
-    small, large = (_more(mesh, NETWORK, side) for side in SIDES)
-    (few, count), (many, _) = (_size(mesh, NETWORK, side) for side in SIDES)
-    byte = max(0.0, large - small) / (many - few)
-    messages = 2 if mesh.size > 2 else 1  # of a rank, by which the others wait
-    fixed = max(0.0, (small - byte * few) / count - messages * latency)
+class _Size(NamedTuple):
+    """What a rank does in exchanges: windows, their bytes, messages."""
+
+    windows: int
+    bytes: int
+    messages: int
+
+
+def measure_exchanges(mesh: Mesh, ranks: int, link: Link) -> Exchange:
+    """By small and large blocks of the first `ranks`, one beside the other, over rows and columns where they are four;
+    messages and all-reduces over `link` count by themselves. Collective over all."""
+    shape = MeshShape(1, ranks // 2, 2) if ranks > 2 and ranks % 2 == 0 else MeshShape(1, ranks, 1)
+    small, large = (_more(mesh, shape, NETWORK, side) for side in SIDES)
+    few, many = (_size(shape, side) for side in SIDES)
+    byte = max(0.0, large - small) / (many.bytes - few.bytes)
+    fixed = max(0.0, small - byte * few.bytes - few.messages * link.latency) / few.windows
     norms = replace(NETWORK, norm="instance")
-    less, most = (_more(mesh, norms, side) for side in SIDES)
-    summed = max(0.0, most - less - (large - small)) / (_summed(norms, SIDES[1]) - _summed(norms, SIDES[0]))
-    return Exchange(*map(max, zip(*mesh.communicator.gather_objects((fixed, byte, summed)), strict=True)))
+    less, most = (_more(mesh, shape, norms, side) - plain for side, plain in zip(SIDES, (small, large), strict=True))
+    first, last = (_summed(norms, side) for side in SIDES)
+    summed = max(0.0, most - less) / (last - first)
+    calls = statistic_sums(norms.graph(), norms.bands, ranks).step.messages
+    rounds = 2 * math.ceil(math.log2(ranks))
+    norm = max(0.0, (less - summed * first) / calls - rounds * link.reduce_latency)
+    return Exchange(fixed, byte, summed, norm)
 
 
-def measure_together(mesh: Mesh) -> float:
-    """How many times longer a step takes while all ranks compute, each its own, than on rank 0 alone. Collective."""
-    alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator())
+def measure_together(mesh: Mesh, few: int, many: int) -> float:
+    """How many times longer a step takes while the first `many` ranks compute, each its own, than the first `few`.
+    Collective."""
     own = make_tiling((SIDES[1], SIDES[1]), (1, 1), network_footprint(WIDER.graph()))
-    with _stepping(alone, WIDER, own, Spread()) as step:
-        found: dict[int, list[float]] = {1: [], mesh.size: []}
+    alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator())
+    with _stepping(alone, WIDER, (own,), Spread()) as step:
+        found: dict[int, list[float]] = {few: [], many: []}
         for turn in range(2 + 2 * _REPEATS):  # by turns: what disturbs the machine disturbs both
-            ranks = (1, mesh.size)[turn % 2]
-            mesh.communicator.barrier()
-            seconds = step() if mesh.rank < ranks else 0.0
-            found[ranks].append(max(mesh.communicator.gather_objects(seconds)))
+            ranks = (few, many)[turn % 2]
+            found[ranks].append(_longest(mesh, step, ranks))
     one, all_of_them = (sorted(times[1:])[_REPEATS // 2] for times in found.values())
     return max(1.0, all_of_them / one)
 
 
-def _more(mesh: Mesh, network: UNet, side: int) -> float:
-    """Seconds by which a step in mode `layer` is longer than one of all ranks by themselves: by turns, the median."""
-    alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator())
-    footprint, shape = network_footprint(network.graph()), MeshShape(1, mesh.size, 1)
-    shared = make_tiling((side * mesh.size, side), (mesh.size, 1), footprint)
+def _longest(mesh: Mesh, step: Callable[[], object], ranks: int) -> float:
+    """Seconds in which the first `ranks`, which begin together, are all done; a rank that waits for its turn on a core
+    begins late, so the first begin of a host counts."""
+    mesh.communicator.barrier()
+    begun = time.perf_counter()
+    if mesh.rank < ranks:
+        step()
+    spans = mesh.communicator.gather_objects((begun, time.perf_counter()))[:ranks]
+    begins, ends = zip(*spans, strict=True)
+    return max(ends) - min(begins) if mesh.launch.one_node else max(end - begin for begin, end in spans)
+
+
+def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
+    """Seconds by which a step in mode `layer` is longer than one in which each rank has an image of its own: by turns,
+    the median."""
+    footprint, parts = network_footprint(network.graph()), (shape.rows, shape.cols)
+    shared = make_tiling((side * shape.rows, side * shape.cols), parts, footprint)
     own = make_tiling((side, side), (1, 1), footprint)
     with (
-        _stepping(mesh, network, shared, Spread("layer", shape)) as spoken,
-        _stepping(alone, network, own, Spread()) as silent,
+        _stepping(mesh, network, (shared,), Spread("layer", shape)) as spoken,
+        _stepping(mesh, network, (own,) * shape.ranks, Spread()) as silent,
     ):
-        found = []
-        for _ in range(1 + 2 * _REPEATS):
-            mesh.communicator.barrier()
-            together = spoken()
-            mesh.communicator.barrier()
-            found.append(together - silent())
-    more = sorted(found[1:])[_REPEATS]
-    return max(0.0, sum(mesh.communicator.gather_objects(more)) / mesh.size)
+        found = [
+            _longest(mesh, spoken, mesh.size) - _longest(mesh, silent, mesh.size)
+            for _ in range(1 + (2 * _REPEATS if shape.ranks == 2 else _REPEATS))
+        ]
+    return sorted(found[1:])[(len(found) - 1) // 2]
 
 
-def _size(mesh: Mesh, network: UNet, side: int) -> tuple[int, int]:
-    """Bytes of windows, and how many."""
-    tiling = make_tiling((side * mesh.size, side), (mesh.size, 1), network_footprint(network.graph()))
-    windows = _windows(tiling, mesh.size)
-    return sum(tensor.pixel_bytes * pixels for tensor, pixels in windows), len(windows)
+def _size(shape: MeshShape, side: int) -> _Size:
+    """Of the rank that makes most windows."""
+    graph, parts = NETWORK.graph(), (shape.rows, shape.cols)
+    tiling = make_tiling((side * shape.rows, side * shape.cols), parts, network_footprint(graph))
+    found = layer_ranks(graph, *settled(graph, decompose(tiling, parts)), 1, NETWORK.bands, 4)
+    moved = [(windows_moved(graph, NETWORK.bands, 4, rank.row, rank.col), rank) for rank in found]
+    windows, rank = max(moved, key=lambda each: len(each[0]))
+    size = sum(tensor.pixel_bytes * pixels for tensor, pixels in windows)
+    return _Size(len(windows), size, rank.traffic.step.messages)
 
 
 def _summed(network: UNet, side: int) -> int:
     return summed_bytes(network.graph(), graph_work(network.graph(), network.bands, (side, side), 4))
 
 
-def _windows(tiling: Tiling, ranks: int) -> list[tuple[TensorAt, int]]:
-    graph, decomposition = NETWORK.graph(), decompose(tiling, (ranks, 1))
-    found = layer_ranks(graph, *settled(graph, decomposition), 1, NETWORK.bands, 4)
-    return max((windows_moved(graph, NETWORK.bands, 4, rank.row, rank.col) for rank in found), key=len)
-
-
 @contextmanager
-def _stepping(mesh: Mesh, of: UNet, tiling: Tiling, spread: Spread) -> Iterator[Callable[[], float]]:
-    """What makes a step, as a run would, and says its seconds."""
+def _stepping(mesh: Mesh, of: UNet, tilings: tuple[Tiling, ...], spread: Spread) -> Iterator[Callable[[], object]]:
+    """What makes a step of all tiles, as a run would."""
     network = build_modules(of, seed=0).train()
     run = ParallelRun.open(spread, network, mesh, "fp32")
-    passes = run.over((tiling,))
+    passes = run.over(tilings)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
     stepper = Stepper(optimizer, mesh, passes, run.axes, StepRules(_IGNORED, 0))
-    parts = passes.mode.share([TileReference(0, tile) for tile in range(len(tiling))])
+    tiles = [TileReference(image, tile) for image, tiling in enumerate(tilings) for tile in range(len(tiling))]
+    parts = passes.mode.share(tiles)
     samples = [_sample(part) for part in parts]
 
-    def step() -> float:
-        begun = time.perf_counter()
-        stepper.run(0, iter(samples), parts, stop=False)
-        return time.perf_counter() - begun
-
-    yield step
+    yield lambda: stepper.run(0, iter(samples), parts, stop=False)
     stepper.close()
     run.close()
 

@@ -55,11 +55,13 @@ def _usual() -> Iterator[Case]:
                 yield Case(
                     UNet(2, base_channels=channels, classes=5, norm=norm), max(SMALLEST, 2 * (side // 2)), whole=False
                 )
+    for channels, side in ((8, 512), (8, 96), (16, 256), (16, 64), (32, 128), (32, 32)):
+        yield Case(UNet(2, base_channels=channels, classes=5, kernel=5), side, whole=False)
     for upsampling in ("nearest", "bilinear"):
         for side in (48, 192, 512):
             yield Case(UNet(2, base_channels=16, classes=5, upsampling=upsampling), side, whole=False)
     for precision in ("bf16", "fp64"):
-        for channels, largest in ((8, 512), (16, 320), (32, 128)):
+        for channels, largest in ((8, 320), (16, 192), (32, 96)):
             for side in (largest, largest // 4):
                 yield Case(UNet(2, base_channels=channels, classes=5), side, precision)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Mesh
 from tiledseg.pipeline.link_time import measure_link
 from tiledseg.planning.cost_model.profile import Link, Sharing
@@ -17,30 +18,26 @@ from tiledseg.training.calibration.movement import least
 _SMALL, _LARGE = 1, 1 << 20  # values of 8 bytes
 
 
-def measure_links(mesh: Mesh) -> dict[str, Link]:
-    """`host`, or `network` where the ranks are on several hosts; none of one rank. Collective.
+def measure_link_of(mesh: Mesh, communicator: Communicator) -> Link:
+    """Messages between ranks 0 and 1, and all-reduces of `communicator`, of some or all ranks. Collective.
 
     It cannot deadlock: ranks 0 and 1 speak in turn, then all take part in the same sums.
     """
-    if mesh.size == 1:
-        return {}
-    hosts = mesh.communicator.gather_objects(mesh.host)
     messages = mesh.communicator.point_to_point()
     pair = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, mesh.device) if mesh.rank < 2 else None
     messages.close()
     pair = mesh.communicator.gather_objects(pair)[0]
     assert pair is not None, "rank 0 has measured it"
-    small, large = (_all_reduce(mesh, size) for size in (_SMALL, _LARGE))
-    ranks = mesh.size
+    small, large = (_all_reduce(mesh, communicator, size) for size in (_SMALL, _LARGE))
+    ranks = max(mesh.communicator.gather_objects(communicator.size))
     speed = 2 * (ranks - 1) / ranks * 8 * (_LARGE - _SMALL) / max(large - small, 1e-9)
     rounds = 2 * math.ceil(math.log2(ranks))
-    link = Link(pair.latency, 1 / max(pair.per_byte, 1e-15), small / rounds, speed)
-    return {"host" if len(set(hosts)) == 1 else "network": link}
+    return Link(pair.latency, 1 / max(pair.per_byte, 1e-15), small / rounds, speed)
 
 
-def _all_reduce(mesh: Mesh, size: int) -> float:
+def _all_reduce(mesh: Mesh, communicator: Communicator, size: int) -> float:
     values = torch.zeros(size, dtype=torch.float64, device=mesh.device)
-    own = least(mesh.device, lambda: mesh.communicator.all_reduce_sum(values).wait())
+    own = least(mesh.device, lambda: communicator.all_reduce_sum(values).wait())
     return max(mesh.communicator.gather_objects(own))
 
 

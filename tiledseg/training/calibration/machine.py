@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -13,16 +14,17 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
 from tiledseg.memory.rates import TENSOR, store_rates
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
+from tiledseg.planning.cost_model.profile import Link
 from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
 from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, measure_case, points, usual_cases
-from tiledseg.training.calibration.links import measure_links, measure_sharing
+from tiledseg.training.calibration.links import measure_link_of, measure_sharing
 from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading, resident_bytes
 from tiledseg.training.calibration.weights import measure_weights
 from tiledseg.version import VERSION
 from tiledseg.widths import ACTIVATION_BYTES
 
 _MOVED = 8 * TENSOR  # bytes to the disk, twice, and back
-SECONDS = 40.0  # of layers: what is left then is left out
+SECONDS = 32.0  # of layers: what is left then is left out
 TINY = Case(UNet(2, base_channels=8, classes=5), 8)
 
 
@@ -31,22 +33,39 @@ def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None, store:
     measured on rank 0, links on all. Collective."""
     disk = mesh.on_root(lambda: {} if store is None else {"disk": _rounded(store_rates(store, _MOVED)._asdict())})
     base = mesh.on_root(lambda: _base(mesh.device))
-    links = measure_links(mesh)
-    together = measure_together(mesh) if links else None
-    exchange = {}
-    for link in links.values():
-        found = measure_exchanges(mesh, link.latency)
-        exchange = _rounded({"exchange": found.fixed, "window": found.byte, "summed": found.summed})
     hosts = mesh.communicator.gather_objects(mesh.host)
+    ranks, one_host = hosts.count(hosts[0]), len(set(hosts)) == 1
+    teams = ranks if mesh.device.type != "cpu" else max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
+    free = min(mesh.size, max(teams, 2)) if one_host else mesh.size
+    together = _together(mesh, free, "host" if one_host else "network")
+    if free < mesh.size:
+        together["crowded"] = _crowded(mesh, free, Link(**together["links"]["host"]))
     chosen = usual_cases() if cases is None else cases
-    ranks = hosts.count(hosts[0])
     own = mesh.on_root(lambda: _own(mesh, name, ranks, chosen))
-    cores = own["host"].get("cores")
-    if together and cores and 1 < ranks <= cores // own["host"]["threads"]:  # measured of whole steps: better than ours
-        most = 1 + (together - 1) * (cores // own["host"]["threads"] - 1) / (ranks - 1)
+    if one_host and free > 1 and mesh.device.type == "cpu":  # measured of whole steps: better than of single layers
+        most = 1 + (measure_together(mesh, 1, free) - 1) * (teams - 1) / (free - 1)
         own["measured"]["sharing"] = _rounded({"computing": most, "memory": most})
-    speeds = {where: _rounded(link._asdict()) for where, link in links.items()}
-    return own | {"measured": own["measured"] | exchange | disk | {"base": base, "links": speeds}}
+    return own | {"measured": own["measured"] | disk | {"base": base, "links": {}} | together}
+
+
+def _together(mesh: Mesh, free: int, where: str) -> dict[str, Any]:
+    """What the first `free` ranks, each with a core of its own, take for each other: none of one rank. Collective."""
+    if free == 1:
+        return {}
+    part = mesh.communicator.split([list(range(free))]) if free < mesh.size else mesh.communicator
+    link = measure_link_of(mesh, part)
+    if part is not mesh.communicator:
+        part.close()
+    return _rounded(measure_exchanges(mesh, free, link)._asdict()) | {"links": {where: _rounded(link._asdict())}}
+
+
+def _crowded(mesh: Mesh, free: int, link: Link) -> dict[str, float]:
+    """The same of all ranks, which take turns on the cores that `free` of them have. Collective."""
+    reduces = measure_link_of(mesh, mesh.communicator)
+    known = link._replace(reduce_latency=reduces.reduce_latency, reduce_bandwidth=reduces.reduce_bandwidth)
+    turns = max(1.0, measure_together(mesh, free, mesh.size) * free / mesh.size)
+    reduced = {key: getattr(known, key) for key in ("reduce_latency", "reduce_bandwidth")}
+    return _rounded({"turns": turns, **measure_exchanges(mesh, mesh.size, known)._asdict(), **reduced})
 
 
 def _own(mesh: Mesh, name: str, ranks: int, cases: Sequence[Case]) -> dict[str, Any]:
@@ -58,7 +77,7 @@ def _own(mesh: Mesh, name: str, ranks: int, cases: Sequence[Case]) -> dict[str, 
     weights, reading = measure_weights(device), measure_reading(device, launch)
     rates["fp32"] |= measure_movement(device, launch) | {"entering": reading.entering}
     cores, sharing = measure_sharing(device)
-    host: dict[str, Any] = {"ranks": ranks if cores is None else max(1, cores // torch.get_num_threads())}
+    host: dict[str, Any] = {"ranks": ranks if cores is None else max(ranks, cores // torch.get_num_threads())}
     host["threads"] = torch.get_num_threads()
     host |= {"cores": cores} if cores else {"memory": torch.cuda.get_device_properties(device).total_memory}
     figures = {
