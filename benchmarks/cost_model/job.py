@@ -4,7 +4,8 @@
 
 FOLDER has the images. A line of JSON a run goes to `FOLDER/ranks-RANKS.jsonl`: seconds of each step by the clock, and
 CPU seconds of the rank that took most; what the run asked of the planner lies beside it, to be asked again. Of a CASE
-alone, by its name, to `FOLDER/memory.jsonl`: the most bytes that its process held, and that its second step allocated.
+alone, by its name, to `FOLDER/memory.jsonl`: the most bytes that its process held in two steps, freed memory going back
+to the system, and what its third step allocated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.cost_model.cases import Case, cases
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.config_file import parse_config, to_yaml
-from tiledseg.freed_memory import keep_freed_memory
+from tiledseg.freed_memory import keep_freed_memory, keep_no_more
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -38,7 +39,7 @@ def main() -> int:
     folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
     steps = int(sys.argv[3]) if len(sys.argv) > 3 else 5
     name = sys.argv[4] if len(sys.argv) > 4 else None
-    keep_freed_memory(os.environ)
+    (keep_freed_memory if name is None else keep_no_more)(os.environ)
 
     def body(mesh: Mesh) -> None:
         import torch
@@ -55,7 +56,7 @@ def main() -> int:
 
 
 def run(case: Case, folder: Path, steps: int, mesh: Mesh, metered: bool = False) -> dict[str, Any]:
-    """Trains; what was measured, and what was asked. `metered`: the second step's allocations too. Collective."""
+    """Trains; what was measured, and what was asked. `metered`: memory too. Collective."""
     from tiledseg.training.start import start
 
     output = folder / "run"
@@ -80,7 +81,7 @@ def run(case: Case, folder: Path, steps: int, mesh: Mesh, metered: bool = False)
     asked = base64.b64encode(pickle.dumps(found["question"])).decode()
     line = {"case": case.name, "ranks": case.ranks, "clock": clock, "cpu": cpu, "question": asked}
     if metered:
-        line |= {"allocated": found["allocated"], "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        line |= {"allocated": found["allocated"], "resident": found["resident"]}
     return line
 
 
@@ -96,7 +97,8 @@ def _timed(metered: bool) -> Iterator[dict[str, Any]]:
 
     def timed(stepper: Stepper, *arguments: Any) -> Any:
         clock, cpu = time.perf_counter(), time.process_time()
-        if metered and len(found["steps"]) == 1:
+        if metered and len(found["steps"]) == 2:
+            found["resident"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             lasting = _lasting(stepper)
             with AllocationMeter(lasting) as meter:
                 result = whole(stepper, *arguments)

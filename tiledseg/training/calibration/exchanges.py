@@ -86,7 +86,7 @@ def measure_together(mesh: Mesh, few: int, many: int) -> float:
         for turn in range(2 + 2 * _REPEATS):  # by turns: what disturbs the machine disturbs both
             ranks = (few, many)[turn % 2]
             found[ranks].append(_longest(mesh, step, ranks))
-    one, all_of_them = (sorted(times[1:])[_REPEATS // 2] for times in found.values())
+    one, all_of_them = (min(times[1:]) for times in found.values())
     return max(1.0, all_of_them / one)
 
 
@@ -104,7 +104,7 @@ def _longest(mesh: Mesh, step: Callable[[], object], ranks: int) -> float:
 
 def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
     """Seconds by which a step in mode `layer` is longer than one in which each rank has an image of its own: by turns,
-    the median."""
+    the quickest of either."""
     footprint, parts = network_footprint(network.graph()), (shape.rows, shape.cols)
     shared = make_tiling((side * shape.rows, side * shape.cols), parts, footprint)
     own = make_tiling((side, side), (1, 1), footprint)
@@ -112,11 +112,10 @@ def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
         _stepping(mesh, network, (shared,), Spread("layer", shape)) as spoken,
         _stepping(mesh, network, (own,) * shape.ranks, Spread()) as silent,
     ):
-        found = [
-            _longest(mesh, spoken, mesh.size) - _longest(mesh, silent, mesh.size)
-            for _ in range(1 + (2 * _REPEATS if shape.ranks == 2 else _REPEATS))
-        ]
-    return sorted(found[1:])[(len(found) - 1) // 2]
+        turns = range(1 + (2 * _REPEATS if shape.ranks == 2 else _REPEATS))
+        found = [(_longest(mesh, spoken, mesh.size), _longest(mesh, silent, mesh.size)) for _ in turns]
+    together, apart = map(min, zip(*found[1:], strict=True))
+    return together - apart
 
 
 def _size(shape: MeshShape, side: int) -> _Size:

@@ -25,7 +25,8 @@ from tiledseg.training.objective import pixel_sums
 
 
 def layer_times(network: UNet, side: int, precision: str, repeats: int) -> list[LayerTime]:
-    """Seconds of every node on a square image, on the CPU: of some steps after a first one, the median of each."""
+    """Seconds of every node on a square image, on the CPU: of some steps after a first one, the least of each: what
+    disturbs a machine makes it slower."""
     graph = network.graph()
     module = build_modules(network, 0).to(PARAMETER_DTYPES[precision]).train()
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
@@ -57,7 +58,7 @@ def layer_times(network: UNet, side: int, precision: str, repeats: int) -> list[
         found.append((noted.forward, noted.backward(len(graph), time.perf_counter())))
     reducer.close()
     passes = zip(*found[1:], strict=True)
-    forward, backward = ([_median(times) for times in zip(*steps, strict=True)] for steps in passes)
+    forward, backward = ([min(times) for times in zip(*steps, strict=True)] for steps in passes)
     return _untangled(graph, [LayerTime(*each) for each in zip(forward, backward, strict=True)])
 
 
@@ -94,7 +95,3 @@ class _Moments:
         for k, after in zip(order, ends, strict=True):
             seconds[k] = after - self.begun[k]
         return seconds
-
-
-def _median(values: tuple[float, ...]) -> float:
-    return sorted(values)[len(values) // 2]

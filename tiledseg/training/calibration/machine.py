@@ -24,7 +24,7 @@ from tiledseg.version import VERSION
 from tiledseg.widths import ACTIVATION_BYTES
 
 _MOVED = 8 * TENSOR  # bytes to the disk, twice, and back
-SECONDS = 32.0  # of layers: what is left then is left out
+SECONDS = 30.0  # of layers: what is left then is left out
 TINY = Case(UNet(2, base_channels=8, classes=5), 8)
 
 
