@@ -62,17 +62,17 @@ def taken(case: Case) -> dict[str, int]:
         parameter.grad = torch.zeros_like(parameter)
     step(module, _input(case.network.bands, SMALL))
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
-    before = _status("VmRSS")
+    before = status("VmRSS")
     for _ in range(2):
         step(module, _input(case.network.bands, context))
-    return {"planned": chosen.peak, "resident": _status("VmHWM") - before}
+    return {"planned": chosen.peak, "resident": status("VmHWM") - before}
 
 
 def _input(bands: int, context: tuple[int, int]) -> torch.Tensor:
     return torch.empty(1, bands, *context, memory_format=torch.channels_last).normal_()
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
