@@ -39,7 +39,7 @@ from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.objective import ClassObjective
 from tiledseg.training.step import Stepper, StepRules

@@ -63,7 +63,8 @@ def answer_flags(flags: Namespace) -> None:
 
 def _search(flags: Namespace) -> None:
     """Prints the best settings, or the batch script of the winner."""
-    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched, searched_job
+    from tiledseg.planning.answer.search import search_part, search_table, searchable, searched
+    from tiledseg.planning.jobs.searched import searched_job
 
     images = _images_per_step(flags, "--search")
     job = _job_asked(flags)

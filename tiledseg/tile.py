@@ -32,7 +32,7 @@ from tiledseg.outputs import check_outputs
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
     from tiledseg.raster.pair_reading import PairReading
-    from tiledseg.raster.sampling import TileReference
+    from tiledseg.raster.tile_reference import TileReference
     from tiledseg.raster.tile_store_writer import StorePlan, StoreState
 
 

@@ -26,8 +26,8 @@ from tiledseg.raster.dataset import Sample
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.normalizer import Normalizer, Rule
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.optimizer import build_optimizer
 from tiledseg.training.preparation import update_of
 from tiledseg.training.step import Stepper, StepResult, StepRules

@@ -39,8 +39,8 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     from tiledseg.raster.dataset import Dataset
     from tiledseg.raster.labels import LabelMap
     from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sampling import TileReference
     from tiledseg.raster.statistics import Normalization
+    from tiledseg.raster.tile_reference import TileReference
     from tiledseg.training.step import Stepper, StepRules
 
     torch.set_num_threads(job.threads)

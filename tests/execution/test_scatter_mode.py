@@ -22,7 +22,7 @@ from tiledseg.planning.mode_cost import Task, scatter_cost
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 
 
 class Counting(ArrayReader):

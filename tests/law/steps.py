@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiledseg.execution.passes import Passes
 from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.step import Stepper
 
 

@@ -27,7 +27,7 @@ from tiledseg.memory.shelf import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.objective import Objective
 from tiledseg.training.step import Stepper, StepRules
 

@@ -30,8 +30,8 @@ from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.schedules import SCHEDULES
 from tiledseg.training.step import Stepper, StepRules
 from tiledseg.training.validation import validate

@@ -22,7 +22,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halo_modes import ReadMode
 from tiledseg.execution.passes import SerialPasses
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.step import Stepper, StepRules
 
 CASES = all_cases()

@@ -29,9 +29,10 @@ from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.labels import LabelMap
 from tiledseg.raster.layout import layout_warning
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import TileReference, deal
+from tiledseg.raster.sampling import deal
 from tiledseg.raster.sources import expand_sources, pair_sources
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.raster.tile_store_writer import StorePlan, begin_store, publish_store, store_output, write_tiles
 
 SHAPES = ((150, 170), (90, 200))

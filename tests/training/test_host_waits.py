@@ -25,8 +25,8 @@ from tiledseg.raster.dataset import Sample
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.normalizer import Normalizer, Rule
 from tiledseg.raster.photometry import Photometry
-from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training import step_loss
 from tiledseg.training.objective import ClassObjective, Objective
 from tiledseg.training.overlap_objective import OverlapObjective, Tversky

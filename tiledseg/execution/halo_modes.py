@@ -36,7 +36,8 @@ from tiledseg.models.network import GraphNetwork, Tensors
 from tiledseg.models.places import tile_places
 from tiledseg.raster.dataset import Sample
 from tiledseg.raster.draws import Draw
-from tiledseg.raster.sampling import DrawnTile, TileReference, deal
+from tiledseg.raster.sampling import DrawnTile, deal
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:

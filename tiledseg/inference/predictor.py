@@ -48,8 +48,8 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.known_reader import KnownReader
 from tiledseg.raster.masked_reader import area_reader
 from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.statistics import Normalization
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.raster.views import View, ViewReader
 from tiledseg.raster.writer import RasterLayout, RasterWriter
 

@@ -19,7 +19,8 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, window_tile
 from tiledseg.raster.content import Content, ContentSampler
 from tiledseg.raster.draws import Draw, Drawer, drawn_number
-from tiledseg.raster.sampling import DrawnStep, DrawnTile, Position, Sampler, Step, TileReference
+from tiledseg.raster.sampling import DrawnStep, DrawnTile, Position, Sampler, Step
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.raster.views import whole
 from tiledseg.records import dataclass
 

@@ -19,20 +19,10 @@ from tiledseg.console import counted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.tiling import Tile
 from tiledseg.raster.draws import Draw
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 
 T = TypeVar("T")
-
-
-class TileReference(NamedTuple):
-    """Tile `tile` of image `image`, both counted from 0."""
-
-    image: int
-    tile: int
-
-    @property
-    def draw(self) -> None:
-        """None: the tile as it lies on the disk."""
 
 
 class DrawnTile(NamedTuple):

@@ -29,7 +29,6 @@ from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.raster.names import is_named
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.sampling import TileReference
 from tiledseg.raster.sparse_file import SparseFile
 from tiledseg.raster.store_header import (
     add_checksum,
@@ -40,6 +39,7 @@ from tiledseg.raster.store_header import (
     user_block,
 )
 from tiledseg.raster.store_layout import lay_out_hdf5
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.raster.tile_store import (
     ABSENT,
     ALL_VALID,

@@ -19,7 +19,7 @@ from tiledseg.execution.passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.reliability import empty_counts, reliability_counts
 from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
 from tiledseg.training.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView

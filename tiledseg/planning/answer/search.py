@@ -8,8 +8,6 @@ from typing import Any
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.jobs.job import Job
-from tiledseg.planning.jobs.site import Site
 from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.blocks import BlocksAsked
@@ -144,26 +142,3 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     away = "a store" if row["memory_keys"] else ""
     remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
-
-
-def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
-    """A job of the winner on the GPUs that it keeps busy."""
-    candidate, per_node = priced.candidate, site.gpus or question.gpus_per_node
-    flags = [f"--tiling.grid '[{candidate.grid[0]},{candidate.grid[1]}]'"]
-    flags += [f"--parallel.{key} {_word(value)}" for key, value in candidate.keys(priced.plan).items()]
-    if question.precision != "fp32":
-        flags.append(f"--train.precision {question.precision}")
-    kept = memory_keys(priced)
-    flags += [f"--memory.{key} {_word(value)}" for key, value in kept.items()]
-    flags += ['--memory.store "$local"'] if kept else []
-    if priced.plan.rebuilt is not None:
-        flags.append(f"--memory.budget {priced.limit}")
-    flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]
-    ranks = priced.ranks
-    nodes = -(-ranks // per_node)
-    title = f"Trains on {ranks} GPUs, {nodes} nodes of {per_node}, {images_per_step} images a step: {priced.in_words}."
-    return Job(ranks, min(per_node, ranks), minutes, tuple(flags), title)
-
-
-def _word(value: Any) -> str:
-    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list) else str(value)  # brackets are the shell's

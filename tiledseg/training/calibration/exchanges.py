@@ -30,7 +30,7 @@ from tiledseg.planning.halo_traffic import statistic_sums
 from tiledseg.planning.mode_cost import layer_ranks, settled
 from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.dataset import Sample
-from tiledseg.raster.sampling import TileReference
+from tiledseg.raster.tile_reference import TileReference
 from tiledseg.training.step import Stepper, StepRules
 
 NETWORK = UNet(2, base_channels=12, classes=5)
