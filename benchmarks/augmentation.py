@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, DataConfig, ModelConfig, RunConfig, TilingConfig, TrainConfig
-from tiledseg.config_file import to_yaml
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.config_file import to_yaml
+from tiledseg.config.run import Config, DataConfig, ModelConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.synthetic.scene_files import write_scene
 from tiledseg.training.start import start
 

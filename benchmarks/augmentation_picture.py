@@ -18,13 +18,13 @@ from matplotlib import pyplot
 from numpy.typing import NDArray
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.augmentation import augmentation
+from tiledseg.config.augmentation import augmentation
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.draws import Drawer
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.statistics import Normalization
 from tiledseg.synthetic.scene_files import write_scene
 

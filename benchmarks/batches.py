@@ -22,20 +22,20 @@ import torch
 from benchmarks.frozen_encoder import by_turns
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ModelConfig
-from tiledseg.execution.halo_modes import Part
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import ModelConfig
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.system.freed_memory import keep_freed_memory
+from tiledseg.training.steps.step import Stepper, StepRules
 
 IGNORED = 255
 

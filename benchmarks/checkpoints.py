@@ -26,13 +26,13 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
-from tiledseg.config import Config
+from tiledseg.config.run import Config
 from tiledseg.execution.agreement import check_agreement, check_finite
 from tiledseg.models.network import build_network
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.system.writing import flush
+from tiledseg.training.preparing.preparation import update_of
 from tiledseg.training.saving import Saver
-from tiledseg.writing import flush
+from tiledseg.training.steps.optimizer import build_optimizer
 
 WAYS = ("none", "waited for", "in the background")
 MIB = 2**20

@@ -20,21 +20,21 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.residual_unet import ResidualUNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import layer_costs, step_work
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import training_memory
-from tiledseg.raster.dataset import Sample
+from tiledseg.planning.step.cost import layer_costs, step_work
+from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 FACTORS = {"all trained": {}, "encoder frozen": {"conv1*": 0.0, "bn1*": 0.0, "layer*": 0.0}}
 IGNORED = 255

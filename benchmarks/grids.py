@@ -21,12 +21,12 @@ from benchmarks.spread import Spread, markdown
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.machine_file import find_machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.grids.quick_grid import predicted_seconds
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.quick_grid import predicted_seconds
+from tiledseg.user_files.machine import find_machine
 
 LIMIT_SECONDS = 400
 MEMORY = 12 << 30
@@ -95,7 +95,7 @@ def measure(kind: str, side: int, grid: tuple[int, int]) -> dict[str, float]:
     import torch
 
     from tiledseg.execution.precision import make_deterministic
-    from tiledseg.freed_memory import keep_freed_memory
+    from tiledseg.system.freed_memory import keep_freed_memory
 
     keep_freed_memory(os.environ)
     torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def _step(network: UNet, tiling: Tiling) -> float:
 
     from tiledseg.comm.axes import serial_axes
     from tiledseg.models.network import build_modules
-    from tiledseg.training.step import Stepper, StepRules
+    from tiledseg.training.steps.step import Stepper, StepRules
 
     module = build_modules(network, 0).train()
     passes, samples, parts = _passes(module, tiling)
@@ -141,12 +141,12 @@ def _passes(module: Any, tiling: Tiling) -> tuple[Any, Any, Any]:
     import numpy as np
     import torch
 
-    from tiledseg.comm.collectives import SerialCommunicator
     from tiledseg.comm.launch import SERIAL
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.execution.halo_modes import Part, ReadMode
-    from tiledseg.execution.passes import SerialPasses
-    from tiledseg.raster.dataset import Sample
+    from tiledseg.comm.transports.collectives import SerialCommunicator
+    from tiledseg.execution.halos.halo_modes import Part, ReadMode
+    from tiledseg.execution.passes.part_passes import SerialPasses
+    from tiledseg.raster.samples.dataset import Sample
 
     module.to(memory_format=torch.channels_last)
     mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cpu"), "serial", "here")

@@ -23,12 +23,12 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
-from tiledseg.models.homes import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.cost import layer_costs
+from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import Walk, price_all_kept
-from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.items import Walk, price_all_kept
+from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.tracing.allocations import AllocationMeter
 
 CONTEXT = 64, 96

@@ -30,18 +30,18 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
-from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_words import MemoryPolicy
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import Partition, decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.layer_memory import rank_walk
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.block_pass import block_walk
-from tiledseg.planning.memory.items import price
-from tiledseg.planning.memory.network_walk import NetworkWalk
-from tiledseg.planning.mode_cost import settled
-from tiledseg.planning.rank_steps import rank_steps
+from tiledseg.planning.modes.mode_cost import settled
+from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.block_pass import block_walk
+from tiledseg.planning.walk.items import price
+from tiledseg.planning.walk.layer_memory import rank_walk
+from tiledseg.planning.walk.network_walk import NetworkWalk
 from tiledseg.spatial.network import SpatialNetwork
 from tiledseg.tracing.allocations import AllocationMeter
 

@@ -1,7 +1,7 @@
 """Planned peaks of training steps beside what the process holds in memory, as the system counts it.
 
     python -m benchmarks.planned_resident            # freed memory goes back, as in runs that rebuild for a budget
-    python -m benchmarks.planned_resident --kept     # it is kept, as in all others (`tiledseg.freed_memory`)
+    python -m benchmarks.planned_resident --kept     # it is kept, as in all others (`tiledseg.system.freed_memory`)
 
 U-Nets of 3 and 4 levels, three norms, two upsamplings, with all kept and at budgets between, each in a process of its
 own: it takes a step on a small context, by which libraries and threads are there, notes what it holds, and takes two
@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.planned_peaks import budget_at, in_channels_last, module_by, step, walk_of
 from tiledseg.architecture.unet import UNet
-from tiledseg.freed_memory import keep_freed_memory, keep_no_more
 from tiledseg.planning.memory.best import choose
+from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 
 SMALL = 64, 64
 SHARES = 0.3, 0.6, 1.0

@@ -21,14 +21,14 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.launch import detect
 from tiledseg.comm.session import open_mesh
-from tiledseg.freed_memory import keep_freed_memory, keep_no_more
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import build_modules
-from tiledseg.planning.layer_memory import strip_bytes
-from tiledseg.planning.memory.block_pass import block_memory
-from tiledseg.planning.rank_steps import rank_steps
+from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.block_pass import block_memory
+from tiledseg.planning.walk.layer_memory import strip_bytes
 from tiledseg.spatial.network import SpatialNetwork
+from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 from tiledseg.tracing.allocations import AllocationMeter
 
 SMALL = 128

@@ -2,7 +2,8 @@
 
     python -m benchmarks.published_points
 
-Takes a minute, without torch. The V100's figures are those of its datasheet (`tiledseg/machines/summit.yaml`).
+Takes a minute, without torch. The V100's figures are those of its datasheet
+(`tiledseg/user_files/machines/summit.yaml`).
 """
 
 from __future__ import annotations

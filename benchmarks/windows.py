@@ -28,21 +28,21 @@ from torch import nn
 
 from benchmarks.naip_trees.network import build
 from tiledseg.architecture.foreign import ForeignNetwork
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import autocast, make_deterministic
-from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.tile_reference import TileReference
+from tiledseg.system.freed_memory import keep_freed_memory
 from tiledseg.tracing.build import known, network_modules
-from tiledseg.training.objective import ClassObjective
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.losses.objective import ClassObjective
+from tiledseg.training.steps.step import Stepper, StepRules
 
 BANDS, CLASSES, IGNORED = 4, 2, 255
 WEIGHTS = (1.0, 4.0)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.raster.test_writer import Info
 from tests.small_files import write_raster
-from tiledseg.claim import check_unclaimed, claimed
 from tiledseg.errors import OutputError
-from tiledseg.raster.tile_store_writer import begin_store, publish_store
-from tiledseg.raster.writer import lay_out, publish
+from tiledseg.raster.maps.writer import lay_out, publish
+from tiledseg.raster.tile_store.writer import begin_store, publish_store
+from tiledseg.system.claim import check_unclaimed, claimed
 from tiledseg.tile import build_parser as tile_parser
 from tiledseg.tile import main as tile
 from tiledseg.tile import plan_store, resolve

@@ -12,7 +12,7 @@ import pytest
 
 from tests.comm.launching import clean_environment
 from tiledseg.comm.failure import describe, traced
-from tiledseg.command import Parser, add_format_option, run
+from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import CommunicationError, ConfigError, RasterError, TiledsegError
 
 
@@ -143,7 +143,7 @@ def test_help_is_rank_0s(
 
 def test_the_helper_needs_the_standard_library_only_and_no_time() -> None:
     """plan imports it on login nodes and must answer in half a second."""
-    script = "import sys, tiledseg.command; print(sorted({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
+    script = "import sys, tiledseg.commands.parser; print(sorted({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=clean_environment(), check=True

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.config import Config, TilingConfig
+from tiledseg.config.run import Config, TilingConfig
 from tiledseg.errors import ConfigError, InputError
 
 

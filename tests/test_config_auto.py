@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.config import Config
-from tiledseg.config_file import as_config, parse_config, to_yaml
-from tiledseg.config_parallel import FOUND
+from tiledseg.commands.config_file import as_config, parse_config, to_yaml
+from tiledseg.config.parallel import FOUND
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.small_files import write_yaml
-from tiledseg.config import Config
-from tiledseg.config_file import parse_config, to_yaml
+from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
 
 names = st.text("abcXYZ019_-./ ", min_size=1, max_size=12).map(lambda text: f"a{text}.tif")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.config_flags import parse
+from tiledseg.commands.config_flags import parse
 from tiledseg.errors import ConfigError
 from tiledseg.evaluate import build_parser as evaluate_parser
 from tiledseg.evaluate import main as evaluate

@@ -14,8 +14,8 @@ import pytest
 from tests.bad_input.materials import good_config, make_materials
 from tests.conftest import NIGHTLY
 from tests.small_files import tree, write_yaml
-from tiledseg.config import Config, ModelConfig
-from tiledseg.config_checks import check_values, range_of
+from tiledseg.config.checks import check_values, range_of
+from tiledseg.config.run import Config, ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.train import main
 

@@ -22,8 +22,8 @@ from tests.crash.runs import Material
 from tests.small_files import tree
 from tiledseg.errors import ConfigError
 from tiledseg.export import main
-from tiledseg.inference import exported
-from tiledseg.inference.exported import TileAdvice, advise
+from tiledseg.inference.exports import exported
+from tiledseg.inference.exports.exported import TileAdvice, advise
 from tiledseg.predict import main as predict
 from tiledseg.train import main as train
 

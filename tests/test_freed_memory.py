@@ -10,12 +10,12 @@ import pytest
 
 from tests.comm.launching import ROOT, clean_environment
 from tiledseg.errors import ConfigError
-from tiledseg.freed_memory import SWITCH, why_not_kept
+from tiledseg.system.freed_memory import SWITCH, why_not_kept
 
 # A block of 100 MB is written and freed, twice; then what the system had to do for the second time, in pages.
 PAGES = """
 import ctypes, os, resource
-from tiledseg.freed_memory import keep_freed_memory
+from tiledseg.system.freed_memory import keep_freed_memory
 keep_freed_memory(os.environ)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
@@ -29,7 +29,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 # 128 MB in small blocks, freed but for the last; pages held before and after they are given back.
 HOLES = """
 import ctypes, os
-from tiledseg.freed_memory import give_back_freed, keep_freed_memory
+from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory
 keep_freed_memory(os.environ)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p

@@ -13,8 +13,8 @@ from tests.raster.range_server import running
 from tests.small_files import write_raster
 from tests.tls import OPENSSL, VARIABLES, make_certificates
 from tiledseg.predict import main as predict
-from tiledseg.raster.http_store import HttpName, parse_http
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.remote.http_store import HttpName, parse_http
 from tiledseg.train import main as train
 
 USER = "ann:the-secret"

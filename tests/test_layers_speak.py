@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tiledseg
-from tiledseg.geometry import convolutions, joins, resampling
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers import convolutions, joins, resampling
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.blocks import BUILDERS
 
 LIBRARY = Path(tiledseg.__file__).parent

@@ -12,8 +12,8 @@ import pytest
 
 from tests.comm.launching import clean_environment
 from tiledseg.errors import OutputError
-from tiledseg.files import irregular_kind
-from tiledseg.outputs import Output, check_outputs, files_below, temporary, whole
+from tiledseg.system.files import irregular_kind
+from tiledseg.system.outputs import Output, check_outputs, files_below, temporary, whole
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_the_disk_takes_all_files_together(tmp_path: Path) -> None:
 def test_a_limit_of_the_size_of_files_is_seen_beforehand() -> None:
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "from tiledseg.outputs import *\n"
+        "from tiledseg.system.outputs import *\n"
         "check_outputs([Output('--output', 'm.tif', size=5000)])\n"
         "check_outputs([Output('--output', 'm.tif', size=5001)])\n"
     )

@@ -24,7 +24,7 @@ from tests.small_files import PLACE, UTM, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.inference import predictor, trained
 from tiledseg.predict import main
-from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.train import main as train
 
 SHAPE = (61, 83)
@@ -107,8 +107,8 @@ def test_polygons_are_those_of_the_whole_map(
     folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As rasterio outlines the written map at once, on the ground; by strips of 7 rows."""
-    monkeypatch.setattr("tiledseg.raster.geopackage.STRIP_ROWS", 7)
-    monkeypatch.setattr("tiledseg.raster.geopackage._AT_ONCE", 50)
+    monkeypatch.setattr("tiledseg.raster.maps.geopackage.STRIP_ROWS", 7)
+    monkeypatch.setattr("tiledseg.raster.maps.geopackage._AT_ONCE", 50)
     gpkg = tmp_path / "classes.gpkg"
     assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg)) == 0
     meta, found, numbers, names, pixels = read_polygons(gpkg)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import Config
+from tiledseg.config.run import Config
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import layer_windows
 from tiledseg.geometry.shapes import tensor_shapes
+from tiledseg.geometry.sharing.decomposition import Partition, decompose
+from tiledseg.geometry.sharing.layer_windows import layer_windows
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, chunk_routes, program
 from tiledseg.pipeline.simulation import draw
-from tiledseg.raster.sampling import deal
-from tiledseg.schedules import chunk_ranks
+from tiledseg.raster.samples.sampling import deal
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tiledseg"

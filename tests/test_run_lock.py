@@ -15,9 +15,9 @@ import pytest
 from tests.comm.launching import clean_environment
 from tests.small_files import tree
 from tiledseg.errors import OutputError
-from tiledseg.run_lock import NAME, check_free, hold
+from tiledseg.system.run_lock import NAME, check_free, hold
 
-HOLDER = "import sys, time, pathlib; from tiledseg.run_lock import hold\n"
+HOLDER = "import sys, time, pathlib; from tiledseg.system.run_lock import hold\n"
 HOLDER += "with hold(pathlib.Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
 
 

@@ -25,11 +25,11 @@ from tiledseg.errors import RasterError
 from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
-from tiledseg.raster import s3_store
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.s3_listing import matching_objects
-from tiledseg.raster.s3_store import S3Name
-from tiledseg.raster.sources import expand_sources, pair_sources
+from tiledseg.raster.finding.s3_listing import matching_objects
+from tiledseg.raster.finding.sources import expand_sources, pair_sources
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.remote import s3_store
+from tiledseg.raster.remote.s3_store import S3Name
 from tiledseg.train import main as train
 
 pytest.importorskip("obstore", reason="the extra s3 is not installed")

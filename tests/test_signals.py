@@ -15,7 +15,7 @@ import pytest
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, oversubscribe
 from tests.crash.runs import Material, lines
 from tiledseg.checkpoint.folder import newest_checkpoint
-from tiledseg.signals import SIGNALS, Stopped, exit_code_of, is_met, listening
+from tiledseg.system.signals import SIGNALS, Stopped, exit_code_of, is_met, listening
 from tiledseg.train import main as train
 
 SECONDS = 90
@@ -183,7 +183,7 @@ def test_a_stop_that_somebody_swallows_is_one_all_the_same(on_mesh: bool) -> Non
     program_text = (
         "import contextlib, os, signal, sys\n"
         "from tiledseg.comm.session import run_on_mesh\n"
-        "from tiledseg.command import run\n"
+        "from tiledseg.commands.parser import run\n"
         "from tiledseg.errors import RasterError\n"
         "def body(mesh=None):\n"
         "    with contextlib.suppress(BaseException):\n"

@@ -24,20 +24,20 @@ NOT_FOR_A_STEP = {
     "tensorboard",
     "mpi4py.MPI",
     "tiledseg.checkpoint.pretrained",
-    "tiledseg.comm.watch",
-    "tiledseg.execution.block_passes",
-    "tiledseg.execution.metrics",
-    "tiledseg.execution.pipeline_passes",
+    "tiledseg.comm.watching.watch",
+    "tiledseg.execution.passes.block_passes",
+    "tiledseg.execution.scores.metrics",
+    "tiledseg.execution.passes.pipeline_passes",
     "tiledseg.memory.offload",
-    "tiledseg.models.rebuild",
+    "tiledseg.models.rerun.rebuild",
     "tiledseg.pipeline.chunk_orders",
     "tiledseg.planning.cost_model.profile_form",
-    "tiledseg.planning.layer_memory",
+    "tiledseg.planning.walk.layer_memory",
     "tiledseg.planning.memory.search",
-    "tiledseg.planning.segment_memory",
-    "tiledseg.planning.staged_pipeline",
-    "tiledseg.raster.class_file",
-    "tiledseg.raster.polygon_reader",
+    "tiledseg.planning.walk.segment_memory",
+    "tiledseg.planning.stages.staged_pipeline",
+    "tiledseg.raster.labels.class_file",
+    "tiledseg.raster.labels.polygon_reader",
     "tiledseg.reporting.page",
     "tiledseg.reporting.panel",
     "tiledseg.spatial.network",
@@ -101,14 +101,14 @@ def test_the_first_step_is_reached_without_a_compiler(tmp_path: Path, optimizer:
     )
     assert done.returncode == 0, done.stderr
     found = set(json.loads((tmp_path / "rank.0").read_text())["modules"])
-    assert {"torch.optim", "tiledseg.training.step"} <= found
+    assert {"torch.optim", "tiledseg.training.steps.step"} <= found
     assert not NOT_FOR_A_STEP & found
     assert not {name for name in found if makes_slow_classes(name)}, "take `dataclass` from tiledseg.records"
 
 
 def makes_slow_classes(module: str) -> bool:
     """With the standard library's `dataclass`; jsonargparse reads the configuration's."""
-    if not module.startswith("tiledseg.") or module.startswith("tiledseg.config"):
+    if not module.startswith("tiledseg.") or module.startswith("tiledseg.config.run"):
         return False
     file = (ROOT / module.replace(".", "/")).with_suffix(".py")
     return file.exists() and OF_THE_STANDARD_LIBRARY.search(file.read_text()) is not None

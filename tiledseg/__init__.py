@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
-    from tiledseg.config import Config
+    from tiledseg.config.run import Config
     from tiledseg.foreign.large_model_support import large_model_support
     from tiledseg.foreign.parallelize import parallelize
     from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset
     from tiledseg.foreign.tile_sampler import TileSampler
     from tiledseg.inference.trained import load
-    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.reading.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
 
     __version__: str
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Config": "tiledseg.config:Config",
+    "Config": "tiledseg.config.run:Config",
     "Pipeline": "tiledseg.foreign.pipeline:Pipeline",
     "TileDataset": "tiledseg.foreign.tile_dataset:TileDataset",
     "TileSampler": "tiledseg.foreign.tile_sampler:TileSampler",
@@ -49,7 +49,7 @@ _PLACES = {
     "halo": "tiledseg.api:halo",
     "large_model_support": "tiledseg.foreign.large_model_support:large_model_support",
     "load": "tiledseg.inference.trained:load",
-    "open_raster": "tiledseg.raster.reader:open_raster",
+    "open_raster": "tiledseg.raster.reading.reader:open_raster",
     "parallelize": "tiledseg.foreign.parallelize:parallelize",
     "predict_raster": "tiledseg.api:predict_raster",
     "trace": "tiledseg.api:trace",

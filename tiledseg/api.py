@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.config import Config, ModelConfig, TilingConfig
+from tiledseg.config.run import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.halo import Halo
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.execution.metrics import Scores
+    from tiledseg.execution.scores.metrics import Scores
     from tiledseg.inference.mapper import Mapper
     from tiledseg.inference.trained import Trained
     from tiledseg.models.network import GraphNetwork
@@ -70,9 +70,9 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     with its checkpoint written.
     """
     from tiledseg.comm.joining import joined_mesh
-    from tiledseg.config_classes import class_files, read_classes
-    from tiledseg.config_file import as_config, parse_config, to_yaml
+    from tiledseg.commands.config_file import as_config, parse_config, to_yaml
     from tiledseg.training.start import start
+    from tiledseg.user_files.classes import class_files, read_classes
 
     files = [str(config)] if isinstance(config, (str, Path)) else []
     if files:
@@ -127,14 +127,14 @@ def predict_raster(
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.joining import joined_mesh
+    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
-    from tiledseg.inference.reflections import CHOICES
     from tiledseg.inference.request import Request, each_image
-    from tiledseg.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
+    from tiledseg.inference.views.reflections import CHOICES
     from tiledseg.planning.run.norms import exact_modes
     from tiledseg.planning.run.parallelism import Parallelism
-    from tiledseg.widths import ACTIVATION_BYTES
+    from tiledseg.units.widths import ACTIVATION_BYTES
 
     words = (
         ("precision", precision, ACTIVATION_BYTES),
@@ -180,8 +180,8 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from tiledseg.comm.failure import mark_agreed
     from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
     from tiledseg.inference.trained import Trained, find_named
-    from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sources import expand_sources
+    from tiledseg.raster.finding.sources import expand_sources
+    from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     def bands() -> int:
@@ -218,12 +218,12 @@ def evaluate_map(
     polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them.
     Raises RasterError where the grids differ, LabelError for a value outside the classes.
     """
-    from tiledseg.config_classes import read_classes
-    from tiledseg.execution.metrics import scores
+    from tiledseg.execution.scores.metrics import scores
     from tiledseg.inference.evaluation import compare, open_labels
-    from tiledseg.raster.label_sources import LabelReading, check_used
-    from tiledseg.raster.labels import LabelMap
-    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.labels.label_map import LabelMap
+    from tiledseg.raster.labels.label_sources import LabelReading, check_used
+    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.user_files.classes import read_classes
 
     label_map = None if classes is None else LabelMap.from_config(read_classes(classes, "classes"), ignore_index)
     reading = LabelReading(label_map, references, label_layer, label_attribute, background, warp, key="{}")

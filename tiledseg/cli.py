@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from tiledseg import entry
+from tiledseg.commands import entry
 
 COMMANDS = {
     "plan": "halo, efficiency, memory, halo modes, pipeline and cluster, before any job",
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
         return importlib.import_module(f"tiledseg.{words[0]}").main(words[1:])
-    from tiledseg.command import run
+    from tiledseg.commands.parser import run
 
     return run(lambda: _without_command(words))
 
@@ -41,7 +41,7 @@ def _without_command(words: Sequence[str]) -> None:
     """Answers --help and --version. Raises ConfigError for all else."""
     import argparse
 
-    from tiledseg.command import Parser
+    from tiledseg.commands.parser import Parser
     from tiledseg.version import VERSION
 
     width = max(map(len, COMMANDS))
@@ -64,7 +64,7 @@ def _without_command(words: Sequence[str]) -> None:
 def _unknown(command: str) -> str:
     import difflib
 
-    from tiledseg.config_checks import shown
+    from tiledseg.config.checks import shown
 
     near = difflib.get_close_matches(command, COMMANDS, n=2, cutoff=0.5)
     return f"there is no command '{shown(command)}'; give {' or '.join(near) or 'one of ' + ', '.join(COMMANDS)}"

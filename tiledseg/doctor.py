@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.doctor")
@@ -17,10 +17,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.command import Parser, add_format_option, run
-from tiledseg.console import answer
+from tiledseg.commands.parser import Parser, add_format_option, run
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns
+from tiledseg.system.console import answer
 
 if TYPE_CHECKING:
     from tiledseg.comm.diagnosis import Diagnosis
@@ -54,11 +54,11 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     """Code 1 where the job would fail by what only its ranks show; what its configuration shows is bad input."""
-    from tiledseg.byte_sizes import parse_bytes
-    from tiledseg.config_classes import read_classes
-    from tiledseg.config_file import parse_config
-    from tiledseg.training.preparation import prepare
+    from tiledseg.commands.config_file import parse_config
+    from tiledseg.training.preparing.preparation import prepare
     from tiledseg.training.rehearsal.rehearse import in_words, rehearse
+    from tiledseg.units.byte_sizes import parse_bytes
+    from tiledseg.user_files.classes import read_classes
 
     for name, value in (("-n", arguments.ranks), ("--gpus-per-node", arguments.gpus_per_node)):
         if value < 1:

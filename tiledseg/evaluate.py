@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.evaluate")
@@ -18,21 +18,21 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.command import Parser, add_format_option, run, warn
-from tiledseg.config_classes import parse_classes
-from tiledseg.config_flags import parse
-from tiledseg.console import answer, say
+from tiledseg.commands.config_flags import parse
+from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError
-from tiledseg.execution.metrics import Scores, scores
+from tiledseg.execution.scores.metrics import Scores, scores
 from tiledseg.inference.class_names import shown_classes
 from tiledseg.inference.evaluation import compare, open_labels
-from tiledseg.outputs import check_outputs, whole
 from tiledseg.planning.answer.text import columns
-from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import reference_notes
-from tiledseg.raster.label_sources import LabelReading, check_used
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.system.console import answer, say
+from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.user_files.classes import parse_classes
 
 
 def build_parser() -> Parser:

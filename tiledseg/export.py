@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.export")
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tiledseg.command import Parser, run
-from tiledseg.config_flags import parse
-from tiledseg.console import answer
+from tiledseg.commands.config_flags import parse
+from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import ConfigError
-from tiledseg.outputs import check_outputs, whole
-from tiledseg.writing import replacing
+from tiledseg.system.console import answer
+from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.system.writing import replacing
 
 if TYPE_CHECKING:
-    from tiledseg.inference.exported import TileAdvice
+    from tiledseg.inference.exports.exported import TileAdvice
     from tiledseg.inference.trained import Trained
 
 SCALES = {".onnx": 255.0, ".pt2": 1.0}
@@ -85,7 +85,7 @@ def _ending(path: str) -> str:
 def _export(options: Namespace) -> None:
     check_options(options)
     from tiledseg.checkpoint.folder import checkpoint_files
-    from tiledseg.inference.exported import advise
+    from tiledseg.inference.exports.exported import advise
     from tiledseg.inference.trained import load
 
     trained = load(options.checkpoint, options.build, options.which)
@@ -104,8 +104,8 @@ def _export(options: Namespace) -> None:
 
 def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
     """The file has its name once it has been read back and gives what the network gives."""
-    from tiledseg.inference import exported
-    from tiledseg.inference.model_cards import deepness_keys
+    from tiledseg.inference.exports import exported
+    from tiledseg.inference.exports.model_cards import deepness_keys
 
     kind, fixed = _ending(path), options.tile is not None
     scale = SCALES[kind]
@@ -122,7 +122,7 @@ def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Nam
 
 
 def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
-    from tiledseg.inference.model_cards import stac_item
+    from tiledseg.inference.exports.model_cards import stac_item
 
     weights = str(trained.checkpoint.path / "model.safetensors")
     described = next((file for file in options.output if _ending(file) in SCALES), weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.plan")
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
-from tiledseg.command import Parser, add_format_option, json_map, run
-from tiledseg.config import ModelConfig
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.commands.parser import Parser, add_format_option, json_map, run
+from tiledseg.config.parallel import HALO_MODES
+from tiledseg.config.run import ModelConfig
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.site import SYSTEMS
-from tiledseg.schedules import SCHEDULES
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     flags = _parser().parse_args(argv)
     if flags.calibrate is not None:
-        from tiledseg.calibrate import calibrate_to  # torch: what is measured runs on it
+        from tiledseg.commands.calibrate import calibrate_to  # torch: what is measured runs on it
 
         return calibrate_to(flags.calibrate, flags.store)
     if flags.store is not None:
         raise ConfigError(f"--store is {flags.store}, but --calibrate is not given; leave it out")
     if flags.size is None:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
-    from tiledseg.plan_flags import answer_flags  # who asks for help waits for no planner
+    from tiledseg.commands.plan_flags import answer_flags  # who asks for help waits for no planner
 
     answer_flags(flags)
     return 0

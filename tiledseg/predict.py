@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.predict")
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.command import Parser, json_list, json_map, run
-from tiledseg.config import MemoryConfig, ParallelConfig, TilingConfig
-from tiledseg.config_checks import Range
-from tiledseg.config_flags import parse
-from tiledseg.config_memory import NONE
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.commands.config_flags import parse
+from tiledseg.commands.parser import Parser, json_list, json_map, run
+from tiledseg.config.checks import Range
+from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
+from tiledseg.config.memory import NONE
+from tiledseg.config.parallel import HALO_MODES
+from tiledseg.config.run import MemoryConfig, ParallelConfig, TilingConfig
 from tiledseg.errors import ConfigError
-from tiledseg.freed_memory import keep_freed_memory
-from tiledseg.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.system.freed_memory import keep_freed_memory
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -253,8 +253,8 @@ def check_own(options: Namespace) -> None:
 
 
 def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
-    from tiledseg.raster.reader import open_raster
-    from tiledseg.raster.sources import expand_sources
+    from tiledseg.raster.finding.sources import expand_sources
+    from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     Range(2, 255).check("--classes", options.classes)
@@ -279,7 +279,7 @@ def _work(
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
-    from tiledseg.planning.run.blocks import BlocksAsked
+    from tiledseg.planning.run.memory.blocks import BlocksAsked
     from tiledseg.planning.run.parallelism import parallelism
 
     if options.weights is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.report")
@@ -12,12 +12,12 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiledseg.command import Parser, run
-from tiledseg.config_flags import parse
-from tiledseg.console import answer
+from tiledseg.commands.config_flags import parse
+from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import ConfigError, OutputError
-from tiledseg.outputs import check_outputs, files_below, whole
 from tiledseg.reporting.page import REMEDY, can_render
+from tiledseg.system.console import answer
+from tiledseg.system.outputs import check_outputs, files_below, whole
 from tiledseg.training.run_folder.names import METRICS, PAGE
 from tiledseg.training.run_folder.page import write_report
 

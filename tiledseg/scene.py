@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.scene")
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import Progress
 
-from tiledseg.command import Parser, run
-from tiledseg.console import answer
+from tiledseg.commands.parser import Parser, run
 from tiledseg.synthetic.classes import CLASSES, IGNORED
 from tiledseg.synthetic.scene_files import write_scene
+from tiledseg.system.console import answer
 
 _LONG = 4_000_000
 """Pixels from which on a progress bar is shown, and all cores are used unless told otherwise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.tile")
@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 
 from tiledseg.architecture.options import PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import build_network
-from tiledseg.claim import claimed
-from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.session import run_on_mesh
-from tiledseg.command import Parser, run, warn
-from tiledseg.config import Config, TilingConfig
-from tiledseg.config_classes import parse_classes, read_classes
-from tiledseg.config_file import parse_config
-from tiledseg.console import answer, counted
+from tiledseg.comm.watching.doing import doing, tick
+from tiledseg.commands.config_file import parse_config
+from tiledseg.commands.parser import Parser, run, warn
+from tiledseg.config.run import Config, TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.outputs import check_outputs
+from tiledseg.system.claim import claimed
+from tiledseg.system.console import answer, counted
+from tiledseg.system.outputs import check_outputs
+from tiledseg.user_files.classes import parse_classes, read_classes
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.raster.pair_reading import PairReading
+    from tiledseg.raster.labels.pair_reading import PairReading
     from tiledseg.raster.tile_reference import TileReference
-    from tiledseg.raster.tile_store_writer import StorePlan, StoreState
+    from tiledseg.raster.tile_store.writer import StorePlan, StoreState
 
 
 def build_parser() -> Parser:
@@ -124,10 +124,10 @@ def _numbers(flag: str, text: str) -> list[int]:
 def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, PairReading]:
     """Everything that can be known, and refused, before a pixel is read, and how pixels are read. `from_flags`: what
     messages name. Raises InputError of some kind."""
-    from tiledseg.raster.label_sources import check_used
+    from tiledseg.raster.finding.sources import as_list, find_sources, pair_sources
+    from tiledseg.raster.labels.label_sources import check_used
     from tiledseg.raster.names import is_vector
-    from tiledseg.raster.sources import as_list, find_sources, pair_sources
-    from tiledseg.raster.tile_store_writer import StorePlan
+    from tiledseg.raster.tile_store.writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")
     found = find_sources(as_list(data.images), keys[0])
@@ -146,9 +146,9 @@ def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, Pair
 
 def _reading(config: Config, draws: bool, from_flags: bool) -> PairReading:
     """`draws`: there are polygons, which become class numbers; rasters keep the values that they have."""
-    from tiledseg.raster.label_sources import LabelReading
-    from tiledseg.raster.labels import LabelMap
-    from tiledseg.raster.pair_reading import PairReading
+    from tiledseg.raster.labels.label_map import LabelMap
+    from tiledseg.raster.labels.label_sources import LabelReading
+    from tiledseg.raster.labels.pair_reading import PairReading
 
     data = config.data
     label_map = LabelMap.from_config(data.classes, data.ignore_index) if draws else None  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def _footprint(config: Config, bands: int) -> Footprint:
 
 
 def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:
-    from tiledseg.raster.tile_store_writer import begin_store, store_output
+    from tiledseg.raster.tile_store.writer import begin_store, store_output
 
     def begin() -> tuple[StorePlan, PairReading, StoreState]:
         plan, reading = plan_store(config, not inputs)
@@ -184,8 +184,8 @@ def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> Non
 def _fill(config: Config, plan: StorePlan, reading: PairReading, store: StoreState, mesh: Mesh) -> None:
     """The store's missing tiles, and its final name."""
     from tiledseg.raster.info import reference_notes
-    from tiledseg.raster.sampling import deal
-    from tiledseg.raster.tile_store_writer import publish_store
+    from tiledseg.raster.samples.sampling import deal
+    from tiledseg.raster.tile_store.writer import publish_store
 
     if mesh.is_root and config.run.verbosity:
         warn(reference_notes((*plan.images, *(plan.labels or ()))))
@@ -200,7 +200,7 @@ def _write_share(
 ) -> None:
     """This rank's tiles; progress is that of its own share."""
     from tiledseg.execution.progress import StepProgress
-    from tiledseg.raster.tile_store_writer import write_tiles
+    from tiledseg.raster.tile_store.writer import write_tiles
 
     needed = {n: plan.images[n] for n in sorted({tile.image for tile in share})}
     with ExitStack() as stack:

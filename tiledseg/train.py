@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.entry import enter
+from tiledseg.commands.entry import enter
 
 if __name__ == "__main__":
     enter("tiledseg.train")
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from tiledseg.comm.failure import traced
 from tiledseg.comm.session import run_on_mesh, without_collections
-from tiledseg.command import run
-from tiledseg.config_classes import class_files, read_classes
-from tiledseg.config_file import config_files, parse_config, to_yaml
-from tiledseg.freed_memory import keep_freed_memory
+from tiledseg.commands.config_file import config_files, parse_config, to_yaml
+from tiledseg.commands.parser import run
+from tiledseg.system.freed_memory import keep_freed_memory
+from tiledseg.user_files.classes import class_files, read_classes
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh

@@ -19,8 +19,8 @@ from benchmarks.cost_model.cases import cases
 from benchmarks.cost_model.table import memory_report, read, report
 from benchmarks.launching import mpirun, python, run_process
 from tiledseg.errors import CommunicationError
-from tiledseg.machine_file import find_machine
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.user_files.machine import find_machine
 
 LIMIT_SECONDS = 1200
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cost_model.cases import Case, cases
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.config_file import parse_config, to_yaml
-from tiledseg.freed_memory import keep_freed_memory, keep_no_more
+from tiledseg.commands.config_file import parse_config, to_yaml
+from tiledseg.system.freed_memory import keep_freed_memory, keep_no_more
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -90,7 +90,7 @@ def _timed(metered: bool) -> Iterator[dict[str, Any]]:
     """Steps of the trainer in the block, and what was asked of the planner."""
     from tiledseg.tracing.allocations import AllocationMeter
     from tiledseg.training import start as begun
-    from tiledseg.training.step import Stepper
+    from tiledseg.training.steps.step import Stepper
 
     found: dict[str, Any] = {"steps": []}
     whole, trainer = Stepper.run, begun.Trainer

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.cost_model.cases import cases
 from benchmarks.spread import markdown
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion
 

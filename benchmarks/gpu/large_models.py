@@ -21,8 +21,8 @@ from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.foreign.large_model_support import large_model_support
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.choice import StepChoices, step_choices
-from tiledseg.training.objective import cross_entropy_sums
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
 IGNORED, BANDS, CLASSES = 255, 4, 5

@@ -19,8 +19,8 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import finish
 from benchmarks.launching import python, run_process
 from tiledseg.errors import CommunicationError
-from tiledseg.models.convolution import SteadyConvolution
-from tiledseg.models.upsample import Upsample
+from tiledseg.models.layers.convolution import SteadyConvolution
+from tiledseg.models.layers.upsample import Upsample
 
 EDGE = 8  # pixels a side of the piece at the end of the tensor, which lies beyond 2^31 values
 Build = Callable[[], nn.Module]

@@ -19,9 +19,9 @@ from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import finish
 from benchmarks.launching import python_ranks, run_process
 from tiledseg.comm.launch import SERIAL
-from tiledseg.comm.process_groups import nccl_beside_gloo, new_groups
 from tiledseg.comm.rendezvous import gloo_interface
-from tiledseg.comm.transport_torch import TorchCommunicator
+from tiledseg.comm.transports.process_groups import nccl_beside_gloo, new_groups
+from tiledseg.comm.transports.transport_torch import TorchCommunicator
 from tiledseg.errors import ConfigError
 
 DTYPES = (torch.float64, torch.int64, torch.float32, torch.int32, torch.bfloat16, torch.float16)

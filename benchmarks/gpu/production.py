@@ -11,26 +11,26 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import OptimizerConfig
-from tiledseg.execution.carrying import sender
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import OptimizerConfig
+from tiledseg.execution.input.carrying import sender
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
+from tiledseg.planning.step.cost import layer_costs
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.normalizer import Normalizer, Rule
 from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
-from tiledseg.training.step import Stepper, StepResult, StepRules
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
+from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 
 IGNORED = 255
 

@@ -12,9 +12,17 @@ import torch
 
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TilingConfig
-from tiledseg.config import TrainConfig as Train
-from tiledseg.config_file import to_yaml
+from tiledseg.commands.config_file import to_yaml
+from tiledseg.config.run import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    TilingConfig,
+)
+from tiledseg.config.run import TrainConfig as Train
 from tiledseg.training.start import start
 
 STEPS = 4
@@ -125,8 +133,8 @@ def weights_differ(one: Path, other: Path) -> float:
 
 def alone_on(device: torch.device) -> Mesh:
     """One rank."""
-    from tiledseg.comm.collectives import SerialCommunicator
     from tiledseg.comm.launch import SERIAL
+    from tiledseg.comm.transports.collectives import SerialCommunicator
 
     return Mesh(SERIAL, SerialCommunicator(), device, "serial", "here")
 

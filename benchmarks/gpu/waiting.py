@@ -16,11 +16,11 @@ import torch
 from benchmarks.gpu.part import Part, begin_part
 from benchmarks.gpu.production import ProductionStep, drawn_sample, finish, median_seconds
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.carrying import bytes_on_the_way, labels, network_input, sender
+from tiledseg.execution.input.carrying import bytes_on_the_way, labels, network_input, sender
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.samples.dataset import Sample
 
 
 def main() -> int:

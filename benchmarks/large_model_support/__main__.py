@@ -16,7 +16,7 @@ from benchmarks.large_model_support.disk import dd_rates
 from benchmarks.large_model_support.fits import tried
 from benchmarks.large_model_support.overhead import HEADING, overhead
 from benchmarks.large_model_support.trl_way import trl_way
-from tiledseg.memory.rates import store_rates
+from tiledseg.memory.disk.rates import store_rates
 
 MEBI = 1 << 20
 

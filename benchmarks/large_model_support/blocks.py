@@ -23,7 +23,7 @@ import rasterio
 
 from benchmarks.large_model_support.limits import Done, run_limited
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 
 MIB = 1 << 20
 SMALL_LIMIT = 330 * MIB

@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tiledseg.memory.file_store import PIECE
+from tiledseg.memory.disk.file_store import PIECE
 
 
 def dd_rates(folder: Path, size: int) -> tuple[float, float]:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import ConfigError
-from tiledseg.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def plan(workload: Workload, schedule: str, recompute: str, measured: bool, mesh: Mesh) -> PipelinePlan:
     """The pipeline as a run would plan it; the measured one by the times on rank 0 and of messages. Collective."""
-    from tiledseg.geometry.mesh_shape import MeshShape
+    from tiledseg.geometry.sharing.mesh_shape import MeshShape
     from tiledseg.pipeline.layer_times import measure_layer_times
     from tiledseg.pipeline.link_time import slowest_link
     from tiledseg.planning.run.parallelism import parallelism
@@ -91,7 +91,7 @@ def run(mesh: Mesh, request: Request, schedule: str, recompute: str, measured: b
     from benchmarks.pipeline.request import compare, report, serial_gradients
     from benchmarks.pipeline.workload import Gradients, count_valid, gradients_of, make_network
     from tiledseg.comm.axes import open_axes
-    from tiledseg.geometry.mesh_shape import MeshShape
+    from tiledseg.geometry.sharing.mesh_shape import MeshShape
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.pipeline.partition import split_network
 

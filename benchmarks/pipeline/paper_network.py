@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tiledseg.architecture.presets import PRESETS, build_network
-from tiledseg.config import ModelConfig
-from tiledseg.geometry.activations import Activation, Dropout, Mark
-from tiledseg.geometry.convolutions import Convolution
+from tiledseg.config.run import ModelConfig
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import Concatenate
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxPool, Upsample
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 
 NETWORKS = ("paper", "ours")
 BANDS, CLASSES = 4, 2

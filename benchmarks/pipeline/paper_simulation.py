@@ -9,14 +9,14 @@ from functools import cached_property
 from benchmarks.pipeline.paper_network import BANDS, network_graph
 from benchmarks.pipeline.paper_times import Case, Measurement
 from tiledseg.architecture.presets import PRESETS
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.balance import cuts, parse_balance
-from tiledseg.planning.balance_choice import choose
-from tiledseg.planning.cost import layer_costs, step_work
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.staged_pipeline import PipelineCase, stage
-from tiledseg.planning.stages_cost import StagePrices
-from tiledseg.schedules import SCHEDULES, chunk_ranks
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.stages.balance_choice import choose
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.stages.staged_pipeline import PipelineCase, stage
+from tiledseg.planning.step.cost import layer_costs, step_work
+from tiledseg.planning.step.halo_traffic import Sent
 
 BY_HAND_STAGES = 6
 VALUE_BYTES = 4

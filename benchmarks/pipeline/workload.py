@@ -23,8 +23,8 @@ from tiledseg.errors import ConfigError
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline.balance import Prices, choose_balances, cuts, parse_balance
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.step.cost import layer_costs
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 IGNORED = 255

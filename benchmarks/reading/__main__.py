@@ -33,8 +33,8 @@ from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.tile_store_writer import StorePlan, begin_store, publish_store, write_tiles
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.tile_store.writer import StorePlan, begin_store, publish_store, write_tiles
 from tiledseg.scene import main as scene
 
 HALO = 96

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from benchmarks.spatial.step_case import BANDS, CLASSES, StepCase, StepJob
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper, StepResult, StepRules
+from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 
 LEARNING_RATE = 0.01  # above 0, so the loss of a step tells whether the gradients of the step before were right
 IGNORED = 255

@@ -18,10 +18,10 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
-from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.losses.objective import cross_entropy_sums
 
 CLASSES = 5
 

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
-from tiledseg.comm.exchange import BytePointToPoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
+from tiledseg.comm.transports.exchange import BytePointToPoint
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 from tiledseg.spatial.network import SpatialNetwork
 
 LAYERS, SIDE, CHANNELS = 12, 16, 4

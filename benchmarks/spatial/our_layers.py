@@ -18,8 +18,8 @@ from benchmarks.spatial.workload import (
 )
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.spatial.network import SpatialNetwork
 

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, TiledsegError
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import Task, mode_cost
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_cost import Task, mode_cost
 
 BANDS, CLASSES = 4, 5
 VALUE_BYTES = 4  # all of it is float32

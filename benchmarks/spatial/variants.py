@@ -11,7 +11,7 @@ from benchmarks.launching import mpirun, run_job
 from benchmarks.spatial.scaling import JOB, Effort, medians
 from benchmarks.spatial.step_case import FUSED, LAYER, OVERLAPPED, StepCase, StepJob, check_losses, mesh_of, planned
 from benchmarks.spread import Spread, markdown, ratios
-from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 
 VARIANTS = (LAYER, OVERLAPPED, FUSED, StepCase("layer", 4), StepCase("layer", WHOLE))
 TRANSPORTS = ("gloo", "mpi")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.training.job import BANDS, CLASSES, END, IGNORED, MEAN, STD, Job, measured
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.freed_memory import keep_freed_memory
+from tiledseg.system.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,19 +29,19 @@ def trainer(job: Job, mesh: Mesh) -> Callable[[], float]:
     """What trains an epoch of one optimizer step, and gives its loss. Collective, as what it returns is."""
     import torch  # after MPI, which the session has started
 
-    from tiledseg.config import ParallelConfig
+    from tiledseg.config.run import ParallelConfig
     from tiledseg.execution.parallel_run import ParallelRun
-    from tiledseg.execution.passes import read_ahead
+    from tiledseg.execution.passes.part_passes import read_ahead
     from tiledseg.execution.precision import make_deterministic
     from tiledseg.models.network import build_modules
     from tiledseg.planning.run.parallelism import parallelism
     from tiledseg.planning.run.spread import choose_spread
-    from tiledseg.raster.dataset import Dataset
-    from tiledseg.raster.labels import LabelMap
-    from tiledseg.raster.reader import open_raster
+    from tiledseg.raster.labels.label_map import LabelMap
+    from tiledseg.raster.reading.reader import open_raster
+    from tiledseg.raster.samples.dataset import Dataset
     from tiledseg.raster.statistics import Normalization
     from tiledseg.raster.tile_reference import TileReference
-    from tiledseg.training.step import Stepper, StepRules
+    from tiledseg.training.steps.step import Stepper, StepRules
 
     torch.set_num_threads(job.threads)
     make_deterministic(True)

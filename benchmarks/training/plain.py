@@ -21,10 +21,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.training.job import BANDS, CLASSES, END, IGNORED, MEAN, STD, Job, measured
-from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import build_modules
+from tiledseg.system.freed_memory import keep_freed_memory
 
 
 class PlainTiles(Dataset):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.spread import Spread, ratios
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.config import ParallelConfig
-from tiledseg.schedules import SCHEDULES
+from tiledseg.config.run import ParallelConfig
+from tiledseg.config.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from tiledseg.comm.mesh import Mesh
@@ -55,7 +55,7 @@ class Contestant:
         from tiledseg.planning.run.pipeline import micro_batch_size, plan_pipeline
         from tiledseg.planning.run.spread import choose_spread
         from tiledseg.raster.tile_reference import TileReference
-        from tiledseg.training.step import Stepper, StepRules
+        from tiledseg.training.steps.step import Stepper, StepRules
 
         norm = "instance" if given.halo == "layer" else "none"
         unet = UNet(4, 2, 3, given.channels, "same", norm, "transposed", bands=BANDS, classes=CLASSES)
@@ -94,7 +94,7 @@ def _noise(part: Any) -> Any:
     """What a rank would load for a part: pixels by their place, the same on every rank."""
     import numpy as np
 
-    from tiledseg.raster.dataset import Sample
+    from tiledseg.raster.samples.dataset import Sample
 
     rows, cols = part.tile.context.slices
     y_HW, x_HW = np.mgrid[rows, cols].astype(np.float32)
@@ -106,7 +106,7 @@ def _noise(part: Any) -> Any:
 
 def in_turns(mesh: Mesh) -> Mesh:
     """The same ranks, whose communicators take turns and whose messages count as carried out in order."""
-    from tiledseg.comm.turns import TurnCommunicator, TurnPointToPoint
+    from tiledseg.comm.transports.turns import TurnCommunicator, TurnPointToPoint
 
     class InOrder(TurnCommunicator):
         def point_to_point(self) -> TurnPointToPoint:

@@ -6,7 +6,8 @@ A scene is mapped in this process as `tiledseg predict` maps it, from the first 
 byte; start-up and plan are not counted. Its convolutions, transposed ones too, are then run alone: the same modules on
 inputs of the same shapes and layout, in the same order and by as many threads. Their time over the map's is the share.
 The two take turns. `--apart`: activations by themselves, as they ran before convolutions applied them
-(`models/activated.py`). What the rest goes to is shown by torch's profiler, which looks at one more map (`--profile`).
+(`models/layers/activated.py`). What the rest goes to is shown by torch's profiler, which looks at one more map
+(`--profile`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from benchmarks.whole_scene.sliding_window import prepare
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.inference import predictor
 from tiledseg.inference.mapper import Mapper, checkpoint_mapper
 from tiledseg.inference.request import Request
-from tiledseg.models.activated import Activated
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.models.layers.activated import Activated
+from tiledseg.models.layers.convolution import SteadyConvolution
+from tiledseg.system.freed_memory import keep_freed_memory
 
 Call = tuple[nn.Module, torch.Size]
 MEMORY = 16 << 30  # bytes that the plan may take

@@ -27,7 +27,7 @@ from benchmarks.launching import python_ranks, run_process
 from benchmarks.spatial.step_case import check_losses, mesh_of
 from benchmarks.spread import Spread, markdown
 from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
 
 BANDS = 4
 MODES = ("read", "exchange", "layer")

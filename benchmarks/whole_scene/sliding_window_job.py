@@ -17,8 +17,8 @@ import rasterio
 import torch
 
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.freed_memory import keep_freed_memory
 from tiledseg.inference.trained import load_trained
+from tiledseg.system.freed_memory import keep_freed_memory
 
 WINDOW, OVERLAP, AT_ONCE = 512, 0.25, 4
 Predictor = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ import pytest
 
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ModelConfig
+from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import torch
 from tests.law.cases import Case, relative, tiled_logits, undivided
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.convolutions import Convolution
+from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import count_parameters, tensor_channels, tensor_shapes
 from tiledseg.models.network import build_modules

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.convolutions import Convolution
-from tiledseg.geometry.norms import Norm
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
-from tiledseg.geometry.resampling import MaxPool
 from tiledseg.geometry.shapes import tensor_channels
 
 

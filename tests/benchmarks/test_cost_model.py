@@ -13,12 +13,12 @@ from benchmarks.cost_model.job import run
 from benchmarks.cost_model.table import Row, chosen_over_best, predicted, rank_correlation, report
 from tests.planning.cost_model.test_profile_form import MEASURED
 from tiledseg.architecture.presets import build_network
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config_file import parse_config
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.config_file import parse_config
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile_form import profile_of
-from tiledseg.planning.machine import Machine
 from tiledseg.scene import main as scene
 from tiledseg.training.calibration.exchanges import NETWORK, WIDER
 from tiledseg.training.calibration.layers import usual_cases

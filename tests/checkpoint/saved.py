@@ -14,10 +14,10 @@ from tiledseg.checkpoint.folder import (
     contents_of,
     save_checkpoint,
 )
-from tiledseg.config import Config, DataConfig, OptimizerConfig
+from tiledseg.config.run import Config, DataConfig, OptimizerConfig
 from tiledseg.models.network import build_modules
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 FILES = ("model.safetensors", "optimizer.safetensors", "manifest.json")
 

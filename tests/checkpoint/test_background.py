@@ -12,10 +12,10 @@ from tests.checkpoint.saved import FILES, make_network, state_of, train
 from tiledseg.checkpoint.background import Background
 from tiledseg.checkpoint.folder import contents_of, save_checkpoint
 from tiledseg.checkpoint.snapshot import Snapshot
-from tiledseg.config import OptimizerConfig
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import WriteError
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -21,10 +21,10 @@ from tiledseg.checkpoint.folder import (
     save_checkpoint,
 )
 from tiledseg.checkpoint.loading import load_network, load_optimizer
-from tiledseg.config import OptimizerConfig
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from tiledseg.checkpoint.check import AVERAGE, MODEL, OPTIMIZER, Checkpoint, sha
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import OptimizerConfig
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 FILES = (MODEL, OPTIMIZER, AVERAGE)
 

@@ -15,7 +15,7 @@ def main() -> None:
     mesh = open_mesh(detect(os.environ), os.environ, "gloo")
     import torch
 
-    from tiledseg.comm.point_to_point import Message
+    from tiledseg.comm.transports.point_to_point import Message
 
     messages = mesh.communicator.point_to_point()
     right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size

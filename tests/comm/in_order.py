@@ -31,11 +31,11 @@ from typing import Any
 import torch
 
 from tests.comm.in_order_queues import Batch, Board, Collective, Device, End, Operation, Order
-from tiledseg.comm.collectives import Communicator, SerialCommunicator, check_groups, check_source, sum_dtype
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, check_messages
-from tiledseg.comm.turns import TurnCommunicator
-from tiledseg.comm.work import DoneWork, Work
+from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator, check_groups, check_source, sum_dtype
+from tiledseg.comm.transports.point_to_point import Message, MessageMeter, PointToPoint, check_messages
+from tiledseg.comm.transports.turns import TurnCommunicator
+from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.errors import CommunicationError
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -185,9 +185,9 @@ class InOrderPointToPoint:
 def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 30.0) -> Iterator[Mesh]:
     """`mesh` with its communication in queues; it stays as it is, and can be used again afterwards. Collective.
 
-    `turns`: communicators take turns, as those of NCCL do (`tiledseg.comm.turns`). `limit`: seconds after which an
-    operation that stands at the head of a queue fails the mesh on every rank, with a line that says what each rank is
-    at. All ranks on one node.
+    `turns`: communicators take turns, as those of NCCL do (`tiledseg.comm.transports.turns`). `limit`: seconds after
+    which an operation that stands at the head of a queue fails the mesh on every rank, with a line that says what each
+    rank is at. All ranks on one node.
     """
     communicator = mesh.communicator
     if mesh.size == 1:

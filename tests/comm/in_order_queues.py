@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tiledseg.comm.work import Work
+from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
 _POLL_SECONDS = 2e-4

@@ -6,10 +6,10 @@ import os
 import signal
 import time
 
-from tiledseg.comm.doing import doing, reading, stepping, ticking
 from tiledseg.comm.session import leave, run_on_mesh
-from tiledseg.comm.verdict import Deadlines
-from tiledseg.command import Parser, run
+from tiledseg.comm.watching.doing import doing, reading, stepping, ticking
+from tiledseg.comm.watching.verdict import Deadlines
+from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import LabelError, RasterError
 
 STANDSTILLS = ("stop", "stop root", "turn", "busy")
@@ -103,7 +103,7 @@ def first_message(mesh) -> None:
     nothing connects them yet."""
     import torch
 
-    from tiledseg.comm.point_to_point import Message
+    from tiledseg.comm.transports.point_to_point import Message
 
     messages = mesh.communicator.point_to_point()
     if mesh.rank == 2:

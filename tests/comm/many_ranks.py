@@ -29,9 +29,9 @@ from torch.testing._internal.distributed.multi_threaded_pg import _install_threa
 from tiledseg.comm import rendezvous
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.point_to_point import Message
 from tiledseg.comm.session import open_mesh
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 
 RANKS_OF_A_NODE = 6
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, PointToPoint, SerialPointToPoint
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint, SerialPointToPoint
 
 
 def letter(source: int, target: int, count: int, number: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -24,14 +24,14 @@ def blank(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def staged_messages(mesh: Mesh) -> PointToPoint:
     """Messages that go through host buffers as a GPU's would. Collective."""
     if mesh.transport == "gloo":
-        from tiledseg.comm.process_groups import whole_job
-        from tiledseg.comm.transport_torch import TorchPointToPoint
+        from tiledseg.comm.transports.process_groups import whole_job
+        from tiledseg.comm.transports.transport_torch import TorchPointToPoint
 
         return TorchPointToPoint(whole_job(), channel=1000, stage_all=True)
     if mesh.transport == "mpi":
         from mpi4py import MPI
 
-        from tiledseg.comm.transport_mpi import MpiPointToPoint
+        from tiledseg.comm.transports.transport_mpi import MpiPointToPoint
 
         return MpiPointToPoint(MPI.COMM_WORLD, stage_all=True)
     return SerialPointToPoint()

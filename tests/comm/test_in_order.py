@@ -10,8 +10,8 @@ import torch
 from tests.comm.in_order import in_order
 from tests.comm.in_order_queues import Order
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.work import Work
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
 EVERY_ORDER = pytest.mark.parametrize("order", Order, ids=lambda order: order.name)

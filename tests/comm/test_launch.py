@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.comm.launch import SERIAL, Launch, detect, expand_node_list
-from tiledseg.comm.mpi import check_threads
+from tiledseg.comm.transports.mpi import check_threads
 from tiledseg.errors import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

@@ -17,12 +17,12 @@ import torch
 
 from tests.comm.launching import clean_environment
 from tests.comm.messages import blank, letter, staged_messages, swap_letters
-from tiledseg.comm import transport_mpi
-from tiledseg.comm.collectives import as_bytes
-from tiledseg.comm.exchange import HostBuffers
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, MessageMeter, PointToPoint, SerialPointToPoint
 from tiledseg.comm.session import cuda_aware_mpi
+from tiledseg.comm.transports import transport_mpi
+from tiledseg.comm.transports.collectives import as_bytes
+from tiledseg.comm.transports.exchange import HostBuffers
+from tiledseg.comm.transports.point_to_point import Message, MessageMeter, PointToPoint, SerialPointToPoint
 from tiledseg.errors import CommunicationError, ConfigError
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.transport_torch import peer_errors
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.transport_torch import peer_errors
 from tiledseg.errors import CommunicationError
 
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from tests.comm.launching import MPIRUN, clean_environment, oversubscribe, run_job
 from tiledseg.comm import rendezvous
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.rank_names import name_ranks
 from tiledseg.comm.rendezvous import arrival_timeout, await_all_ranks, first_reachable, gloo_interface, slurm_master
+from tiledseg.comm.watching.rank_names import name_ranks
 from tiledseg.errors import CommunicationError, ConfigError
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -58,7 +58,7 @@ def test_many_ranks_get_more_open_files() -> None:
     """As far as the system's own limit goes; a higher limit stays. In a child, so that this process keeps its own."""
     script = """
 import resource
-from tiledseg.open_files import allow_open_files
+from tiledseg.system.open_files import allow_open_files
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 hard = 3000 if hard == resource.RLIM_INFINITY else min(hard, 3000)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 256), hard))

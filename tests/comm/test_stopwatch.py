@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from tiledseg.comm import stopwatch as module
-from tiledseg.comm.exchange import ExchangeWork, HostBuffers
-from tiledseg.comm.point_to_point import MessageMeter
-from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.comm.transports import stopwatch as module
+from tiledseg.comm.transports.exchange import ExchangeWork, HostBuffers
+from tiledseg.comm.transports.point_to_point import MessageMeter
+from tiledseg.comm.transports.stopwatch import Stopwatch
 
 GPU = torch.device("cuda", 0)
 

@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from tests.comm.launching import MPIRUN, Done, mpirun
-from tiledseg.comm.doing import changes, current, doing, tick, waiting
 from tiledseg.comm.launch import Launch
-from tiledseg.comm.pace import ENOUGH, FIRST, Pace
-from tiledseg.comm.verdict import Deadlines, Report, Seen, decode, verdict
-from tiledseg.comm.watch import Observer, open_watch
+from tiledseg.comm.watching.doing import changes, current, doing, tick, waiting
+from tiledseg.comm.watching.pace import ENOUGH, FIRST, Pace
+from tiledseg.comm.watching.verdict import Deadlines, Report, Seen, decode, verdict
+from tiledseg.comm.watching.watch import Observer, open_watch
 
 JOB = str(Path(__file__).with_name("job.py"))
 DEADLINE = 6.0

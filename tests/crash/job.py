@@ -52,7 +52,7 @@ def _in_step(meet: Callable[[], None]) -> None:
     """Between the forward pass of a tile and its backward pass."""
     import mpi4py.MPI  # noqa: F401  (before torch)
 
-    from tiledseg.training.objective import ClassObjective
+    from tiledseg.training.losses.objective import ClassObjective
 
     sums = ClassObjective.sums
     ClassObjective.sums = lambda *arguments: (meet(), sums(*arguments))[1]  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ def _in_save(meet: Callable[[], None]) -> None:
 
 def _in_map(meet: Callable[[], None]) -> None:
     """Before a tile's pixels are written."""
-    from tiledseg.raster.writer import RasterWriter
+    from tiledseg.raster.maps.writer import RasterWriter
 
     write = RasterWriter.write
     RasterWriter.write = lambda *arguments: (meet(), write(*arguments))[1]  # type: ignore[assignment, method-assign]

@@ -10,18 +10,18 @@ import pytest
 from tests.law.cases import ArrayReader, Case
 from tests.law.test_halo_modes import unet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import read_ahead
+from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import decompose
-from tiledseg.geometry.mesh_shape import MeshShape
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import Task, scatter_cost
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_cost import Task, scatter_cost
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
-from tiledseg.raster.dataset import Dataset
+from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.tile_reference import TileReference
 
 

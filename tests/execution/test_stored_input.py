@@ -7,21 +7,21 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.execution.carrying import bytes_on_the_way, labels, network_input, sender
+from tiledseg.execution.input.carrying import bytes_on_the_way, labels, network_input, sender
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.draws import Draw
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.normalizer import Normalizer, Rule
-from tiledseg.raster.photometry import Photometry
 from tiledseg.raster.prefetch import prefetch
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.draws import Draw
+from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.photometry import Photometry
+from tiledseg.raster.samples.views import Line, View
 from tiledseg.raster.statistics import Normalization
-from tiledseg.raster.views import Line, View
 
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -14,9 +14,9 @@ from tests.foreign.modules import Somebody
 from tests.memory.stores import offload
 from tests.tracing.cases import NETWORKS, WRITTEN
 from tiledseg.errors import ConfigError
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
-from tiledseg.memory.recomputing import Recomputing
+from tiledseg.memory.disk.file_mover import FileMover
+from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.rerun.recomputing import Recomputing
 
 
 @pytest.mark.parametrize(

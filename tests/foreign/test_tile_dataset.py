@@ -19,7 +19,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.foreign.halo import Halo
 from tiledseg.models.network import build_modules
-from tiledseg.raster.sampling import Sampler
+from tiledseg.raster.samples.sampling import Sampler
 
 SIDES = ((50, 37), (44, 52))
 

@@ -13,8 +13,8 @@ from tests.fuzz.damage import damage_bytes
 from tests.fuzz.material import good_config
 from tests.fuzz.process import Outcome
 from tests.fuzz.trial import Trial, finished_run
-from tiledseg.config import Config
-from tiledseg.config_checks import range_of
+from tiledseg.config.checks import range_of
+from tiledseg.config.run import Config
 
 HOSTILE: tuple[Any, ...] = (
     None, True, False, -1, 0, 2**31, 2**63, 10**30, 0.5, -0.0, 1e300, float("nan"), float("inf"), -float("inf"),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiledseg.signals import SIGNALS, listen
+from tiledseg.system.signals import SIGNALS, listen
 
 LIMIT_SECONDS = 20.0
 _FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate", "os.rmdir", "os.link")

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from tests.geometry.drawn import convolutions, law, layers, line, partitions, pools, unets, windows
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.convolutions import Convolution
-from tiledseg.geometry.decomposition import (
+from tiledseg.geometry.graph import Node
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.resampling import MaxPool
+from tiledseg.geometry.sharing.decomposition import (
     Decomposition,
     Partition,
     WindowExchange,
@@ -19,11 +24,6 @@ from tiledseg.geometry.decomposition import (
     partition_through,
     plan_exchange,
 )
-from tiledseg.geometry.graph import Node
-from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.resampling import MaxPool
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 
 

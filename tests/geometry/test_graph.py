@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, line, networks, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Graph, Node, one_of_equals
-from tiledseg.geometry.joins import Add, Concatenate, ImageMean
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxIndices
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxIndices
 
 CONV = Convolution(1, 1)
 

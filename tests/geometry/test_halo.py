@@ -7,7 +7,6 @@ import pytest
 from tests.geometry.drawn import line
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import (
     Footprint,
@@ -19,9 +18,10 @@ from tiledseg.geometry.halo import (
     round_up,
 )
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 from tiledseg.geometry.receptive_field import is_legal_size, required_input
-from tiledseg.geometry.resampling import MaxPool, Upsample
 from tiledseg.geometry.shapes import tensor_shapes
 
 

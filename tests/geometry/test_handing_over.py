@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.handing_over import hand_over
 from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.sharing.handing_over import hand_over
 
 
 @st.composite

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from tests.geometry.drawn import law, layers, line, networks, partitions, unets
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.activations import Mark
-from tiledseg.geometry.convolutions import Convolution
-from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph, Node, chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.joins import Concatenate
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.layer_windows import WHOLE, NodeWindows, layer_windows, settle
-from tiledseg.geometry.norms import Norm
+from tiledseg.geometry.layers.activations import Mark
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool, Pool, Upsample
 from tiledseg.geometry.receptive_field import is_legal_size, total_stride
-from tiledseg.geometry.resampling import MaxPool, Pool, Upsample
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE, NodeWindows, layer_windows, settle
 
 fusions = st.sampled_from([1, 2, 3, WHOLE])
 Plan = tuple[NodeWindows, ...]

@@ -7,10 +7,11 @@ import pytest
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation, Mark
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node, chain
-from tiledseg.geometry.joins import Concatenate, ImageMean
+from tiledseg.geometry.layers.activations import Activation, Mark
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Concatenate, ImageMean
+from tiledseg.geometry.layers.norms import Norm
 from tiledseg.geometry.memory_policy import (
     asked,
     check_policy,
@@ -24,7 +25,6 @@ from tiledseg.geometry.memory_policy import (
     spread,
 )
 from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
-from tiledseg.geometry.norms import Norm
 
 
 def convolution(channels: int = 8) -> Convolution:

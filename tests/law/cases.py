@@ -20,10 +20,10 @@ from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.dropout import DropoutKey, set_dropout_key
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.models.places import tile_places
-from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
 
 IGNORED = 255

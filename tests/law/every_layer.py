@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
-from tiledseg.geometry.border import Border
-from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
-from tiledseg.geometry.resampling import (
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
+from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel, Pixelwise, Slot
+from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
     AveragePool,
     MaxIndices,

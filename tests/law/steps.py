@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tiledseg.execution.passes import Passes
-from tiledseg.raster.dataset import Dataset
+from tiledseg.execution.passes.part_passes import Passes
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper
+from tiledseg.training.steps.step import Stepper
 
 
 def losses_of_steps(stepper: Stepper, passes: Passes, data: Dataset, steps: int) -> list[float | None]:

@@ -14,8 +14,8 @@ from tests.law.test_training_steps import alone, losses, run
 from tests.planning.cost_model.test_profile_form import MEASURED
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, TilingConfig
-from tiledseg.config_parallel import FOUND
+from tiledseg.config.parallel import FOUND
+from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 

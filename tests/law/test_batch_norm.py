@@ -29,16 +29,16 @@ from tests.law.test_in_order import Strip, dataset
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement
-from tiledseg.execution.halo_modes import LayerMode
+from tiledseg.execution.halos.halo_modes import LayerMode
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.frozen import factor_of, freeze
@@ -47,7 +47,7 @@ from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.tile_reference import TileReference
 from tiledseg.spatial.network import SpatialNetwork
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 IMAGES = 3
 STEPS = ((0, 1, 2), (1,))

@@ -18,15 +18,15 @@ from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
 from tests.law.test_networks import EDGES, Short, gated
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import ParallelConfig
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS, IMAGES = 3, 3
 TILES = Strip(UNet(3, 1, 3, 4, "same", "pixel", "bilinear", 0.3, bands=2, classes=3), (4, 3))

@@ -17,9 +17,9 @@ from tests.law.test_losses import LOSSES
 from tests.law.test_losses import unet as unet_of_losses
 from tests.law.test_networks import EDGES, Short, gated, residual, segnet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.planning.run.spread import Spread
-from tiledseg.training.objective import Objective
+from tiledseg.training.losses.objective import Objective
 
 
 @dataclass(frozen=True)

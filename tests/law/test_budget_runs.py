@@ -10,15 +10,15 @@ import pytest
 
 from tests.law.test_training_steps import configuration, losses, run
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
-from tiledseg.config_memory import MemoryConfig
+from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import BudgetError
-from tiledseg.planning import segment_memory
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
-from tiledseg.training.preparation import prepare
+from tiledseg.planning.walk import segment_memory
+from tiledseg.training.preparing.preparation import prepare
 
 pytestmark = pytest.mark.usefixtures("small_views")
 SHARE = 0.9

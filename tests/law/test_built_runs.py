@@ -13,7 +13,7 @@ from tests.foreign.modules import Somebody
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig
+from tiledseg.config.run import Config, ModelConfig, ParallelConfig, RunConfig
 from tiledseg.errors import ConfigError
 
 EPOCHS = 5

@@ -19,10 +19,10 @@ from tests.law.test_halo_modes import difference
 from tests.law.test_in_order import Strip, dataset
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
@@ -32,7 +32,7 @@ from tiledseg.models.network import Tensors, build_modules
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import choose_spread
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS, IMAGES = 2, 2
 TILES = Strip(UNet(2, 1, 3, 4, "same", "pixel", "bilinear", 0.3, bands=2, classes=3), (2, 1))

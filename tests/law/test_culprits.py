@@ -13,11 +13,11 @@ import pytest
 from tests.law.test_training_steps import configuration, run
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig
+from tiledseg.config.run import Config, ParallelConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.training.step_loss import StepLoss
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.training.steps.step_loss import StepLoss
 
 PLACE = (50, 30)  # the row and column of the pixel that everything begins with
 pytestmark = pytest.mark.usefixtures("without_plots")

@@ -12,7 +12,7 @@ import shapely
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tests.raster.polygons_drawn import write_vectors
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.config.run import Config, ParallelConfig, RunConfig
 
 pytestmark = pytest.mark.usefixtures("small_views")
 

@@ -8,13 +8,13 @@ import torch
 from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part, ReadMode
-from tiledseg.execution.passes import SerialPasses
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.execution.halos.halo_modes import Part, ReadMode
+from tiledseg.execution.passes.part_passes import SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, make_deterministic
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))

@@ -21,14 +21,14 @@ from tests.law.test_in_order import Strip
 from tests.law.test_pipelines import plans
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import OptimizerConfig, ParallelConfig
+from tiledseg.config.run import OptimizerConfig, ParallelConfig
 from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
-from tiledseg.training.optimizer import build_optimizer, parameter_groups
-from tiledseg.training.preparation import update_of
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups
+from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS = 3
 ENCODER, MIDDLE = {"encoder*": 0.0, "bottom*": 0.0}, {"encoder0*": 0.0, "*.bias": 0.0, "decoder*": 0.0}

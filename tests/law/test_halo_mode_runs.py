@@ -14,8 +14,8 @@ from tests.law.test_training_steps import STEPS, alone, configuration, losses, r
 from tests.law.validations import check_validations
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig, TrainConfig
-from tiledseg.config_file import to_yaml
+from tiledseg.commands.config_file import to_yaml
+from tiledseg.config.run import Config, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism
@@ -56,8 +56,8 @@ def test_thirty_steps_and_validations_are_those_of_mode_read(
     """In mode scatter while no rank but the first can open a raster."""
     config = in_mode(configuration(shared, Path("unused"), "fp64", "adamw", None), mode, shared / mode)
     if mode == "scatter" and meshes["gloo"].rank > 0:
-        monkeypatch.setattr("tiledseg.raster.pair_reading.open_raster", out_of_reach)
-        monkeypatch.setattr("tiledseg.raster.label_sources.open_raster", out_of_reach)
+        monkeypatch.setattr("tiledseg.raster.labels.pair_reading.open_raster", out_of_reach)
+        monkeypatch.setattr("tiledseg.raster.labels.label_sources.open_raster", out_of_reach)
     found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
     assert len(losses(found)) == STEPS

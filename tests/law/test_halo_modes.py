@@ -15,21 +15,21 @@ from _pytest.mark import ParameterSet
 
 from tests.law.cases import IGNORED, KEY, Case, gradients, relative, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import ParallelConfig
 from tiledseg.execution.agreement import agree_on_buffers
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import read_ahead
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.memory.shelf import HOST
+from tiledseg.execution.passes.part_passes import read_ahead
+from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.memory.disk.shelf import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.objective import Objective
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.losses.objective import Objective
+from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS = 20
 PADDINGS, UPSAMPLINGS = ("same", "valid"), ("transposed", "nearest", "bilinear")

@@ -21,19 +21,19 @@ from tests.law.cases import IGNORED, KEY, ArrayReader, Case
 from tests.law.test_halo_modes import difference, one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, own_state
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import read_ahead
+from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.schedules import SCHEDULES
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 from tiledseg.training.validation import validate
 
 STEPS = 2

@@ -20,14 +20,14 @@ from tests.law.test_pipelines import alone as alone_in_one_piece
 from tests.law.test_pipelines import steps as steps_in_stages
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.geometry.box import Box
 from tiledseg.models.dropout import set_dropout_key
-from tiledseg.raster.dataset import Dataset
-from tiledseg.training.boundary_objective import BoundaryObjective, signed_distances
-from tiledseg.training.joint_objective import JointObjectives
-from tiledseg.training.objective import ClassObjective, Objective, PixelTerms
-from tiledseg.training.overlap_objective import OverlapObjective, Tversky
+from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.training.losses.boundary_objective import BoundaryObjective, signed_distances
+from tiledseg.training.losses.joint_objective import JointObjectives
+from tiledseg.training.losses.objective import ClassObjective, Objective, PixelTerms
+from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
 
 WEIGHTS = (0.5, 3.0, 1.5, 0.0)
 K = len(WEIGHTS)

@@ -14,7 +14,7 @@ from tests.law.test_training_steps import configuration, losses, run, write_scen
 from tests.planning.cost_model.test_profile_form import MEASURED
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, TilingConfig
+from tiledseg.config.run import Config, TilingConfig
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 

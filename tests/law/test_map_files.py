@@ -15,7 +15,7 @@ from tests.law.test_training_steps import alone, configuration, run
 from tests.raster.polygons_drawn import write_vectors
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism

@@ -16,8 +16,8 @@ from tests.pipeline.test_executor import balance, sizes
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.config.run import ParallelConfig
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import GraphNetwork
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network

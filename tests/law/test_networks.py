@@ -16,13 +16,13 @@ from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
-from tiledseg.raster.dataset import Dataset
-from tiledseg.training.boundary_objective import BoundaryObjective
-from tiledseg.training.edge_objective import AttentionObjective, EdgeObjective
-from tiledseg.training.joint_objective import JointObjectives
-from tiledseg.training.objective import ClassObjective, Objective
-from tiledseg.training.overlap_objective import OverlapObjective, Tversky
+from tiledseg.config.run import ParallelConfig
+from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.training.losses.boundary_objective import BoundaryObjective
+from tiledseg.training.losses.edge_objective import AttentionObjective, EdgeObjective
+from tiledseg.training.losses.joint_objective import JointObjectives
+from tiledseg.training.losses.objective import ClassObjective, Objective
+from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
 
 EDGES = EdgeObjective(IGNORED, edge_radius=4)
 WEIGHTED = JointObjectives(

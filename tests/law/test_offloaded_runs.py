@@ -12,15 +12,15 @@ import pytest
 
 from tests.law.test_training_steps import configuration, losses, run
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
-from tiledseg.config_memory import MemoryConfig
+from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
 from tiledseg.planning.memory import leaving
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
-from tiledseg.training import measured_store, preparation
+from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.training.offloading import check_device
+from tiledseg.training.preparing import measured_store, preparation
 
 pytestmark = pytest.mark.usefixtures("small_views")
 MODES = {

@@ -17,13 +17,13 @@ from tests.law.cases import GRIDS, IGNORED, KEY, Case, all_cases, gradients, rel
 from tests.law.kernels import has_steady_kernels
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import ReadMode
-from tiledseg.execution.passes import SerialPasses
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.passes.part_passes import SerialPasses
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 CASES = all_cases()
 OUTPUT_BOUND = 1e-13

@@ -15,7 +15,7 @@ from tests.law.validations import check_validations
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
+from tiledseg.config.run import Config, ModelConfig, ParallelConfig, RunConfig, TilingConfig
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict
 from tiledseg.planning.run.parallelism import parallelism

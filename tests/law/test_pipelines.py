@@ -14,18 +14,18 @@ from tests.law.cases import IGNORED, KEY, Case
 from tests.law.test_halo_modes import difference
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import ParallelConfig
 from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.pipeline import PipelinePlan, micro_batch_size, plan_pipeline
 from tiledseg.planning.run.spread import Spread, choose_spread
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.objective import Objective
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.losses.objective import Objective
+from tiledseg.training.steps.step import Stepper, StepRules
 
 STEPS = 10
 

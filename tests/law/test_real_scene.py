@@ -16,7 +16,7 @@ from rasterio.windows import Window
 from tests.law.test_training_steps import alone, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import (
+from tiledseg.config.run import (
     Config,
     DataConfig,
     ModelConfig,

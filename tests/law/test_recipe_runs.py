@@ -19,9 +19,9 @@ from benchmarks.recipes.small import SMALL
 from tests.conftest import SIZE
 from tests.law.test_training_steps import alone, losses, run
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
-from tiledseg.config_classes import read_classes
-from tiledseg.config_file import parse_config
+from tiledseg.commands.config_file import parse_config
+from tiledseg.config.run import Config
+from tiledseg.user_files.classes import read_classes
 
 pytestmark = [
     pytest.mark.usefixtures("small_views", "without_plots"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.law.test_training_steps import alone, configuration, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.inference.mapper import checkpoint_mapper
 from tiledseg.inference.predictor import Request, predict

@@ -14,12 +14,12 @@ from tests.opens import opens
 from tiledseg.architecture.unet import UNet
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, TilingConfig
+from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
 from tiledseg.models.network import build_modules
-from tiledseg.training.optimizer import build_optimizer
-from tiledseg.training.preparation import update_of
+from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.steps.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 

@@ -12,11 +12,11 @@ import rasterio
 import torch
 
 from tests.law.validations import check_validations
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
-from tiledseg.config_file import to_yaml
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.config_file import to_yaml
+from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, RunConfig, TilingConfig, TrainConfig
 from tiledseg.training.start import start
 
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.law.test_training_steps import alone, configuration, losses, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, ParallelConfig, RunConfig
+from tiledseg.config.run import Config, ParallelConfig, RunConfig
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 STEPS = 4

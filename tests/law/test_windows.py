@@ -18,17 +18,17 @@ from tests.law.test_training_steps import alone, configuration, losses, run
 from tests.small_files import write_raster
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
-from tiledseg.augmentation import augmentation
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
-from tiledseg.config_memory import MemoryConfig
+from tiledseg.config.augmentation import augmentation
+from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.run import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig, TrainConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tile
-from tiledseg.raster.drawn_steps import DrawnWindows
-from tiledseg.raster.draws import Drawer
-from tiledseg.raster.sampling import DrawnTile, Position
+from tiledseg.raster.samples.drawn_steps import DrawnWindows
+from tiledseg.raster.samples.draws import Drawer
+from tiledseg.raster.samples.sampling import DrawnTile, Position
 from tiledseg.raster.tile_reference import TileReference
 from tiledseg.tracing.build import known, network_modules
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tiledseg.memory.aligned import Bytes
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.aligned import Bytes
+from tiledseg.memory.disk.file_mover import FileMover
+from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.offload import Offload
 
 ROOM = 1 << 28

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tiledseg.errors import ConfigError, MemoryLimitError, WriteError
-from tiledseg.memory.aligned import Bytes, aligned_bytes
-from tiledseg.memory.file_store import PIECE, FileStore
-from tiledseg.memory.slots import PAGE
+from tiledseg.memory.disk.aligned import Bytes, aligned_bytes
+from tiledseg.memory.disk.file_store import PIECE, FileStore
+from tiledseg.memory.disk.slots import PAGE
 
 MEBI = 1 << 20
 SIZES = (1, 511, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 777)
@@ -199,7 +199,7 @@ def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path) -> None
     program = f"""
 import resource
 from tiledseg.errors import WriteError
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.file_store import FileStore
 with FileStore({str(tmp_path)!r}, 1 << 30) as store:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     store.take(1 << 20)

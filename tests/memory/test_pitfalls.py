@@ -16,8 +16,8 @@ from torch import nn
 from tests.memory.stores import SlowStore, offload
 from tests.memory.zoo import drawn, leaf
 from tiledseg.errors import MemoryLimitError, WriteError
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.file_mover import FileMover
+from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.offload import Offload
 
 KIBI = 1 << 10

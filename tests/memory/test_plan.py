@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
+from tiledseg.memory.disk.slots import PAGE, whole_pages
 from tiledseg.memory.plan import bytes_held, choose_leaving, peak, place_returns, plan_step
-from tiledseg.memory.slots import PAGE, whole_pages
 from tiledseg.memory.timeline import Life
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tiledseg.memory.slots import PAGE, Slot, SlotTable, whole_pages
+from tiledseg.memory.disk.slots import PAGE, Slot, SlotTable, whole_pages
 
 
 def test_slots_are_whole_pages_one_after_another() -> None:

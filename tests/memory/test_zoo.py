@@ -9,7 +9,7 @@ import torch
 
 from tests.memory.stores import SlowStore, offload
 from tests.memory.zoo import ZOO, Tensors
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.mover import StayMover
 from tiledseg.memory.offload import Offload
 

@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.activations import Activation
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import Add
-from tiledseg.models.activated import activations
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.geometry.layers.activations import Activation
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add
+from tiledseg.models.layers.activated import activations
+from tiledseg.models.layers.convolution import SteadyConvolution
 from tiledseg.models.network import GraphNetwork, build_modules, build_network, run_nodes
 
 UNETS = {

@@ -10,9 +10,9 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import chain
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.resampling import AlignedUpsample as Geometry
-from tiledseg.geometry.resampling import MaxPool
-from tiledseg.models.aligned import AlignedUpsample
+from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
+from tiledseg.geometry.layers.resampling import MaxPool
+from tiledseg.models.layers.aligned import AlignedUpsample
 from tiledseg.models.places import tile_places
 
 

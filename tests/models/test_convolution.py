@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.law.kernels import is_steady
-from tiledseg.models.convolution import OneDnnTransposed, SteadyConvolution
+from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution
 
 SHAPES = {
     "one band": (1, 8, 3, 1, 1, 1),

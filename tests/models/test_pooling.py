@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.models.pooling import MaxPool, max_pool
+from tiledseg.models.layers.pooling import MaxPool, max_pool
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -17,10 +17,10 @@ from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Sigmoid
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers.activations import Sigmoid
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.memory_policy import (
     can_rebuild,
     compaction,
@@ -32,9 +32,9 @@ from tiledseg.geometry.memory_policy import (
 )
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
 from tiledseg.models.dropout import set_dropout_key
-from tiledseg.models.homes import Hooks
 from tiledseg.models.network import GraphNetwork, build_modules, build_network
-from tiledseg.planning.cost import layer_costs
+from tiledseg.models.rerun.homes import Hooks
+from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 
 

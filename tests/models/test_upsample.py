@@ -8,8 +8,8 @@ from torch.nn.functional import interpolate
 
 from tests.law.cases import Case, undivided
 from tiledseg.architecture.unet import UNet
-from tiledseg.models import upsample as module
-from tiledseg.models.upsample import BilinearDoubling, takes_own_adjoint, upsample
+from tiledseg.models.layers import upsample as module
+from tiledseg.models.layers.upsample import BilinearDoubling, takes_own_adjoint, upsample
 
 SHAPES = [(1, 1, 1, 1), (1, 3, 1, 7), (2, 4, 5, 1), (2, 3, 9, 11), (1, 8, 32, 34)]
 BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-15, torch.bfloat16: 2**-8}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import Prices, choose_balances, choose_folded_balances, cuts, parse_balance
-from tiledseg.schedules import chunk_ranks
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 TIMES = st.lists(st.integers(0, 9), min_size=1, max_size=9)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tests.pipeline.chained import chained
 from tiledseg.architecture.presets import PRESETS, build_network
-from tiledseg.config import ModelConfig
+from tiledseg.config.run import ModelConfig
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.pipeline import chunk_orders
 from tiledseg.pipeline.balance import Prices, choose_folded_balances, cuts
 from tiledseg.pipeline.chunk_orders import ChunkTimes
 from tiledseg.pipeline.schedule import Route, compute_orders, most_in_flight, program
 from tiledseg.pipeline.simulation import faults, simulate
-from tiledseg.planning.cost import layer_costs
-from tiledseg.schedules import chunk_ranks
+from tiledseg.planning.step.cost import layer_costs
 
 law = settings(derandomize=True, max_examples=60, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 7), st.integers(1, 16)

@@ -11,11 +11,11 @@ from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
+from tiledseg.config.schedules import RECOMPUTE
 from tiledseg.execution.precision import autocast
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network, tensor_dtypes
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.schedules import RECOMPUTE
 
 UNET = UNet(3, 1, 3, 4, "same", "pixel", "nearest", 0.2, bands=2, classes=3)
 SIZES = ((16, 24), (24, 16), (16, 16))

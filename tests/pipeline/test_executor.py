@@ -18,14 +18,14 @@ from tiledseg.architecture.presets import PRESETS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.config.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.balance import Prices, choose_balances, choose_folded_balances
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings, compute_orders
 from tiledseg.pipeline.simulation import in_flight
-from tiledseg.planning.cost import layer_costs
-from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
+from tiledseg.planning.step.cost import layer_costs
 
 BOUND = 1e-12
 

@@ -13,7 +13,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
 from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
-from tiledseg.planning.cost import layer_costs
+from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 
 CPU = torch.device("cpu")

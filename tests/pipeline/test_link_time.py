@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.point_to_point import Message, PointToPoint
-from tiledseg.comm.work import Work
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.work import Work
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.link_time import Link, measure_link, slowest_link
 
 DELAY = 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.pipeline.chained import chained
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.pipeline.itinerary import Move, itinerary
 from tiledseg.pipeline.schedule import (
     Forward,
@@ -16,7 +17,6 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 FORWARD, BACKWARD = 1.0, 2.0
 # Least time of the same program where messages have a queue of their own and are buffered, as a multiple.

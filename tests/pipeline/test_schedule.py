@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
+from tiledseg.config.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Mark
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import Add
-from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
+from tiledseg.geometry.layers.activations import Mark
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add
+from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.pipeline.schedule import (
     Backward,
     ChunkMap,
@@ -29,7 +30,6 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import faults, in_flight, simulate
-from tiledseg.schedules import RECOMPUTE, SCHEDULES, chunk_ranks
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.chained import FIRST_SKIP, chained
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.schedule import (
     Backward,
@@ -19,7 +20,6 @@ from tiledseg.pipeline.schedule import (
     program,
 )
 from tiledseg.pipeline.simulation import draw, faults, simulate, verify
-from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 law = settings(derandomize=True, max_examples=40, deadline=None)
 TWO = chained((0, 1))

@@ -12,12 +12,12 @@ from tests.spatial.twins import axes_of
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.geometry.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.mode_cost import settled
-from tiledseg.planning.rank_steps import RankSteps, rank_steps
+from tiledseg.planning.modes.mode_cost import settled
+from tiledseg.planning.step.rank_steps import RankSteps, rank_steps
 from tiledseg.spatial.network import SpatialNetwork
 
 UNETS = {

@@ -9,12 +9,12 @@ from itertools import combinations, pairwise
 import pytest
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.pipeline.simulation import simulate
-from tiledseg.planning.balance_choice import choose
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
-from tiledseg.planning.stages_cost import StagePrices
-from tiledseg.schedules import SCHEDULES
+from tiledseg.planning.stages.balance_choice import choose
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.stages.staged_pipeline import PipelineCase, StagedPipeline, stage, torn_skips
+from tiledseg.planning.step.cost import layer_costs
 
 LAYERS = UNet(2, 1, base_channels=2).graph()
 PRICES = StagePrices(LAYERS, layer_costs(LAYERS, 4, (32, 32), 4), 4)

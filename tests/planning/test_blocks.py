@@ -9,15 +9,15 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.memory import shelf
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.memory.disk import shelf
+from tiledseg.memory.disk.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
-from tiledseg.planning import segment_memory as segment_memory_module
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.segment_memory import segment_memory
+from tiledseg.planning.walk import segment_memory as segment_memory_module
+from tiledseg.planning.walk.segment_memory import segment_memory
 from tiledseg.spatial.blocks.image_pass import BlockPass
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.tracing.allocations import AllocationMeter

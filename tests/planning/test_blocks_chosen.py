@@ -9,12 +9,12 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, InputError
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.walk.network_walk import Speed
 
 MIB = 1 << 20
 CPU = Store(2e9, 1e9, Speed(6e10, 1e10))

@@ -12,11 +12,11 @@ from tests.planning.flops import flop_counter
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ModelConfig
+from tiledseg.config.run import ModelConfig
 from tiledseg.errors import GeometryError
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import backward_passes, layer_costs, loss_bytes
+from tiledseg.planning.step.cost import backward_passes, layer_costs, loss_bytes
 
 CONTEXTS = {"same": (48, 64), "valid": (92, 100)}
 

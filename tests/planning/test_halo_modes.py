@@ -6,14 +6,14 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.layer_windows import WHOLE
+from tiledseg.geometry.sharing.decomposition import Partition, decompose
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.halo_traffic import Sent, Traffic
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_choice import DEPTHS, choose_fusion, choose_mode, label
-from tiledseg.planning.mode_cost import ModeCost, Task, layer_cost, settled
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_choice import DEPTHS, choose_fusion, choose_mode, label
+from tiledseg.planning.modes.mode_cost import ModeCost, Task, layer_cost, settled
+from tiledseg.planning.step.halo_traffic import Sent, Traffic
 
 MACHINES = [Machine(), Machine(latency=1e-3), Machine(latency=0), Machine(flops=1e15), Machine(bandwidth=1e6)]
 

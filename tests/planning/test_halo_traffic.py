@@ -11,11 +11,12 @@ from tests.planning.flops import flop_counter
 from tests.planning.spread import UNETS, cut, open_run_axes, spread
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.work import Work
-from tiledseg.geometry.block_exchange import context_exchange
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.halo_traffic import (
+from tiledseg.comm.transports.work import Work
+from tiledseg.geometry.sharing.block_exchange import context_exchange
+from tiledseg.geometry.sharing.layer_windows import WHOLE
+from tiledseg.planning.modes.mode_cost import block_work
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.halo_traffic import (
     Sent,
     input_tensor,
     input_traffic,
@@ -23,7 +24,6 @@ from tiledseg.planning.halo_traffic import (
     statistic_sums,
     tensors_of,
 )
-from tiledseg.planning.mode_cost import block_work
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 CASES = [

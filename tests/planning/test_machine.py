@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
+from tiledseg.planning.step.halo_traffic import Sent
 
 
 @pytest.mark.parametrize(

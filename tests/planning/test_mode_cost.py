@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 
 from tests.planning.flops import flop_counter
 from tiledseg.architecture.unet import UNet
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.config.parallel import HALO_MODES
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition, decompose
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.layer_windows import WHOLE, layer_windows
+from tiledseg.geometry.sharing.decomposition import Partition, decompose
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import build_modules
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
-from tiledseg.planning.layer_memory import strip_bytes
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.memory.block_pass import block_memory
-from tiledseg.planning.mode_cost import (
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_cost import (
     Task,
     block_work,
     exchange_cost,
@@ -35,8 +31,12 @@ from tiledseg.planning.mode_cost import (
     read_cost,
     settled,
 )
-from tiledseg.planning.rank_steps import rank_steps
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.step.halo_traffic import Sent, Traffic, inputs_of, layer_traffic, tensors_of
+from tiledseg.planning.step.rank_steps import rank_steps
+from tiledseg.planning.walk.block_pass import block_memory
+from tiledseg.planning.walk.layer_memory import strip_bytes
+from tiledseg.planning.walk.step_memory import training_memory
 
 MACHINE = Machine()
 

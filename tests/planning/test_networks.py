@@ -13,9 +13,9 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.residual_unet import ResidualUNet
 from tiledseg.architecture.segnet import SegNet
 from tiledseg.models.network import build_modules
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.edge_objective import EdgeObjective
+from tiledseg.training.losses.edge_objective import EdgeObjective
 
 SIDE, BANDS = 256, 4
 EDGES = EdgeObjective(255)

@@ -10,7 +10,7 @@ from torch import nn
 
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling

@@ -14,7 +14,7 @@ from tiledseg.errors import BudgetError
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.tracing.allocations import AllocationMeter
 
 SIDE = 256

@@ -6,13 +6,12 @@ import pytest
 
 from tiledseg.architecture.presets import PRESETS
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.pipeline.link_time import Link
-from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import (
     Measured,
@@ -23,7 +22,8 @@ from tiledseg.planning.run.pipeline import (
     spread_note,
 )
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.step.cost import layer_costs
 
 UNET = UNet(3, base_channels=8, classes=3)
 LAYERS = UNET.graph()

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import WriteError
 from tiledseg.geometry.efficiency import paper_efficiency, paper_efficiency_linear, tiling_efficiency
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.planning.stages import ask_stages, stage_pipeline
-from tiledseg.schedules import SCHEDULES
+from tiledseg.planning.answer.stages import ask_stages, stage_pipeline
+from tiledseg.planning.question import Question
 
-plot = pytest.importorskip("tiledseg.planning.answer.plot", reason="matplotlib is not installed")
+plot = pytest.importorskip("tiledseg.planning.answer.plots.plot", reason="matplotlib is not installed")
 
 
 def test_curves_are_those_of_the_tilings_and_of_the_formula() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.byte_sizes import parse_bytes
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.question import Question
+from tiledseg.planning.question import Question
+from tiledseg.units.byte_sizes import parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 
 from tests.planning.cost_model.test_prices import FLAT
 from tiledseg.architecture.unet import UNet
-from tiledseg.machine_file import SOME_CPU, machine_of
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.map_time import forward_peak
 from tiledseg.planning.cost_model.profile import Profile
 from tiledseg.planning.cost_model.rates import Point, Table
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.run.grids.quick_grid import LEAST_GAIN
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.quick_grid import LEAST_GAIN
+from tiledseg.user_files.machine import SOME_CPU, machine_of
 
 NETWORK = UNet(3, base_channels=4)
 SLOW_WHERE_LARGE = replace(

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planning.spread import UNETS
-from tiledseg.geometry.decomposition import Partition, plan_exchange
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import WHOLE, layer_windows
-from tiledseg.planning.rank_steps import rank_kinds, rank_steps, swaps
+from tiledseg.geometry.sharing.decomposition import Partition, plan_exchange
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
+from tiledseg.planning.step.rank_steps import rank_kinds, rank_steps, swaps
 
 law = settings(derandomize=True, max_examples=100, deadline=None)
 

@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import chain
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.geometry.resampling import AlignedUpsample, MaxPool
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.resampling import AlignedUpsample, MaxPool
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.answer.question import Question
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.planning.answer.report import plan
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_choice import fusion_word
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_choice import fusion_word
+from tiledseg.planning.question import Question
 from tiledseg.planning.run.batch import BatchCase, choose_batch
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import balanced, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.walk.step_memory import fixed_memory
 
 MEMORY = 5 << 20
 

@@ -12,8 +12,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import finest_grid, make_tiling
-from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.run.grids.grid import choose_grid
+from tiledseg.planning.walk.step_memory import training_memory
 
 UNETS = [
     UNet(3, base_channels=4),

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.activations import Sigmoid
-from tiledseg.geometry.border import Border
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.resampling import AlignedUpsample, PixelUnshuffle, Upsample
+from tiledseg.geometry.layers.activations import Sigmoid
+from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.resampling import AlignedUpsample, PixelUnshuffle, Upsample
 from tiledseg.models.network import build_network
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.pipeline.paper_network import paper_graph
 from tiledseg.architecture.presets import PRESETS, build_network
-from tiledseg.config import ModelConfig
+from tiledseg.config.run import ModelConfig
+from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.pipeline.balance import Prices, choose_balances, cuts, parse_balance
 from tiledseg.plan import main
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.stages import parse_counts
-from tiledseg.schedules import SCHEDULES
+from tiledseg.planning.answer.stages import parse_counts
+from tiledseg.planning.step.cost import layer_costs
 
 
 def answer(capsys: pytest.CaptureFixture[str], line: str) -> dict:

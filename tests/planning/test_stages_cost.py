@@ -8,9 +8,9 @@ import torch
 from tiledseg.architecture.unet import UNet
 from tiledseg.models.network import Tensors, build_modules
 from tiledseg.pipeline.balance import cuts
-from tiledseg.planning.cost import layer_costs, loss_bytes
-from tiledseg.planning.stages_cost import StagePrices
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.step.cost import layer_costs, loss_bytes
+from tiledseg.planning.walk.step_memory import training_memory
 
 CONTEXT = (48, 64)
 # Cuts in front of a convolution, norm, activation, stash, pooling, upsampling, concatenation and the head.

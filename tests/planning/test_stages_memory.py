@@ -19,9 +19,9 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.chunk import Chunk
 from tiledseg.pipeline.partition import Cut, cut_network
 from tiledseg.pipeline.schedule import Route
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.memory.items import price
-from tiledseg.planning.stages_cost import StagePrices
+from tiledseg.planning.stages.cost import StagePrices
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.items import price
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.trace import trace

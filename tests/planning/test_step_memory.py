@@ -11,31 +11,31 @@ from torch.nn.functional import cross_entropy
 
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config, TrainConfig
-from tiledseg.execution.halo_modes import Part
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import Config, TrainConfig
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.memory_policy import named_policy
-from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import is_legal_size
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.cost import step_cost
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import training_memory
-from tiledseg.raster.dataset import Sample
-from tiledseg.raster.labels import LabelMap
+from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.preparation import loss_bytes_of, objective_of
-from tiledseg.training.step import Stepper, StepRules
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
+from tiledseg.training.steps.step import Stepper, StepRules
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 
 def measured_peak(network: GraphNetwork, context: tuple[int, int]) -> int:

@@ -10,16 +10,16 @@ import torch
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError, InputError
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.plan import main as plan
-from tiledseg.planning.mode_cost import check_blocks, settled
-from tiledseg.planning.run.grid import check_tiles, choose_grid
+from tiledseg.planning.modes.mode_cost import check_blocks, settled
+from tiledseg.planning.run.grids.grid import check_tiles, choose_grid
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import choose_spread
-from tiledseg.planning.tensor_limit import MOST_VALUES, is_countable, largest_tensor
+from tiledseg.planning.step.tensor_limit import MOST_VALUES, is_countable, largest_tensor
 
 LAYERS = UNet().graph()
 FOOTPRINT = network_footprint(LAYERS)

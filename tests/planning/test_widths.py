@@ -14,13 +14,13 @@ from tests.small_files import write_raster
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.presets import build_network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
+from tiledseg.config.run import Config, DataConfig, ModelConfig, ParallelConfig, TrainConfig
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.models.network import build_modules
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import plan_tiling
-from tiledseg.training.preparation import prepare
-from tiledseg.widths import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
+from tiledseg.planning.question import Question
+from tiledseg.training.preparing.preparation import prepare
+from tiledseg.units.widths import ACTIVATION_BYTES, SINGLE_NORMS, copy_bytes, norm_bytes, wide_bytes
 
 MODEL = ModelConfig(levels=3, base_channels=8)
 MEMORY = 5 << 20

@@ -18,7 +18,7 @@ from tiledseg.plan import main
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.run.windows import Windows
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 
 RASTERS = (Extent((150, 230)), Extent((90, 60)))
 

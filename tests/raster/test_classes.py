@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tiledseg.config_classes import read_classes
 from tiledseg.errors import ConfigError, LabelError
-from tiledseg.raster.classes import ClassRecord, default_classes
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.user_files.classes import read_classes
 
 ROADS = [
     {"name": "road", "colour": "#804080", "values": [7, 8]},

@@ -10,15 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.law.cases import ArrayReader
-from tiledseg.augmentation import Augmentation
+from tiledseg.config.augmentation import Augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
-from tiledseg.raster.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
-from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
-from tiledseg.raster.draws import Drawer, draw_view
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.sampling import Position, Sampler
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.content import ByContent, Content, ContentSampler, count_units, square_units, tile_units
+from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.samples.draws import Drawer, draw_view
+from tiledseg.raster.samples.sampling import Position, Sampler
 
 FOOTPRINT = Footprint(4, 8, 8)
 SHAPES = ((72, 56), (40, 48))

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from tiledseg.errors import LabelError, RasterError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.raster import dataset as dataset_module
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.normalizer import Normalizer
+from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.prefetch import prefetch
-from tiledseg.raster.reader import RasterReader, open_raster
+from tiledseg.raster.reading.reader import RasterReader, open_raster
+from tiledseg.raster.samples import dataset as dataset_module
+from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.normalizer import Normalizer
 from tiledseg.raster.statistics import Normalization
 
 SHAPE = (70, 90)

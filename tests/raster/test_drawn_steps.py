@@ -7,15 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from tiledseg.augmentation import Augmentation
+from tiledseg.config.augmentation import Augmentation
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, largest_window, make_tiling
-from tiledseg.raster.drawn_steps import DrawnTiles, DrawnWindows
-from tiledseg.raster.draws import Drawer
-from tiledseg.raster.sampling import Position, Sampler
+from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.samples.draws import Drawer
+from tiledseg.raster.samples.sampling import Position, Sampler
 
 SHAPES = ((60, 75), (40, 30))
 FOOTPRINTS = {"clipped": Footprint(8, 16, 16), "mirrored": Footprint(8, 11, 13, 10, mirror=True)}

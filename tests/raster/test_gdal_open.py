@@ -19,7 +19,7 @@ from tests.raster.requests_seen import Requests, requests_seen
 from tests.small_files import write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
 
 SIDE = 8
 WHOLE = Box.of_shape((SIDE, SIDE))
@@ -183,7 +183,7 @@ def test_anything_unforeseen_is_one_line(image: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(type(reader), "_read_inside", lambda *_: [][1])
         with pytest.raises(RasterError, match=r"cannot read rows 0:8, columns 0:8 of .*image.tif: IndexError: list"):
             reader.read(WHOLE)
-    monkeypatch.setattr("tiledseg.raster.gdal_reader._palette", lambda *_: 1 // 0)
+    monkeypatch.setattr("tiledseg.raster.reading.gdal_reader._palette", lambda *_: 1 // 0)
     with pytest.raises(RasterError, match=r"cannot open .*image.tif: ZeroDivisionError: .*copy it again"):
         open_raster(str(image))
 
@@ -228,7 +228,7 @@ class TestHeaders:
         blocks = {"tiled": True, "blockxsize": 1 << 16, "blockysize": 1 << 16}
         path = self.sized(tmp_path / "a.tif", 1 << 16, 1 << 16, **blocks)
         open_raster(path).close()
-        monkeypatch.setattr("tiledseg.raster.gdal_reader.memory_bytes", lambda: 1 << 30)
+        monkeypatch.setattr("tiledseg.raster.reading.gdal_reader.memory_bytes", lambda: 1 << 30)
         with pytest.raises(RasterError, match=r"a.tif is stored in blocks of 65536 x 65536 px, which take 4 GiB each"):
             open_raster(path)
 

@@ -14,9 +14,9 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Dataset
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization, finish, measure, statistics_blocks
 
 SHAPE = (32, 32)

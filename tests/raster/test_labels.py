@@ -16,8 +16,8 @@ from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.reading.reader import open_raster
 
 DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.int32, np.uint32]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rasterio.features import rasterize, shapes
 
-from tiledseg.raster.outlines import ClassPolygon, class_polygons
+from tiledseg.raster.maps.outlines import ClassPolygon, class_polygons
 
 IGNORED = 255
 

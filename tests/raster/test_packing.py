@@ -18,12 +18,20 @@ from rio_cogeo.cogeo import cog_info, cog_validate
 
 from tests.raster.gdal_meaning import meaning
 from tests.raster.test_writer import PLACE, UTM, Info, write_boxes
+from tiledseg.config.map_formats import (
+    COMPRESSIONS,
+    FORMATS,
+    PLAIN,
+    PROBABILITY_TYPES,
+    BlockBytes,
+    Packing,
+    block_bytes,
+)
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
-from tiledseg.map_formats import COMPRESSIONS, FORMATS, PLAIN, PROBABILITY_TYPES, BlockBytes, Packing, block_bytes
-from tiledseg.raster import packing
-from tiledseg.raster.classes import ClassRecord
-from tiledseg.raster.writer import discard, lay_out, pack_layout, publish, raster_output
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.maps import packing
+from tiledseg.raster.maps.writer import discard, lay_out, pack_layout, publish, raster_output
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
 WAYS = [Packing(*pair) for pair in itertools.product(FORMATS, COMPRESSIONS)]
@@ -173,7 +181,7 @@ def test_large_files_are_bigtiff() -> None:
 
 
 def test_a_large_map_is_packed_as_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiledseg.map_formats._CLASSIC_LIMIT", 100_000)
+    monkeypatch.setattr("tiledseg.config.map_formats._CLASSIC_LIMIT", 100_000)
     for name, how in (("cog", Packing()), ("gtiff", Packing("gtiff", "lzw"))):
         write_map(tmp_path / f"{name}.tif", classes_of(600, 600)[None], how)
         assert (tmp_path / f"{name}.tif").read_bytes()[:4] == b"II+\0", "43: BigTIFF"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.pairing import matched
-from tiledseg.raster.sources import HELD_OUT, HELD_OUT_ALONE, find_sources, has_validation, pair_sources
+from tiledseg.raster.finding.pairing import matched
+from tiledseg.raster.finding.sources import HELD_OUT, HELD_OUT_ALONE, find_sources, has_validation, pair_sources
 
 KEYS = "data.images", "data.labels"
 CITIES = {"aachen": ("000000_000019", "000001_000019"), "bochum": ("000000_000313",)}

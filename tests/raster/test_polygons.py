@@ -18,8 +18,8 @@ from tests.raster.polygons_drawn import expected, image_info, write_vectors
 from tiledseg.errors import ConfigError, LabelError, RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.label_sources import LabelReading, check_used
-from tiledseg.raster.labels import LabelMap, read_labels
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.label_sources import LabelReading, check_used
 
 UTM = "EPSG:32611"
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)

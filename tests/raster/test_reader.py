@@ -25,7 +25,7 @@ from tests.raster.tiff_tags import ROWS_PER_STRIP, TILE_LENGTH, TILE_WIDTH, chan
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.reader import open_raster
 
 KINDS: dict[str, dict[str, Any]] = {
     "strips": {"driver": "GTiff"},
@@ -339,7 +339,7 @@ class TestBadFiles:
 
 def test_opening_a_raster_without_georeferencing_prints_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tif", random_pixels((1, 4, 4)))
-    code = f"from tiledseg.raster.reader import open_raster; open_raster({path!r}).close()"
+    code = f"from tiledseg.raster.reading.reader import open_raster; open_raster({path!r}).close()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

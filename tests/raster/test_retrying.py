@@ -15,7 +15,7 @@ from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster import retrying
-from tiledseg.raster.gdal_reader import GdalReader
+from tiledseg.raster.reading.gdal_reader import GdalReader
 
 WINDOW = Box(Interval(20, 44), Interval(3, 30))
 

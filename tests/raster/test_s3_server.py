@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiledseg.raster.s3_server import advice, certificate_advice, certificates, gdal_options, store_options
+from tiledseg.raster.remote.s3_server import advice, certificate_advice, certificates, gdal_options, store_options
 
 
 def test_gdal_and_obstore_are_sent_to_one_server() -> None:

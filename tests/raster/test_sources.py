@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import RasterError
+from tiledseg.raster.finding.sources import check_counts, expand_sources
 from tiledseg.raster.names import gdal_path, is_remote
-from tiledseg.raster.sources import check_counts, expand_sources
 
 
 @pytest.fixture

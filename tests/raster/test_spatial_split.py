@@ -8,7 +8,7 @@ import pytest
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.spatial_split import Cut, SpatialSplit
+from tiledseg.raster.samples.spatial_split import Cut, SpatialSplit
 
 SHAPES = (37, 52), (40, 24), (30, 30)
 

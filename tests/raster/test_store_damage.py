@@ -18,10 +18,10 @@ from tests.raster.test_tile_store import cut, plan, write_raster
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import expand_sources
-from tiledseg.raster.store_header import read_header, seal_file
-from tiledseg.raster.tile_store_writer import begin_store
+from tiledseg.raster.finding.sources import expand_sources
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.tile_store.header import read_header, seal_file
+from tiledseg.raster.tile_store.writer import begin_store
 
 
 @pytest.fixture(scope="module")

@@ -23,17 +23,17 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.outputs import check_outputs
-from tiledseg.raster import tile_store_writer
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.layout import layout_warning
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sampling import deal
-from tiledseg.raster.sources import expand_sources, pair_sources
+from tiledseg.raster.finding.sources import expand_sources, pair_sources
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset
+from tiledseg.raster.samples.layout import layout_warning
+from tiledseg.raster.samples.sampling import deal
 from tiledseg.raster.statistics import finish, measure, statistics_blocks
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.raster.tile_store_writer import StorePlan, begin_store, publish_store, store_output, write_tiles
+from tiledseg.raster.tile_store import writer as tile_store_writer
+from tiledseg.raster.tile_store.writer import StorePlan, begin_store, publish_store, store_output, write_tiles
+from tiledseg.system.outputs import check_outputs
 
 SHAPES = ((150, 170), (90, 200))
 CLIPPED = Footprint(8, 16, 16)
@@ -215,7 +215,7 @@ def test_killed_again_and_again_it_is_the_same_store(tmp_path: Path, rasters: tu
     path = tmp_path / "tiles.h5"
     code = (
         "import sys, time; sys.path.insert(0, sys.argv.pop()); "
-        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster import tile_store_writer as w; "
+        "from tests.raster.test_tile_store import cut, plan; from tiledseg.raster.tile_store import writer as w; "
         "old = w._write_all; w._write_all = lambda *a: (time.sleep(0.008), old(*a)); print('ready', flush=True); "
         "cut(sys.argv[1], plan(sys.argv[2:4], sys.argv[4:6], grid=(4, 4)))"
     )

@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
-from tiledseg.augmentation import Augmentation
+from tiledseg.config.augmentation import Augmentation
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.draws import draw_view
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.rotation import Rotation
-from tiledseg.raster.views import Line, View, ViewReader, whole
+from tiledseg.raster.samples.draws import draw_view
+from tiledseg.raster.samples.rotation import Rotation
+from tiledseg.raster.samples.views import Line, View, ViewReader, whole
 
 H, W = 23, 17
 

@@ -15,10 +15,10 @@ from scipy.ndimage import map_coordinates
 from tests.small_files import UTM, write_raster
 from tiledseg.errors import ConfigError, RasterError
 from tiledseg.geometry.box import Box
-from tiledseg.raster.label_sources import LabelReading
-from tiledseg.raster.labels import LabelMap, read_labels
-from tiledseg.raster.pair_reading import PairReading
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.labels.label_sources import LabelReading
+from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.reading.reader import open_raster
 
 SHAPE = 90, 110
 PLACE = Affine(0.5, 0, 500000.1, 0, -0.5, 3760000.2)

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rasterio.crs import CRS
 
+from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.map_formats import BLOCK
-from tiledseg.raster import writer
-from tiledseg.raster.classes import ClassRecord
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.writer import RasterLayout, RasterWriter, discard, lay_out, pack_layout, publish
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.maps import writer
+from tiledseg.raster.maps.writer import RasterLayout, RasterWriter, discard, lay_out, pack_layout, publish
 
 UTM = CRS.from_epsg(32611)
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tiledseg.execution.reliability import reliability_counts
+from tiledseg.execution.scores.reliability import reliability_counts
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.classes import ClassRecord
+from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import View
 from tiledseg.training.panels import SeenView

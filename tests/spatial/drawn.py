@@ -10,15 +10,15 @@ from torch import nn
 
 from tests.geometry.drawn import partitions
 from tests.spatial.twins import FLOOR, Drawn, Network, network_of
-from tiledseg.geometry.convolutions import FixedFilters
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.convolution import FilterBank
+from tiledseg.geometry.layers.convolutions import FixedFilters
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.joins import Add, Concatenate, Multiply
-from tiledseg.models.mean import WholeImageMean
+from tiledseg.models.layers.convolution import FilterBank
+from tiledseg.models.layers.joins import Add, Concatenate, Multiply
+from tiledseg.models.layers.mean import WholeImageMean
+from tiledseg.models.layers.pooling import MaxIndices, MaxUnpool
 from tiledseg.models.norm import PixelNorm
-from tiledseg.models.pooling import MaxIndices, MaxUnpool
 
 CHANNELS = 4  # of every layer but where groups and widths are drawn
 

@@ -14,11 +14,11 @@ from tests.spatial.twins import Drawn, forward, network_of, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.joins import Add
+from tiledseg.models.layers.convolution import SteadyConvolution
+from tiledseg.models.layers.joins import Add
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.spatial.convert import POINTWISE, convert_layer, convert_layers

@@ -18,13 +18,13 @@ from tests.spatial.together import for_all
 from tests.spatial.twins import OpenAxes, Pass, check_twins, copied, difference, forward, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.border import Border as Around
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import WHOLE
-from tiledseg.models.aligned import AlignedUpsample
-from tiledseg.models.border import Border
+from tiledseg.geometry.layers.border import Border as Around
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.maximum import WholeImageMax
+from tiledseg.models.layers.aligned import AlignedUpsample
+from tiledseg.models.layers.border import Border
+from tiledseg.models.layers.maximum import WholeImageMax
 from tiledseg.models.network import build_modules
 from tiledseg.models.norm import PixelNorm
 from tiledseg.models.normalise import How, Sharing, measure, normalise

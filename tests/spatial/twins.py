@@ -13,9 +13,9 @@ from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.spatial.network import SpatialNetwork

@@ -16,12 +16,12 @@ from tests.law.test_halo_modes import Setting, check_steps_and_outputs, differen
 from tests.law.test_pipelines import plans
 from tests.tracing.cases import NETWORKS, Foreign, ForeignCase, traced
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 EXACT = [name for name, foreign in NETWORKS.items() if foreign.refused is None]
 # Over ranks the larger ones run where they are asked for: they take a minute.

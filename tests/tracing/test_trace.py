@@ -11,7 +11,7 @@ from tests.tracing.networks import Double, Inexact, Mixed, Outer, PaddingUNet, P
 from tests.tracing.styles import STYLES, Inverted
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
-from tiledseg.models.convolution import TorchConvolution
+from tiledseg.models.layers.convolution import TorchConvolution
 from tiledseg.tracing.trace import trace
 
 MODULES = {

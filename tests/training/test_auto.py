@@ -9,7 +9,7 @@ import pytest
 from tests.crash.runs import Material, train
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.errors import ConfigError
-from tiledseg.machine_file import machine_here
+from tiledseg.user_files.machine import machine_here
 
 AUTO = "--parallel", "auto", "--tiling.grid", "auto", "--train.tiles_per_step", "null"
 

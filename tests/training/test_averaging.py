@@ -16,11 +16,11 @@ from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.check import sha256
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config import Config
+from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import load
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparing.preparation import prepare
 
 DECAY = 0.6
 

@@ -13,7 +13,7 @@ import pytest
 from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config import Config
+from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.training.best import is_better
 

@@ -12,16 +12,16 @@ from torch.nn import functional
 from tests.law.cases import ArrayReader
 from tiledseg.architecture.gated_scnn import GRADIENTS, GatedSCNN
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import TrainConfig
+from tiledseg.config.run import TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
-from tiledseg.training.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
-from tiledseg.training.edge_objective import EdgeObjective, edges_of
-from tiledseg.training.objective import ClassObjective, Objective, Ratios, cross_entropy_sums
+from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
+from tiledseg.training.losses.edge_objective import EdgeObjective, edges_of
+from tiledseg.training.losses.objective import ClassObjective, Objective, Ratios, cross_entropy_sums
 
 K, IGNORED, SHAPE = 3, 255, (41, 37)
 

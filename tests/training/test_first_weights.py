@@ -16,7 +16,7 @@ from tests.small_files import write_raster
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.loading import load_network
-from tiledseg.config import Config, ModelConfig, OptimizerConfig
+from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
 from tiledseg.errors import CheckpointError, ConfigError, InputError
 from tiledseg.models.network import build_modules
 

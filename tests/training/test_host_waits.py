@@ -11,26 +11,26 @@ import torch
 
 from tests.training.host_waits import HostWaits
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution import carrying
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.execution.input import carrying
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models import dropout
 from tiledseg.models.network import build_modules
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.normalizer import Normalizer, Rule
-from tiledseg.raster.photometry import Photometry
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.photometry import Photometry
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training import step_loss
-from tiledseg.training.objective import ClassObjective, Objective
-from tiledseg.training.overlap_objective import OverlapObjective, Tversky
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.losses.objective import ClassObjective, Objective
+from tiledseg.training.losses.overlap_objective import OverlapObjective, Tversky
+from tiledseg.training.steps import step_loss
+from tiledseg.training.steps.step import Stepper, StepRules
 
 SIDE, IGNORED, CLASSES = 48, 255, 3
 CPU = torch.device("cpu")

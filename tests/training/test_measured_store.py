@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tiledseg.machine_file import machine_of, shipped_machines
-from tiledseg.memory.rates import StoreRates
-from tiledseg.training import measured_store
+from tiledseg.memory.disk.rates import StoreRates
+from tiledseg.training.preparing import measured_store
+from tiledseg.user_files.machine import machine_of, shipped_machines
 
 
 def test_it_is_measured(tmp_path: Path) -> None:

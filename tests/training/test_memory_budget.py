@@ -13,11 +13,11 @@ import tiledseg
 from tests.crash.runs import Material, weights
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, ConfigError
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import Task, mode_cost
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_cost import Task, mode_cost
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.config import OptimizerConfig
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.config.run import OptimizerConfig
 from tiledseg.gradients import GradientReducer, clip_gradients
-from tiledseg.training.course import Course
-from tiledseg.training.optimizer import build_optimizer, learning_rate, set_learning_rate
-from tiledseg.training.preparation import rate_of, update_of
+from tiledseg.training.preparing.preparation import rate_of, update_of
+from tiledseg.training.steps.course import Course
+from tiledseg.training.steps.optimizer import build_optimizer, learning_rate, set_learning_rate
 
 policies = st.sampled_from(["constant", "step", "polynomial", "cosine"])
 runs = st.tuples(st.integers(1, 20), st.integers(1, 12))  # steps an epoch, epochs

@@ -12,7 +12,7 @@ import pytest
 
 from tests.crash.runs import Material
 from tiledseg import doctor
-from tiledseg.comm.rehearsed import Doings, unmatched
+from tiledseg.comm.transports.rehearsed import Doings, unmatched
 from tiledseg.models import normalise
 from tiledseg.pipeline import executor
 from tiledseg.pipeline.itinerary import itinerary

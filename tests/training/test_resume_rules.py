@@ -14,10 +14,10 @@ from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Resumed
-from tiledseg.config import Config
+from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
-from tiledseg.training.choose_objective import EDGE_KEYS
-from tiledseg.training.preparation import prepare, recipe_of
+from tiledseg.training.losses.choose_objective import EDGE_KEYS
+from tiledseg.training.preparing.preparation import prepare, recipe_of
 from tiledseg.training.resume.begin import begin, flat
 from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
 

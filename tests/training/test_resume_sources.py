@@ -16,9 +16,9 @@ from tests.small_files import tree, write_raster
 from tests.training.test_start import config_of, run
 from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Source
-from tiledseg.config import Config
+from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
-from tiledseg.raster.identity import identify
+from tiledseg.raster.reading.identity import identify
 from tiledseg.training.resume.sources import compare_sources
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from tests.crash.runs import Material, lines, train
 from tiledseg.checkpoint.folder import find_checkpoint
-from tiledseg.config_file import parse_config
+from tiledseg.commands.config_file import parse_config
+from tiledseg.system.writing import write_error
 from tiledseg.training import saving
-from tiledseg.training.preparation import prepare
+from tiledseg.training.preparing.preparation import prepare
 from tiledseg.training.saving import CopyPlan, Saver
-from tiledseg.training.step import Stepper
-from tiledseg.writing import write_error
+from tiledseg.training.steps.step import Stepper
 
 SHORT = ("--train.epochs", "2", "--train.ema", "0.9", "--run.panels", "0")
 

@@ -15,11 +15,11 @@ import torch
 from tests.crash.runs import Material
 from tests.small_files import tree
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
-from tiledseg.config_file import to_yaml
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.config_file import to_yaml
+from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, InputError, OutputError
 from tiledseg.training import start as module
 from tiledseg.training.run_folder.check import check_run_folder

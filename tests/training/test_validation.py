@@ -13,10 +13,10 @@ from tests.law.cases import IGNORED, ArrayReader, Case, as_batch
 from tests.law.test_halo_modes import one_rank
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.reliability import BINS, calibration_error
+from tiledseg.execution.scores.reliability import BINS, calibration_error
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import choose_views
 from tiledseg.training.panels import Panels

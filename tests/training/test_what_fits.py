@@ -12,7 +12,7 @@ import pytest
 from tests.crash.runs import Material
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -77,6 +77,6 @@ def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> float:
         raise RuntimeError(OOM)
 
-    monkeypatch.setattr("tiledseg.execution.passes.SerialPasses.train", fail)
+    monkeypatch.setattr("tiledseg.execution.passes.part_passes.SerialPasses.train", fail)
     with pytest.raises(MemoryLimitError, match=r"a step was planned to take \d+ bytes; use "):
         train(Material.make(tmp_path), tmp_path / "run", "auto")

@@ -26,7 +26,7 @@ With 19 classes and an edge band these are 137,278,125 weights. The published co
 network/gscnn.py) has 137,278,190 when its modules are counted, of which 65 (dsn1) are never used.
 
 Outputs: scores of classes; scores of edges; and the gradients of the smoothed probabilities of classes, of which the
-loss that joins both tasks is made (see `training.edge_objective`).
+loss that joins both tasks is made (see `training.losses.edge_objective`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import ResNet, file_names
 from tiledseg.architecture.wide_resnet import WideResNet
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation, Sigmoid
-from tiledseg.geometry.convolutions import Convolution, FixedFilters
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.joins import Add, Concatenate, ImageMean, Multiply
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.pixelwise import Pixelwise, Slot
+from tiledseg.geometry.layers.activations import Activation, Sigmoid
+from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMean, Multiply
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import Pixelwise, Slot
+from tiledseg.geometry.layers.resampling import AveragePool
 from tiledseg.geometry.receptive_field import resized
-from tiledseg.geometry.resampling import AveragePool
 from tiledseg.records import dataclass
 
 Filter = tuple[tuple[float, ...], ...]

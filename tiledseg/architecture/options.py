@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from tiledseg.config import ModelConfig
-from tiledseg.config_checks import Range, check_value, one_of
+from tiledseg.config.checks import Range, check_value, one_of
+from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
 
 PADDINGS = ("same", "valid")

@@ -9,8 +9,8 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.config import ModelConfig
-from tiledseg.config_checks import AUTO
+from tiledseg.config.checks import AUTO
+from tiledseg.config.run import ModelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.records import dataclass
 

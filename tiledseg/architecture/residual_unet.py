@@ -16,13 +16,13 @@ from collections.abc import Iterator
 
 from tiledseg.architecture.options import check_groups, check_options
 from tiledseg.architecture.resnet import BLOCKS, ResNet, file_names
-from tiledseg.config_checks import one_of
-from tiledseg.geometry.activations import Activation
-from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
+from tiledseg.config.checks import one_of
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import Concatenate
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.resampling import Upsample
+from tiledseg.geometry.layers.activations import Activation
+from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.resampling import Upsample
 from tiledseg.records import dataclass
 
 STEPS = 5

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tiledseg.geometry.activations import Activation
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Node
-from tiledseg.geometry.joins import Add
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxPool
+from tiledseg.geometry.layers.activations import Activation
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.records import dataclass
 
 BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4, 6, 3)}  # of layer1 to layer4

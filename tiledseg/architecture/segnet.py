@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxIndices, MaxPool, MaxUnpool
+from tiledseg.geometry.layers.activations import Activation
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxIndices, MaxPool, MaxUnpool
 from tiledseg.records import dataclass
 
 CONVOLUTIONS = (2, 2, 3, 3, 3)  # of VGG-16, by level

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from tiledseg.architecture.options import check_groups, check_options, groups_of
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation, Dropout, Mark
-from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.joins import Concatenate
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxPool, Upsample
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark
+from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.layers.joins import Concatenate
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool, Upsample
 from tiledseg.records import dataclass
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tiledseg.geometry.activations import Activation, Dropout, Mark
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.graph import INPUT, Node
-from tiledseg.geometry.joins import Add
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.resampling import MaxPool
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.joins import Add
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.resampling import MaxPool
 from tiledseg.records import dataclass
 
 

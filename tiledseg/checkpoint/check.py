@@ -20,8 +20,8 @@ from tiledseg.checkpoint.saved_state import SavedState, parse_state
 from tiledseg.checkpoint.tensors import check_average, check_tensors
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
 from tiledseg.errors import CheckpointError
-from tiledseg.files import irregular_kind
 from tiledseg.records import dataclass
+from tiledseg.system.files import irregular_kind
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"

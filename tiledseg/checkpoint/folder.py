@@ -37,9 +37,9 @@ from tiledseg.checkpoint.check import (
     verified,
 )
 from tiledseg.errors import CheckpointError
-from tiledseg.outputs import files_below
 from tiledseg.records import dataclass
-from tiledseg.writing import flush, writing
+from tiledseg.system.outputs import files_below
+from tiledseg.system.writing import flush, writing
 
 _LATEST, BEST = "latest", "best"
 _NO_BEST = "it was trained without train.best, or has not been validated yet; leave --which out"

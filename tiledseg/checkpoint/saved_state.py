@@ -16,12 +16,12 @@ from typing import Any
 from tiledseg.architecture.kinds import FIRST, SAVED
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.typed_json import MalformedError, parse, quoted
-from tiledseg.config import Config, TilingConfig
-from tiledseg.config_parallel import ParallelConfig
+from tiledseg.config.parallel import ParallelConfig
+from tiledseg.config.run import Config, TilingConfig
 from tiledseg.errors import ConfigError
-from tiledseg.raster.identity import Identity
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.sampling import Position
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.reading.identity import Identity
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.records import dataclass
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
-from tiledseg.config_checks import shown
+from tiledseg.config.checks import shown
 
 T = TypeVar("T")
 

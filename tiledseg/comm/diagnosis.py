@@ -13,8 +13,8 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CommunicationError
-from tiledseg.freed_memory import why_not_kept
 from tiledseg.records import dataclass
+from tiledseg.system.freed_memory import why_not_kept
 from tiledseg.version import VERSION
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from tiledseg.comm.launch import Launch
-from tiledseg.console import flush, say
 from tiledseg.errors import CommunicationError, TiledsegError
-from tiledseg.signals import Stopped, ending
+from tiledseg.system.console import flush, say
+from tiledseg.system.signals import Stopped, ending
 
 E = TypeVar("E", bound=TiledsegError)
 

@@ -44,8 +44,8 @@ def joined_mesh() -> Iterator[Mesh]:
 def _over_default_group() -> Mesh:
     import torch.distributed as dist
 
-    from tiledseg.comm.process_groups import new_groups
-    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transports.process_groups import new_groups
+    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
 
     host, rank, size = socket.gethostname(), dist.get_rank(), dist.get_world_size()
     with peer_errors("start of the process group"):

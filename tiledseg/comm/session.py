@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tiledseg.comm.connections import open_files_needed
 from tiledseg.comm.failure import exit_code, is_agreed, report, report_before_mesh, report_from, wait_until_read
 from tiledseg.comm.launch import Launch, detect
-from tiledseg.comm.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
-from tiledseg.comm.verdict import Deadlines
-from tiledseg.config_checks import TRANSPORTS, one_of
-from tiledseg.console import end, flush
+from tiledseg.comm.transports.mpi import MPI_LAUNCHERS, ask_mpi, initialised, load_world
+from tiledseg.comm.watching.verdict import Deadlines
+from tiledseg.config.checks import TRANSPORTS, one_of
 from tiledseg.errors import CommunicationError, ConfigError
-from tiledseg.open_files import allow_open_files, check_parent
-from tiledseg.signals import ending, swallowed
+from tiledseg.system.console import end, flush
+from tiledseg.system.open_files import allow_open_files, check_parent
+from tiledseg.system.signals import ending, swallowed
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from tiledseg.comm.collectives import Communicator
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.comm.watch import Watch
+    from tiledseg.comm.transports.collectives import Communicator
+    from tiledseg.comm.watching.watch import Watch
 
 _HEAD_START_SECONDS = 1.0
 DEADLINES = Deadlines(most=600.0, least=60.0)
@@ -101,8 +101,8 @@ def open_mesh(
     with without_collections("torch"):
         import torch
 
-        from tiledseg.comm.collectives import SerialCommunicator
         from tiledseg.comm.mesh import Mesh, choose_transport, fair_threads, gather_facts, local_device
+        from tiledseg.comm.transports.collectives import SerialCommunicator
 
     device = local_device(launch)
     if device.type == "cuda":
@@ -162,7 +162,7 @@ def _connect(
 
     check_open_files(launch)
     if transport == "mpi" and world is not None:
-        from tiledseg.comm.transport_mpi import MpiCommunicator, check_thread_level
+        from tiledseg.comm.transports.transport_mpi import MpiCommunicator, check_thread_level
 
         check_thread_level()
         watch = _meet(launch, environ, world, deadlines)[1] if deadlines is not None else None
@@ -170,8 +170,8 @@ def _connect(
 
     import torch.distributed as dist
 
-    from tiledseg.comm.process_groups import COLLECTIVE_TIMEOUT
-    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transports.process_groups import COLLECTIVE_TIMEOUT
+    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
 
     interface = gloo_interface(launch)
     if interface is not None:
@@ -200,7 +200,7 @@ def _meet(
 ) -> tuple[Store, Watch | None]:
     """The store at which all ranks have met, and this rank's watch where there are deadlines. Collective."""
     from tiledseg.comm.rendezvous import await_all_ranks, open_store
-    from tiledseg.comm.watch import open_watch
+    from tiledseg.comm.watching.watch import open_watch
 
     store = open_store(launch, environ, world)
     watch = open_watch(store, launch, environ, deadlines) if deadlines is not None else None
@@ -229,9 +229,9 @@ def _with_nccl(device: Any, environ: MutableMapping[str, str]) -> Communicator:
     """
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    from tiledseg.comm.process_groups import nccl_beside_gloo
-    from tiledseg.comm.transport_torch import TorchCommunicator, peer_errors
-    from tiledseg.comm.turns import TurnCommunicator
+    from tiledseg.comm.transports.process_groups import nccl_beside_gloo
+    from tiledseg.comm.transports.transport_torch import TorchCommunicator, peer_errors
+    from tiledseg.comm.transports.turns import TurnCommunicator
 
     with peer_errors("start of NCCL"):
         return TurnCommunicator(TorchCommunicator(nccl_beside_gloo(device)))

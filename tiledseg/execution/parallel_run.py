@@ -13,10 +13,10 @@ import torch
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
-from tiledseg.execution.passes import Passes, SerialPasses
+from tiledseg.execution.halos.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
+from tiledseg.execution.halos.scatter_mode import ScatterMode
+from tiledseg.execution.passes.part_passes import Passes, SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
-from tiledseg.execution.scatter_mode import ScatterMode
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.pipeline import PipelinePlan
@@ -24,7 +24,7 @@ from tiledseg.planning.run.spread import Spread
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
-    from tiledseg.execution.block_passes import BlockWork
+    from tiledseg.execution.passes.block_passes import BlockWork
     from tiledseg.models.compiled import CompiledNetwork
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.spatial.network import SpatialNetwork
@@ -82,7 +82,7 @@ class ParallelRun:
         then their tiles are dealt out, and computed by the network as it is."""
         mode = self._mode(tuple(tilings), batch, spread or self.spread)
         if self.work is not None:
-            from tiledseg.execution.block_passes import BlockPasses
+            from tiledseg.execution.passes.block_passes import BlockPasses
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
             assert isinstance(mode, ReadMode), "as every mode is"
@@ -91,11 +91,11 @@ class ParallelRun:
         if self.pipeline is None:
             if not (isinstance(mode, LayerMode) and self.spread.together):
                 return SerialPasses(mode, batch)
-            from tiledseg.execution.step_passes import StepPasses
+            from tiledseg.execution.passes.step_passes import StepPasses
 
             together: SerialPasses = StepPasses(mode)
             return together
-        from tiledseg.execution.pipeline_passes import PipelinePasses
+        from tiledseg.execution.passes.pipeline_passes import PipelinePasses
 
         meter = self.axes.stage_messages.meter
         return PipelinePasses(mode, self.executor, meter, self.pipeline.micro_batches, self.mesh.device)
@@ -129,8 +129,8 @@ def _open_layers(spread: Spread, network: GraphNetwork, axes: Axes) -> SpatialNe
 
 
 def _open_blocks(network: GraphNetwork, blocks: tuple[int, int], store: str, mesh: Mesh, axes: Axes) -> BlockWork:
-    from tiledseg.execution.block_passes import BlockWork
-    from tiledseg.memory.shelf import open_shelf
+    from tiledseg.execution.passes.block_passes import BlockWork
+    from tiledseg.memory.disk.shelf import open_shelf
     from tiledseg.spatial.blocks.network import BlockNetwork
 
     return BlockWork(BlockNetwork(network), blocks, open_shelf(store, mesh.device), axes)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tiledseg.console import say
+from tiledseg.system.console import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress

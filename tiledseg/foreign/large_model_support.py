@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tiledseg.byte_sizes import parse_bytes
-from tiledseg.console import say
 from tiledseg.errors import ConfigError
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.file_mover import FileMover
+from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.mover import StayMover
 from tiledseg.memory.offload import Offload
-from tiledseg.memory.recomputing import Recomputing
+from tiledseg.memory.rerun.recomputing import Recomputing
+from tiledseg.system.console import say
+from tiledseg.units.byte_sizes import parse_bytes
 
 HOST = "host"
 _NO_LIMIT = 1 << 62

@@ -12,7 +12,7 @@ from tiledseg.errors import GeometryError
 from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.network import SpatialNetwork

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
-from tiledseg.config import ParallelConfig
+from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced

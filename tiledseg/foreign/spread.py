@@ -14,7 +14,7 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork

@@ -1,4 +1,4 @@
-"""The tiles of rasters for somebody else's training loop: a `torch.utils.data` data set over `raster.dataset`."""
+"""The tiles of rasters for somebody else's training loop: a `torch.utils.data` set over `raster.samples.dataset`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch.utils import data
 
-from tiledseg.config_classes import read_classes
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.halo import Halo
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, Tiling, make_tiling
-from tiledseg.raster.dataset import Dataset
+from tiledseg.raster.finding.sources import as_list, expand_sources, pair_sources
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.label_sources import LabelReading, check_used
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.polygon_reader import PolygonReader, check_any
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.sources import as_list, expand_sources, pair_sources
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.labels.polygon_reader import PolygonReader, check_any
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization, check_alike, given_normalization
+from tiledseg.user_files.classes import read_classes
 
 IGNORED = 255
 Paths = str | Path | Sequence[str | Path]

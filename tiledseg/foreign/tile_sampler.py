@@ -1,4 +1,4 @@
-"""Which tiles a rank of somebody else's training loop takes: `raster.sampling`'s order, dealt in turn."""
+"""Which tiles a rank of somebody else's training loop takes: `raster.samples.sampling`'s order, dealt in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils import data
 
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.tile_dataset import TileDataset
-from tiledseg.raster.sampling import Sampler
+from tiledseg.raster.samples.sampling import Sampler
 
 UNEVEN = ("refuse", "drop", "differ")
 

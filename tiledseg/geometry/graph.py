@@ -19,8 +19,8 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.measured import Measured
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.measured import Measured
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes, MemoryPolicy
 from tiledseg.records import dataclass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.resampling import Enlarging
+from tiledseg.geometry.layers.resampling import Enlarging
 from tiledseg.geometry.shapes import count_parameters, tensor_channels
 from tiledseg.records import dataclass
 

@@ -12,11 +12,11 @@ from functools import lru_cache
 from math import lcm
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.activations import Mark
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.resampling import Upsample
+from tiledseg.geometry.layers.activations import Mark
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.resampling import Upsample
 
 
 def required_input(graph: Graph, out: Interval, sizes: Sequence[int] | None = None) -> Interval:

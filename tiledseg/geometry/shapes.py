@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.layer import Shape
+from tiledseg.geometry.layers.layer import Shape
 
 
 @lru_cache(maxsize=64)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tiledseg.raster.classes import ClassRecord, default_classes
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.labels import LabelMap
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
+from tiledseg.raster.labels.label_map import LabelMap
 
 
 def shown_classes(

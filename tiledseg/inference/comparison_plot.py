@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from tiledseg.inference.class_names import shown_classes
 from tiledseg.inference.evaluation import thumbnail
-from tiledseg.raster.classes import in_hex
-from tiledseg.raster.labels import LabelMap, check_grids_match
+from tiledseg.raster.labels.classes import in_hex
+from tiledseg.raster.labels.label_map import LabelMap, check_grids_match
 from tiledseg.raster.mirrored_reader import RasterReader
 from tiledseg.reporting.pictures import as_picture, class_picture
-from tiledseg.writing import replacing
+from tiledseg.system.writing import replacing
 
 
 def write_comparison(

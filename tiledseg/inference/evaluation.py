@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.execution.metrics import confusion_matrix
+from tiledseg.execution.scores.metrics import confusion_matrix
 from tiledseg.geometry.box import Box
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.label_sources import LabelReading
-from tiledseg.raster.labels import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.labels.label_sources import LabelReading
+from tiledseg.raster.labels.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.mirrored_reader import RasterReader
-from tiledseg.raster.polygon_reader import PolygonReader, check_any
 from tiledseg.raster.prefetch import prefetch
 
 _BLOCK = 1024, 2048

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
-from tiledseg.inference.reflections import shares_of
+from tiledseg.inference.views.reflections import shares_of
 
 Scores = tuple[Box, torch.Tensor, NDArray[np.bool_]]
 

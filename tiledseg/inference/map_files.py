@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.claim import claimed
-from tiledseg.comm.doing import doing, tick
+from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.inference.request import Request
-from tiledseg.raster.classes import ClassRecord
-from tiledseg.raster.geopackage import (
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.maps.geopackage import (
     PolygonFile,
     begin,
     discard_polygons,
@@ -24,8 +24,8 @@ from tiledseg.raster.geopackage import (
     publish_polygons,
     write_polygons,
 )
-from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.writer import RasterLayout, discard, lay_out, pack_layout, publish
+from tiledseg.raster.maps.writer import RasterLayout, discard, lay_out, pack_layout, publish
+from tiledseg.system.claim import claimed
 
 WHOLE_SHARE, NO_SHARE = 254, 255
 """Of probabilities as bytes: the one that means 1, and the one that means no data."""

@@ -19,7 +19,7 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.inference.trained import load_trained
 from tiledseg.models.network import GraphNetwork
-from tiledseg.raster.classes import ClassRecord
+from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.tracing.build import network_modules
 from tiledseg.tracing.trace import trace

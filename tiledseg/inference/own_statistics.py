@@ -7,13 +7,13 @@ them.
 
 from __future__ import annotations
 
-from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.inference.mapper import Mapper
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.known_reader import KnownReader
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.reading.known_reader import KnownReader
+from tiledseg.raster.reading.reader import open_raster
 from tiledseg.raster.statistics import Normalization, finish, measure, merge, statistics_blocks
 
 CHOICES = TRAINING, IMAGE = ("training", "image")

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part
+from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import Passes, read_ahead
+from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
 from tiledseg.execution.progress import StepProgress
 from tiledseg.geometry.box import Box
@@ -36,22 +36,22 @@ from tiledseg.inference.map_files import (
 )
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, own_statistics
-from tiledseg.inference.reflections import means, parts_of_views, tilings_of, views_of
 from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
-from tiledseg.inference.shared_views import shared_means, unseen
 from tiledseg.inference.staging import Stage, staged, upload
-from tiledseg.machine_file import SOME_CPU
-from tiledseg.raster.classes import default_classes
-from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.identity import identify, written_since
+from tiledseg.inference.views.reflections import means, parts_of_views, tilings_of, views_of
+from tiledseg.inference.views.shared_views import shared_means, unseen
 from tiledseg.raster.info import RasterInfo
-from tiledseg.raster.known_reader import KnownReader
-from tiledseg.raster.masked_reader import area_reader
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.classes import default_classes
+from tiledseg.raster.labels.masked_reader import area_reader
+from tiledseg.raster.maps.writer import RasterLayout, RasterWriter
+from tiledseg.raster.reading.identity import identify, written_since
+from tiledseg.raster.reading.known_reader import KnownReader
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.views import View, ViewReader
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.raster.views import View, ViewReader
-from tiledseg.raster.writer import RasterLayout, RasterWriter
+from tiledseg.user_files.machine import SOME_CPU
 
 __all__ = ["Request", "predict", "predict_all"]
 

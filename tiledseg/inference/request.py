@@ -8,32 +8,32 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiledseg.claim import check_unclaimed
+from tiledseg.config.map_formats import Packing
 from tiledseg.errors import ConfigError, OutputError, RasterError
-from tiledseg.files import irregular_kind
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
-from tiledseg.inference.reflections import NONE, TURNS
-from tiledseg.machine_file import machine_of
-from tiledseg.map_formats import Packing
-from tiledseg.memory.shelf import HOST
-from tiledseg.outputs import Output, check_outputs
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.inference.views.reflections import NONE, TURNS
+from tiledseg.memory.disk.shelf import HOST
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.raster.geopackage import check_vector, pixels_of, polygons_output
-from tiledseg.raster.http_store import parse_http
+from tiledseg.raster.finding.s3_listing import is_bucket_folder
+from tiledseg.raster.finding.sources import expand_sources
 from tiledseg.raster.info import RasterInfo, reference_notes
-from tiledseg.raster.layout import check_cut
-from tiledseg.raster.masked_reader import area_reader
+from tiledseg.raster.labels.masked_reader import area_reader
+from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_output
+from tiledseg.raster.maps.writer import raster_output
 from tiledseg.raster.names import VECTOR_ENDINGS, is_vector
-from tiledseg.raster.reader import open_raster
-from tiledseg.raster.s3_listing import is_bucket_folder
-from tiledseg.raster.sources import expand_sources
-from tiledseg.raster.tile_store import parse_store_name
-from tiledseg.raster.writer import raster_output
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.remote.http_store import parse_http
+from tiledseg.raster.samples.layout import check_cut
+from tiledseg.raster.tile_store.store import parse_store_name
+from tiledseg.system.claim import check_unclaimed
+from tiledseg.system.files import irregular_kind
+from tiledseg.system.outputs import Output, check_outputs
+from tiledseg.user_files.machine import machine_of
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
     float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
-    (`raster.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
+    (`raster.maps.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
     `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map.
-    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.shelf`) in between. `machine`: see
+    `blocks`: tiles are computed in blocks, which lie in `store` (`memory.disk.shelf`) in between. `machine`: see
     `machine_file`."""
 
     image: str

@@ -1,6 +1,6 @@
 """Maps for s3:// and https://: made whole in a folder of this machine, then put onto their server.
 
-All ranks put their pixels in place in one file (`raster.writer`), which no server takes. So the folder mirrors the
+All ranks put their pixels in place in one file (`raster.maps.writer`), which no server takes. So the folder mirrors the
 servers, a map is finished in it as any other, and what lies there then goes up, the raster last. An unfinished map
 never has the object's name; one that could not go up stays in the folder.
 """
@@ -16,16 +16,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tiledseg.comm.doing import doing, tick
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.errors import InputError, OutputError, WriteError
 from tiledseg.inference.request import Request
-from tiledseg.outputs import files_below
-from tiledseg.raster import http_store, s3_store
-from tiledseg.raster.http_store import HttpName, parse_http
+from tiledseg.raster.maps.writer import SIDECARS
 from tiledseg.raster.names import gdal_path, is_remote
-from tiledseg.raster.s3_store import S3Name, check_obstore, parse_s3
-from tiledseg.raster.writer import SIDECARS
+from tiledseg.raster.remote import http_store, s3_store
+from tiledseg.raster.remote.http_store import HttpName, parse_http
+from tiledseg.raster.remote.s3_store import S3Name, check_obstore, parse_s3
+from tiledseg.system.outputs import files_below
 
 _OUTPUTS = ("output", "probabilities", "polygons")
 _STYLE, _POLYGONS = ".qml", ".gpkg"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from tiledseg.memory.slots import whole_pages
+from tiledseg.memory.disk.slots import whole_pages
 from tiledseg.memory.timeline import Life
 from tiledseg.records import dataclass
 

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tiledseg.geometry.activations import Activation, Dropout, Mark, Sigmoid
-from tiledseg.geometry.border import Border
-from tiledseg.geometry.convolutions import Convolution, FixedFilters, TransposedConvolution
 from tiledseg.geometry.graph import Node
-from tiledseg.geometry.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.norms import Norm
-from tiledseg.geometry.pixelwise import OfOnePixel, Pixelwise
-from tiledseg.geometry.resampling import (
+from tiledseg.geometry.layers.activations import Activation, Dropout, Mark, Sigmoid
+from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.convolutions import Convolution, FixedFilters, TransposedConvolution
+from tiledseg.geometry.layers.joins import Add, Concatenate, ImageMax, ImageMean, Multiply
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.geometry.layers.pixelwise import OfOnePixel, Pixelwise
+from tiledseg.geometry.layers.resampling import (
     AlignedUpsample,
     AveragePool,
     MaxIndices,
@@ -28,13 +28,13 @@ from tiledseg.geometry.resampling import (
     PixelUnshuffle,
     Upsample,
 )
-from tiledseg.models import aligned, border, joins, pooling, upsample
-from tiledseg.models.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
 from tiledseg.models.dropout import ChannelDropout
-from tiledseg.models.maximum import WholeImageMax
-from tiledseg.models.mean import WholeImageMean
+from tiledseg.models.layers import aligned, border, joins, pooling, upsample
+from tiledseg.models.layers.convolution import FilterBank, OneDnnTransposed, SteadyConvolution
+from tiledseg.models.layers.maximum import WholeImageMax
+from tiledseg.models.layers.mean import WholeImageMean
+from tiledseg.models.layers.pixelwise import OnePixel, PixelFunction
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
-from tiledseg.models.pixelwise import OnePixel, PixelFunction
 
 
 class Site(NamedTuple):

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from tiledseg.models.layers.pixelwise import Weights
 from tiledseg.models.network import GraphNetwork
-from tiledseg.models.pixelwise import Weights
 
 
 def factor_of(name: str, factors: Mapping[str, float]) -> float:

@@ -14,13 +14,13 @@ from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import check_policy, keep_all
 from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.models.activated import Activated
 from tiledseg.models.blocks import build_module
+from tiledseg.models.layers.activated import Activated
 from tiledseg.models.places import Places
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
-    from tiledseg.models.homes import Hooks
+    from tiledseg.models.rerun.homes import Hooks
 
 Tensors = dict[int, torch.Tensor]  # by their numbers in the graph
 NOWHERE: Places = {}
@@ -123,7 +123,7 @@ class GraphNetwork(nn.Module):
         policy = policy or self.memory
         if policy.keeps_all or not torch.is_grad_enabled():
             return compute
-        from tiledseg.models.rebuild import Rebuilding
+        from tiledseg.models.rerun.rebuild import Rebuilding
 
         return Rebuilding(graph, policy, compute, list(self.layers.values()), self._offload)
 

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.records import dataclass
-from tiledseg.widths import norm_rows
+from tiledseg.units.widths import norm_rows
 
 Slices = tuple[slice, ...]
 

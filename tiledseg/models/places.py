@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.places import Part, parts
-from tiledseg.models.block import DimPlace, Place
+from tiledseg.models.layers.block import DimPlace, Place
 
 Places = Mapping[int, Place]  # by the node's number
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.pyramid import PooledBranch as Geometry
 from tiledseg.geometry.pyramid import bins_of
-from tiledseg.models.aligned import Resampled, dim_taps
-from tiledseg.models.block import BlockModule, DimPlace, Place
+from tiledseg.models.layers.aligned import Resampled, dim_taps
+from tiledseg.models.layers.block import BlockModule, DimPlace, Place
 from tiledseg.models.network import run_nodes
 from tiledseg.models.normalise import Ranks
 

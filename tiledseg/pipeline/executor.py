@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.comm.work import Work
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.comm.transports.work import Work
 from tiledseg.models.network import Tensors
 from tiledseg.pipeline.chunk import Chunk, Held, MicroBatch
 from tiledseg.pipeline.itinerary import Move, itinerary

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.geometry.graph import Graph, Node
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.models.blocks import build_module

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.comm.collectives import Communicator
-from tiledseg.comm.point_to_point import Message, PointToPoint
-from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 
 _SMALL, _LARGE = 1 << 12, 1 << 23  # bytes
 _REPEATS = 5

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.layers.pixelwise import Weights
 from tiledseg.models.network import GraphNetwork
-from tiledseg.models.pixelwise import Weights
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import ChunkMap, Settings, chunk_routes
-from tiledseg.schedules import chunk_ranks
 
 _PROBE = 8  # pixels a side of what is tried
 

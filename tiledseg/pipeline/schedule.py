@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tiledseg.config.schedules import RECOMPUTE, chunk_ranks
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.records import dataclass
-from tiledseg.schedules import RECOMPUTE, chunk_ranks
 
 if TYPE_CHECKING:
     from tiledseg.pipeline.chunk_orders import ChunkTimes

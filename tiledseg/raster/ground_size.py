@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from tiledseg.errors import ConfigError
-from tiledseg.lengths import Length
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import RasterInfo
+from tiledseg.units.lengths import Length
 
 
 def along(length: Length, info: RasterInfo, key: str) -> tuple[float, float]:

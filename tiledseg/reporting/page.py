@@ -14,8 +14,8 @@ from typing import Any
 
 from tiledseg.records import dataclass
 from tiledseg.reporting.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart
+from tiledseg.system.writing import replacing
 from tiledseg.version import VERSION
-from tiledseg.writing import replacing
 
 REMEDY = "install it with: pip install 'tiledseg[report]'"
 _TEMPLATE = Path(__file__).parent / "template"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.raster.classes import Colour
+from tiledseg.raster.labels.classes import Colour
 from tiledseg.records import dataclass
-from tiledseg.writing import replacing
+from tiledseg.system.writing import replacing
 
 _GAP, _TEXT, _KEY = 8, 13, 190  # pixels: between pictures, of letters, of an entry of the legend
 _INK, _PAPER = (40, 40, 40), (255, 255, 255)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.raster.classes import Colour
+from tiledseg.raster.labels.classes import Colour
 
 BLANK = (235, 235, 235)
 """Colour of pixels that do not count, or have no data."""

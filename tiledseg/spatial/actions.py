@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from tiledseg.geometry.block_exchange import BlockExchange, block_exchange
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import NodeWindows
-from tiledseg.models.block import DimPlace, Place
+from tiledseg.geometry.sharing.block_exchange import BlockExchange, block_exchange
+from tiledseg.geometry.sharing.layer_windows import NodeWindows
 from tiledseg.models.cropping import cropped
+from tiledseg.models.layers.block import DimPlace, Place
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.place import SpatialLayer
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 from torch.nn.functional import conv2d
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.block_exchange import BlockExchange
-from tiledseg.geometry.convolutions import Convolution, TransposedConvolution
-from tiledseg.models.block import Place
-from tiledseg.models.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
+from tiledseg.geometry.layers.convolutions import Convolution, TransposedConvolution
+from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.convolution import ChosenConvolution, OneDnnTransposed, convolve_transposed
 from tiledseg.spatial.halo_exchange import HaloExchanger
 from tiledseg.spatial.overlap import ConvolutionOptions, OverlapJob, OverlappedConvolution
 from tiledseg.spatial.place import SpatialLayer

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.graph import Graph, chain
-from tiledseg.geometry.layer import Layer
-from tiledseg.models.block import BlockModule, Place
-from tiledseg.models.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
+from tiledseg.geometry.layers.activations import Activation, Mark, ZeroAtZero
+from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
+from tiledseg.models.layers.pixelwise import ComputedConvolution
+from tiledseg.models.layers.pooling import MaxPool
+from tiledseg.models.layers.upsample import Upsample
 from tiledseg.models.network import GraphNetwork
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm, PixelNorm
 from tiledseg.models.normalise import Ranks
-from tiledseg.models.pixelwise import ComputedConvolution
-from tiledseg.models.pooling import MaxPool
-from tiledseg.models.upsample import Upsample
 from tiledseg.spatial.conv import SpatialConvolution, SpatialTransposedConvolution
 from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import SpatialLayer

@@ -11,8 +11,8 @@ Deadlock cannot arise: all ranks of an image run the same exchanges in the same 
 and autograd's order is its reverse on every rank); within one exchange every receive and send is posted before anything
 is waited for; who sends what to whom follows from integers that all ranks share.
 
-Where a window is to be made once more (`models.rebuild`), what has arrived is kept, and put beside the rank's own block
-again: nothing is sent.
+Where a window is to be made once more (`models.rerun.rebuild`), what has arrived is kept, and put beside the rank's own
+block again: nothing is sent.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import as_bytes
-from tiledseg.comm.point_to_point import Message
-from tiledseg.comm.work import DoneWork, Work
-from tiledseg.geometry.block_exchange import BlockExchange, Piece
-from tiledseg.models.notes import Notes, current
+from tiledseg.comm.transports.collectives import as_bytes
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.geometry.sharing.block_exchange import BlockExchange, Piece
+from tiledseg.models.rerun.notes import Notes, current
 
 
 class Part:

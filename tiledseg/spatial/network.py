@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import layer_windows, settle
 from tiledseg.geometry.memory_words import KEEP
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import layer_windows, settle
 from tiledseg.models.network import Compute, GraphNetwork, Tensors, run_nodes
 from tiledseg.spatial.actions import Action, DimWindows, compile_actions
 from tiledseg.spatial.convert import convert_layers
@@ -28,7 +28,7 @@ from tiledseg.spatial.halo_exchange import HaloExchanger
 class SpatialNetwork:
     """The converted twin of a network, whose weights, buffers and mode (train or eval) it shares.
 
-    `fusion`: how many nodes that need a halo share one exchange (see `geometry.layer_windows`). `overlap`:
+    `fusion`: how many nodes that need a halo share one exchange (see `geometry.sharing.layer_windows`). `overlap`:
     convolutions compute their interior while their halo travels (see `overlap`). Raises ConfigError where a layer
     cannot be converted exactly.
     """

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.comm.collectives import Communicator
+from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.norms import Norm
-from tiledseg.models.block import Place
+from tiledseg.geometry.layers.norms import Norm
+from tiledseg.models.layers.block import Place
 from tiledseg.models.norm import (
     StatisticsNorm,
     no_gradients,

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from tiledseg.geometry.block_exchange import BlockExchange
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.convolutions import Convolution
 from tiledseg.geometry.interval import Interval
-from tiledseg.models.block import DimPlace, Place
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.models.layers.block import DimPlace, Place
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 Pair = tuple[int, int]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from tiledseg.comm.collectives import Communicator
-from tiledseg.geometry.block_exchange import BlockExchange
-from tiledseg.geometry.layer import Layer
-from tiledseg.models.block import Place
+from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.sharing.block_exchange import BlockExchange
+from tiledseg.models.layers.block import Place
 from tiledseg.spatial.halo_exchange import HaloExchanger
 
 

@@ -8,9 +8,9 @@ from torch.nn import functional
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.resampling import AveragePool, MaxPool, Pool
-from tiledseg.models.block import DimPlace, Place
-from tiledseg.models.pooling import max_pool, pair
+from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, Pool
+from tiledseg.models.layers.block import DimPlace, Place
+from tiledseg.models.layers.pooling import max_pool, pair
 from tiledseg.spatial.place import SpatialLayer
 
 

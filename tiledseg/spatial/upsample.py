@@ -1,6 +1,6 @@
 """Upsampling of a rank's block: nearest is local, bilinear needs one coarse pixel of its neighbours, bicubic two.
 
-With align_corners=True samples are placed by the size of the whole image: `models.aligned` does that.
+With align_corners=True samples are placed by the size of the whole image: `models.layers.aligned` does that.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.resampling import PixelShuffle, PixelUnshuffle, Upsample
-from tiledseg.models.block import Place
-from tiledseg.models.upsample import upsample
+from tiledseg.geometry.layers.resampling import PixelShuffle, PixelUnshuffle, Upsample
+from tiledseg.models.layers.block import Place
+from tiledseg.models.layers.upsample import upsample
 from tiledseg.spatial.place import SpatialLayer
 
 

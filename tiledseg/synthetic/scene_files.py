@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from rasterio.io import DatasetWriter
 from rasterio.windows import Window
 
+from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
-from tiledseg.map_formats import BLOCK
-from tiledseg.outputs import check_outputs, whole
-from tiledseg.raster.libtiff_words import libtiff_errors
-from tiledseg.signals import SIGNALS
+from tiledseg.raster.maps.libtiff_words import libtiff_errors
 from tiledseg.synthetic.classes import CLASS_COLOURS, CLASSES, IGNORED
 from tiledseg.synthetic.scene import BANDS, NODATA, Scene
 from tiledseg.synthetic.warp import METRES
-from tiledseg.writing import replacing, write_error
+from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.system.signals import SIGNALS
+from tiledseg.system.writing import replacing, write_error
 
 WINDOW = (BLOCK, 2 * BLOCK)
 """Pixels made at once: whole blocks of the file."""

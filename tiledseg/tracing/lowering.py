@@ -17,10 +17,10 @@ from torch import nn
 from tiledseg.comm.axes import serial_axes
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import INPUT, Graph, Node
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.pixelwise import Layout, OfOnePixel
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel
+from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.norm import StillBatchNorm
-from tiledseg.models.pixelwise import OnePixel
 from tiledseg.spatial.convert import convert_layer
 from tiledseg.tracing.record import Call, Given, Made, Record
 

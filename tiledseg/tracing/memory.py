@@ -16,12 +16,12 @@ from torch import nn
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer import Layer
-from tiledseg.geometry.measured import Measured
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.measured import Measured
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.widths import SINGLE_BYTES
+from tiledseg.units.widths import SINGLE_BYTES
 
 SIDE = 16
 OWN_NORMS = BatchNorm, GroupNorm, InstanceNorm  # they say it themselves: a few rows at a time, whatever the size

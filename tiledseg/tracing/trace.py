@@ -13,10 +13,11 @@ from torch.jit import ScriptModule
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.receptive_field import output_size
-from tiledseg.models.block import BlockModule
+from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
-from tiledseg.tracing.functions import handler_of, unit
+from tiledseg.tracing.functions.handlers import handler_of, unit
+from tiledseg.tracing.functions.names import REASONS, UNKNOWN
 from tiledseg.tracing.lowering import (
     WHOLE,
     Lowering,
@@ -26,7 +27,6 @@ from tiledseg.tracing.lowering import (
     assembled,
 )
 from tiledseg.tracing.memory import with_measured_memory
-from tiledseg.tracing.names import REASONS, UNKNOWN
 from tiledseg.tracing.record import Made, Record, record, values_in
 from tiledseg.tracing.runs import differing, differing_in_training
 

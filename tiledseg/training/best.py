@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.checkpoint.saved_state import Best
-from tiledseg.config_best import LOSS, class_of
+from tiledseg.config.best import LOSS, class_of
 from tiledseg.errors import ConfigError
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.sampling import Position
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.training.recipe import Judge
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class BestSoFar:
         score, number = self._judge.score, self._judge.number
         if score is None or score == LOSS:
             return found.loss
-        from tiledseg.execution.metrics import scores
+        from tiledseg.execution.scores.metrics import scores
 
         of_matrix = scores(found.matrix_KK)
         value = float(of_matrix.iou[number] if number is not None else getattr(of_matrix, score))

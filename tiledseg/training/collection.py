@@ -6,7 +6,7 @@ import torch
 
 from tiledseg.checkpoint.folder import Contents
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.transports.point_to_point import Message
 
 
 def collect(own: Contents, axes: Axes) -> Contents | None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
-from tiledseg.models.homes import Hooks
-from tiledseg.planning.run.offloading import OffloadPlan
+from tiledseg.models.rerun.homes import Hooks
+from tiledseg.planning.run.memory.offloading import OffloadPlan
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload
@@ -44,10 +44,10 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> Offload
     `end_step` tells the steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return None
-    from tiledseg.memory.file_mover import FileMover
-    from tiledseg.memory.file_store import FileStore
+    from tiledseg.memory.disk.file_mover import FileMover
+    from tiledseg.memory.disk.file_store import FileStore
+    from tiledseg.memory.disk.shelf import free_bytes
     from tiledseg.memory.offload import LEAST, Offload
-    from tiledseg.memory.shelf import free_bytes
 
     least = 1 if plan.chosen else LEAST
     all_kept = not plan.chosen

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.box import Box
-from tiledseg.raster.dataset import Sample
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.records import dataclass
 from tiledseg.reporting.views import View
 

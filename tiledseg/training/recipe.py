@@ -1,11 +1,11 @@
-"""What a training run is told beside its plan, as values: made by `training.preparation` of a configuration."""
+"""What a training run is told beside its plan, as values, by `training.preparing.preparation` of a configuration."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tiledseg.raster.content import ByContent
+from tiledseg.raster.samples.content import ByContent
 from tiledseg.records import dataclass
 
 

@@ -19,14 +19,14 @@ from tiledseg.checkpoint.background import Background
 from tiledseg.checkpoint.folder import Contents, contents_of, save_checkpoint, unfinished_bytes
 from tiledseg.checkpoint.snapshot import Snapshot
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.doing import doing, tick
+from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.execution.memory import host_memory
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.step_memory import ADAM_VALUES
+from tiledseg.planning.walk.step_memory import ADAM_VALUES
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.collection import collect
-from tiledseg.training.preparation import Preparation
-from tiledseg.widths import ACTIVATION_BYTES, wide_bytes
+from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 
 _MIB = 2**20
 _LOOK_SECONDS = 1.0

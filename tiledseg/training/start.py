@@ -21,28 +21,28 @@ from tiledseg.checkpoint.folder import (
     point_best,
 )
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config import Config
-from tiledseg.console import counted
+from tiledseg.config.run import Config
 from tiledseg.errors import OutputError
 from tiledseg.execution.batching import batch_pixels
-from tiledseg.execution.content_survey import survey_content
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.execution.progress import Shown, StepProgress, unseen
-from tiledseg.execution.survey import Survey, survey
+from tiledseg.execution.surveys.content_survey import survey_content
+from tiledseg.execution.surveys.survey import Survey, survey
 from tiledseg.execution.times import with_times
-from tiledseg.freed_memory import keep_no_more
-from tiledseg.machine_file import machine_here
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
-from tiledseg.run_lock import hold
-from tiledseg.training.auto import in_words
-from tiledseg.training.by_content import content_units, with_content
-from tiledseg.training.compiling import check_compiling
-from tiledseg.training.first_weights import first_weights, imagenet
+from tiledseg.system.console import counted
+from tiledseg.system.freed_memory import keep_no_more
+from tiledseg.system.run_lock import hold
+from tiledseg.system.writing import writing
 from tiledseg.training.offloading import check_device
 from tiledseg.training.out_of_memory import told_what_fits
-from tiledseg.training.preparation import (
+from tiledseg.training.preparing.auto import in_words
+from tiledseg.training.preparing.by_content import content_units, with_content
+from tiledseg.training.preparing.compiling import check_compiling
+from tiledseg.training.preparing.first_weights import first_weights, imagenet
+from tiledseg.training.preparing.preparation import (
     Preparation,
     prepare,
     with_class_weights,
@@ -56,7 +56,7 @@ from tiledseg.training.run_folder.report import check_lines, check_none_lost, re
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer
-from tiledseg.writing import writing
+from tiledseg.user_files.machine import machine_here
 
 
 def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), command: str = "") -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from tiledseg.errors import ConfigError
-from tiledseg.signals import STOPPED, deferring, is_met
+from tiledseg.system.signals import STOPPED, deferring, is_met
 
 EXIT_CODE = STOPPED
 

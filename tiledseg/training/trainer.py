@@ -17,30 +17,27 @@ from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
-from tiledseg.comm.doing import doing, stepping
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import doing, stepping
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
-from tiledseg.execution.halo_modes import Part
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import read_ahead
+from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.models.frozen import freeze, still_note
-from tiledseg.raster.dataset import Dataset, Sample
-from tiledseg.raster.sampling import DrawnStep, Position
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.raster.samples.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import choose_views
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
-from tiledseg.training.course import Course
-from tiledseg.training.culprit import DivergedError, named
 from tiledseg.training.offloading import Moved, hooks_of, moved_by_ranks, offload_to
-from tiledseg.training.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
 from tiledseg.training.panels import Panels
-from tiledseg.training.preparation import Preparation
-from tiledseg.training.raster_set import RasterSet
+from tiledseg.training.preparing.preparation import Preparation
+from tiledseg.training.preparing.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.resume.sources import rewritten_notes, sources_of
 from tiledseg.training.run_folder.about import About
@@ -50,7 +47,10 @@ from tiledseg.training.run_folder.report import write_whole
 from tiledseg.training.run_folder.summary import decisions, found_settings, run_title, weights_of, windows_or_grids
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
-from tiledseg.training.step import Stepper, StepResult, StepRules
+from tiledseg.training.steps.course import Course
+from tiledseg.training.steps.culprit import DivergedError, named
+from tiledseg.training.steps.optimizer import build_optimizer, learning_rate, parameter_groups, set_learning_rate
+from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 from tiledseg.training.stop import EXIT_CODE, StopFlag
 
 

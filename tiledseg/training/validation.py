@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tiledseg.comm.doing import doing, ticking
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Piece
-from tiledseg.execution.metrics import confusion_matrix, scores
-from tiledseg.execution.passes import Passes, read_ahead
+from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.execution.halos.halo_modes import Piece
+from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
-from tiledseg.execution.reliability import empty_counts, reliability_counts
-from tiledseg.raster.dataset import Dataset, Sample
+from tiledseg.execution.scores.metrics import confusion_matrix, scores
+from tiledseg.execution.scores.reliability import empty_counts, reliability_counts
+from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
-from tiledseg.training.objective import cross_entropy_sums
+from tiledseg.training.losses.objective import cross_entropy_sums
 from tiledseg.training.panels import Panels, SeenView
-from tiledseg.training.step_loss import logits_dtype
+from tiledseg.training.steps.step_loss import logits_dtype
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Findings:
     """What a validation found, the same on every rank but for `views`, which the root has.
 
     `loss`: mean cross-entropy of the valid pixels, None where there is none or it is no number; `matrix_KK`: the
-    confusion matrix; `reliability`: counts of `execution.reliability`; `seconds`: that it took.
+    confusion matrix; `reliability`: counts of `execution.scores.reliability`; `seconds`: that it took.
     """
 
     loss: float | None

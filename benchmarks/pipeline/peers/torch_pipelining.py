@@ -20,7 +20,7 @@ from tiledseg.errors import ConfigError
 if TYPE_CHECKING:
     from benchmarks.pipeline.request import Carried, Request
     from tiledseg.comm.mesh import Mesh
-    from tiledseg.comm.stopwatch import Stopwatch
+    from tiledseg.comm.transports.stopwatch import Stopwatch
 
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -45,7 +45,7 @@ def watch_computations(stage: Any) -> Stopwatch:
     """Runs along with a stage's forward and backward passes; messages are waited for outside them."""
     import torch
 
-    from tiledseg.comm.stopwatch import Stopwatch
+    from tiledseg.comm.transports.stopwatch import Stopwatch
 
     watch = Stopwatch(torch.device("cpu"))
 

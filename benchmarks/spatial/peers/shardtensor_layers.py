@@ -38,7 +38,7 @@ from benchmarks.spatial.workload import (
     make_loss_weights,
     make_network,
 )
-from tiledseg.models.convolution import SteadyConvolution
+from tiledseg.models.layers.convolution import SteadyConvolution
 
 try:
     import physicsnemo

@@ -9,14 +9,14 @@ import pytest
 from tests.planning.cost_model.test_profile_form import MEASURED
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.cost_model.layer_work import CLASSES, graph_work
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import Link, Profile, Sharing
 from tiledseg.planning.cost_model.profile_form import profile_of
-from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
+from tiledseg.planning.step.cost import layer_costs
 
 LINK = Link(1e-3, 1e9, 2e-3, 5e8)
 FLAT = Profile(

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.convolutions import Convolution
-from tiledseg.machine_file import SOME_CPU, find_machine, shipped_machines
+from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.planning.cost_model.layer_work import LayerWork
 from tiledseg.planning.cost_model.profile import Disk, Link, Pass
 from tiledseg.planning.cost_model.profile_form import profile_of
+from tiledseg.user_files.machine import SOME_CPU, find_machine, shipped_machines
 
 MEASURED: dict[str, Any] = {
     "name": "test",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, WORDS
-from tiledseg.planning.memory.items import Item, Walk
+from tiledseg.planning.walk.items import Item, Walk
 
 
 def drawn_walk(seed: int, most: int = 8) -> Walk:

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
-from tiledseg.planning.memory import best, bound, parts
+from tiledseg.planning.memory import best, bound
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import price
+from tiledseg.planning.walk import parts
+from tiledseg.planning.walk.items import price
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -9,8 +9,8 @@ import pytest
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.choice import StepChoices, step_choices
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
+from tiledseg.planning.walk.network_walk import Speed
 
 MOST_SECONDS = 2.0  # of the processor, on a machine that others load too; less than 1 by itself
 

@@ -16,16 +16,16 @@ from tests.memory.stores import ROOM
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_policy import keep_all
-from tiledseg.memory.file_mover import FileMover
-from tiledseg.memory.file_store import FileStore
+from tiledseg.memory.disk.file_mover import FileMover
+from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.offload import Offload
 from tiledseg.planning.memory import leaving
 from tiledseg.planning.memory.choice import step_choices
-from tiledseg.planning.memory.items import Walk, price
 from tiledseg.planning.memory.leaving import choose, held
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.offloading import offload_by
+from tiledseg.planning.run.memory.offloading import offload_by
+from tiledseg.planning.walk.items import Walk, price
+from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.training.offloading import hooks_of
 

@@ -10,8 +10,8 @@ from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory.best import choose
-from tiledseg.planning.memory.items import price_all_kept
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.items import price_all_kept
+from tiledseg.planning.walk.step_memory import training_memory
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])

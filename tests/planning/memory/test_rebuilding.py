@@ -10,7 +10,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.plan import main
 from tiledseg.planning.memory.choice import step_choices
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 
 MODEL = ("--levels", "3", "--base-channels", "8")
 

@@ -11,9 +11,8 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.machine_file import find_machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.step_time import sum_of
-from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -21,7 +20,8 @@ from tiledseg.planning.search.best import SLACK, search
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.difference import differences, explained
 from tiledseg.planning.search.price import INEXACT, MEMORY, Priced, Pricing
-from tiledseg.raster.sampling import deal
+from tiledseg.raster.samples.sampling import deal
+from tiledseg.user_files.machine import find_machine
 
 SUMMIT = Machine.known(find_machine("summit"))
 SLOW_LINKS = Machine.known(find_machine("summit"), latency=3e-3, bandwidth=2e6)

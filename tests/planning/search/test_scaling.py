@@ -91,7 +91,7 @@ def test_table_json_and_csv_have_the_same_points(tmp_path: Path, capsys: pytest.
 
 
 def test_the_figure_has_every_point_and_names_what_limits() -> None:
-    from tiledseg.planning.answer.scaling_plot import draw_scaling
+    from tiledseg.planning.answer.plots.scaling_plot import draw_scaling
 
     keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
     rows = [

@@ -10,17 +10,17 @@ import pytest
 from tests.planning.search.test_best import question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
-from tiledseg.machine_file import find_machine
-from tiledseg.planning.machine import Machine
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.memory.choice import step_choices
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.search.best import SLACK, pricing_of, search
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.difference import explained
+from tiledseg.planning.walk.network_walk import Speed
+from tiledseg.user_files.machine import find_machine
 
 CPU = Machine.known(find_machine("cpu"))
 SPEED = Speed(100e9, 20e9)

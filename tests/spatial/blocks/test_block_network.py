@@ -13,9 +13,9 @@ from tests.spatial.drawn import CHANNELS, Case, image, with_weights
 from tests.spatial.twins import Network, Result, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
-from tiledseg.geometry.decomposition import Partition
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.models.layers.pooling import MaxIndices
 from tiledseg.models.network import build_modules
-from tiledseg.models.pooling import MaxIndices
 from tiledseg.spatial.blocks.image_pass import BlockPass
 from tiledseg.spatial.blocks.network import BlockNetwork
 

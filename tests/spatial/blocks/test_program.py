@@ -6,8 +6,8 @@ import pytest
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import block_partition, settle
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import block_partition, settle
 from tiledseg.spatial.blocks.program import BlockProgram, ImageRanks, compile_program
 
 GRAPH = UNet(3, 2, 3, 4, "same", "instance", "bilinear", bands=2, classes=3).graph()

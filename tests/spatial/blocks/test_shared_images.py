@@ -14,9 +14,9 @@ from tests.spatial.drawn import image
 from tests.spatial.twins import Result, copied, difference, loss_weights, undivided
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import Axes
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import settle
-from tiledseg.memory.shelf import open_shelf
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import settle
+from tiledseg.memory.disk.shelf import open_shelf
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.spatial.blocks.image_pass import BlockPass
 from tiledseg.spatial.blocks.network import BlockNetwork

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.collectives import SerialCommunicator, sum_dtype
-from tiledseg.comm.point_to_point import Message, SerialPointToPoint
-from tiledseg.comm.work import DoneWork, Work
-from tiledseg.geometry.mesh_shape import MeshPosition, MeshShape
+from tiledseg.comm.transports.collectives import SerialCommunicator, sum_dtype
+from tiledseg.comm.transports.point_to_point import Message, SerialPointToPoint
+from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 
 Result = TypeVar("Result")
 SECONDS = 20.0

@@ -10,16 +10,16 @@ import torch
 import yaml
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.calibrate import write_profile
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.machine_file import find_machine
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.commands.calibrate import write_profile
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work
 from tiledseg.planning.cost_model.profile import Pass
 from tiledseg.training.calibration.layers import Case, Timed, measure_case, points
 from tiledseg.training.calibration.machine import calibrate
+from tiledseg.user_files.machine import find_machine
 
 CPU = torch.device("cpu")
 

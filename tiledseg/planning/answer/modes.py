@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError
-from tiledseg.geometry.decomposition import decompose
+from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.answer.question import Question, run_question
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_choice import choose_mode, fusion_word
-from tiledseg.planning.mode_cost import ModeCost, Task, gradient_bytes
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_choice import choose_mode, fusion_word
+from tiledseg.planning.modes.mode_cost import ModeCost, Task, gradient_bytes
+from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.mode_choice import mode_words
+from tiledseg.planning.modes.mode_choice import mode_words
 
 _HEAD = ("mode", "E", "redundant work", "reads", "messages", "bytes sent", "memory", "predicted", "")
 

@@ -11,11 +11,11 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
+from tiledseg.planning.question import Question
+from tiledseg.planning.run.memory.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
-from tiledseg.planning.tensor_limit import is_countable
+from tiledseg.planning.step.tensor_limit import is_countable
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices

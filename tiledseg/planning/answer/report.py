@@ -18,18 +18,18 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, p
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
-from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.answer.rebuilding import rebuilding_part
+from tiledseg.planning.answer.stages import stage_pipeline, stages_part
 from tiledseg.planning.answer.windows import windows_part
-from tiledseg.planning.cost import layer_costs
-from tiledseg.planning.run.grid import check_tiles
+from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.run.grids.grid import check_tiles
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import run_grid
 from tiledseg.planning.run.question import Extent
-from tiledseg.planning.staged_pipeline import StagedPipeline
-from tiledseg.planning.stages import stage_pipeline, stages_part
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.step_memory import training_memory
 
 Answer = dict[str, Any]
 

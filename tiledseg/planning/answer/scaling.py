@@ -7,10 +7,10 @@ import io
 from dataclasses import replace
 from typing import Any
 
-from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.answer.search import steps, with_disk
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import columns, wrapped
+from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.search.scaling import Point, strong, weak
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.question import Question, run_question
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.memory.network_walk import Speed
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import Searched, search
 from tiledseg.planning.search.difference import TERMS, explained
 from tiledseg.planning.search.price import Priced
+from tiledseg.planning.walk.network_walk import Speed
 
 _WHY = {
     "memory": "do not fit the memory",

@@ -7,9 +7,9 @@ from typing import Any
 
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import largest_window, make_tiling
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.text import Row, aligned, size_parts, words
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.question import Question
+from tiledseg.planning.walk.step_memory import training_memory
 
 _KINDS = {"exact": "with its halo", "none": "as an image of its own"}
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
-from tiledseg.planning.cost import backward_passes
-from tiledseg.planning.halo_traffic import TensorAt, tensors_of
+from tiledseg.planning.step.cost import backward_passes
+from tiledseg.planning.step.halo_traffic import TensorAt, tensors_of
 
 CONVOLUTIONS = ("convolution", "wide convolution", "pointwise", "transposed")  # their rates are operations a second
 MEMORY_BOUND = (  # theirs are bytes a second

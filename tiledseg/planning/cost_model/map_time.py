@@ -5,7 +5,7 @@ from __future__ import annotations
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import tensor_shapes
 from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.halo_traffic import tensors_of
+from tiledseg.planning.step.halo_traffic import tensors_of
 
 
 def map_seconds(prices: Prices, context: tuple[int, int], owned: int) -> float:

@@ -9,13 +9,13 @@ from math import ceil
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.shapes import count_trained, tensor_channels
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work, nodes_work
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import Pass, Profile
 from tiledseg.planning.cost_model.step_time import StepTime
-from tiledseg.planning.halo_traffic import Sent, TensorAt, inputs_of, statistic_sums, tensors_of
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.rank_steps import RankSteps
+from tiledseg.planning.step.halo_traffic import Sent, TensorAt, inputs_of, statistic_sums, tensors_of
+from tiledseg.planning.step.rank_steps import RankSteps
 from tiledseg.records import dataclass
-from tiledseg.widths import DOUBLE_BYTES, wide_bytes
+from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
 
 BUCKET_BYTES = 8 << 20  # of an all-reduce: `gradients.BUCKET_BYTES`
 _LOSS, _COPY = (6.0, 4.0), (2.0, 2.0)  # times its values' bytes that a loss moves, and a copy, forward and backward

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS, LayerWork
 from tiledseg.planning.cost_model.rates import Rate, Table
 from tiledseg.records import dataclass
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 FLOPS_PER_MULTIPLY_ADD = 2
 _PRECISIONS = {width: name for name, width in ACTIVATION_BYTES.items()}

@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.layer_work import CLASSES
 from tiledseg.planning.cost_model.profile import Crowd, Disk, Link, Profile, Sharing
 from tiledseg.planning.cost_model.rates import Point, Table
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 TOP = ("name", "note", "sources", "host", "measured", "datasheet", "assumed")
 HOST = ("ranks", "memory", "cores", "threads")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiledseg.errors import ConfigError
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.report import Planned
 from tiledseg.planning.jobs.site import Site
-from tiledseg.planning.staged_pipeline import StagedPipeline
+from tiledseg.planning.question import Question
+from tiledseg.planning.stages.staged_pipeline import StagedPipeline
 
 
 @dataclass(frozen=True)

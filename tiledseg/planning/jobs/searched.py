@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tiledseg.planning.answer.question import Question
 from tiledseg.planning.answer.search import memory_keys
 from tiledseg.planning.jobs.job import Job
 from tiledseg.planning.jobs.site import Site
+from tiledseg.planning.question import Question
 from tiledseg.planning.search.price import Priced
 
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiledseg.planning.memory.items import Walk, price
-from tiledseg.planning.memory.parts import Part, links
 from tiledseg.planning.memory.search import Search, order_of
+from tiledseg.planning.walk.items import Walk, price
+from tiledseg.planning.walk.parts import Part, links
 
 NARROW = 40  # states after a moment, at first
 WIDE = (NARROW, 300)  # and then, in a part that can be split

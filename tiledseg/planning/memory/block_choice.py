@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tiledseg.planning.layer_memory import rank_walk
-from tiledseg.planning.memory.block_pass import block_walk
 from tiledseg.planning.memory.choice import StepChoices, speed_with
 from tiledseg.planning.memory.leaving import with_store
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.mode_cost import Task, held_besides, layer_ranks, settled
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.modes.mode_cost import Task, held_besides, layer_ranks, settled
+from tiledseg.planning.walk.block_pass import block_walk
+from tiledseg.planning.walk.layer_memory import rank_walk
+from tiledseg.planning.walk.step_memory import fixed_memory
 
 
 def block_choices(task: Task, fusion: int, overlap: bool, store: Store | None = None) -> list[StepChoices]:

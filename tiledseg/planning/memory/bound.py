@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
-from tiledseg.planning.memory.items import Walk, run_of
-from tiledseg.planning.memory.parts import NEAR, Part
+from tiledseg.planning.walk.items import Walk, run_of
+from tiledseg.planning.walk.parts import NEAR, Part
 
 CELLS = 4096
 

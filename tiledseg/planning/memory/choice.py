@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
-from tiledseg.planning.cost import layer_costs
 from tiledseg.planning.memory.best import Chosen
-from tiledseg.planning.memory.items import Walk, price, price_all_kept
 from tiledseg.planning.memory.leaving import choose, held, with_store
-from tiledseg.planning.memory.network_walk import NetworkWalk, Speed, network_walk
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.step.cost import layer_costs
+from tiledseg.planning.walk.items import Walk, price, price_all_kept
+from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk
+from tiledseg.planning.walk.step_memory import fixed_memory
 
 ASSUMED = Speed()
 BACKWARD = 2  # of a forward pass's seconds those of a backward pass, about

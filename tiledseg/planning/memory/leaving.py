@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from tiledseg.geometry.memory_words import OFFLOAD
 from tiledseg.planning.memory.best import MOST_STATES, Chosen, Found, bound_of, find
-from tiledseg.planning.memory.items import Walk
-from tiledseg.planning.memory.network_walk import NetworkWalk
 from tiledseg.planning.memory.store import LEAST, STAYING, Store
+from tiledseg.planning.walk.items import Walk
+from tiledseg.planning.walk.network_walk import NetworkWalk
 
 
 def with_store(found: NetworkWalk, store: Store) -> NetworkWalk:

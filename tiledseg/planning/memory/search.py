@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.planning.memory.bound import Rests
-from tiledseg.planning.memory.items import Walk, run_of
-from tiledseg.planning.memory.parts import Part
+from tiledseg.planning.walk.items import Walk, run_of
+from tiledseg.planning.walk.parts import Part
 
 
 class _State(NamedTuple):

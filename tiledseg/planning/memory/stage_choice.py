@@ -16,8 +16,8 @@ from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import kept_of, most_in_flight
 from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.choice import LevelChoice, MemoryChoice, StepChoices
-from tiledseg.planning.memory.items import price
-from tiledseg.planning.staged_pipeline import PipelineCase
+from tiledseg.planning.stages.staged_pipeline import PipelineCase
+from tiledseg.planning.walk.items import price
 
 SHARES = 6
 

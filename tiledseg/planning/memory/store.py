@@ -5,7 +5,7 @@ Copies run in threads while the network computes, so that a step does not wait f
 
 from __future__ import annotations
 
-from tiledseg.planning.memory.network_walk import Speed
+from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.records import dataclass
 
 STAYING = 3

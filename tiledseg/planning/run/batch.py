@@ -17,7 +17,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import training_memory
+from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.records import dataclass
 
 

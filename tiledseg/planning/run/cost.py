@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import ModeCost, Task, mode_cost
+from tiledseg.planning.modes.mode_cost import ModeCost, Task, mode_cost
 from tiledseg.planning.run.spread import Spread
-from tiledseg.planning.step_memory import copies_memory, fixed_memory, training_memory
+from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
 
 
 def step_cost(

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.mode_cost import Task
+from tiledseg.planning.modes.mode_cost import Task
 from tiledseg.planning.run.batch import BatchCase, bytes_of_tile, choose_batch
-from tiledseg.planning.run.blocks import BlockPlan, choose_blocks
 from tiledseg.planning.run.cost import memory_note
-from tiledseg.planning.run.grid import choose_grid
-from tiledseg.planning.run.memory import Needed, check_budget, choose_memory, memory_choices
+from tiledseg.planning.run.grids.grid import choose_grid
+from tiledseg.planning.run.memory.blocks import BlockPlan, choose_blocks
+from tiledseg.planning.run.memory.budget import Needed, check_budget, choose_memory, memory_choices
+from tiledseg.planning.run.memory.offloading import OffloadPlan, offload_by, plan_offload
 from tiledseg.planning.run.norms import exact_modes
-from tiledseg.planning.run.offloading import OffloadPlan, offload_by, plan_offload
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.run.spread import Spread, goes_together
-from tiledseg.planning.step_memory import fixed_memory
+from tiledseg.planning.walk.step_memory import fixed_memory
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:

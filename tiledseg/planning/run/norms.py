@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tiledseg.config_parallel import HALO_MODES
+from tiledseg.config.parallel import HALO_MODES
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.shapes import tensor_shapes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiledseg.config_parallel import ParallelConfig
+from tiledseg.config.parallel import ParallelConfig
 from tiledseg.records import dataclass
 
 

@@ -9,25 +9,25 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError, GeometryError
-from tiledseg.geometry.blocks import layer_blocks
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.mesh_shape import MeshShape
 from tiledseg.geometry.receptive_field import output_size
+from tiledseg.geometry.sharing.blocks import layer_blocks
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.pipeline.schedule import Settings
-from tiledseg.planning.cost import backward_passes, layer_costs
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.spread import Spread
+from tiledseg.planning.step.cost import backward_passes, layer_costs
+from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:  # what most runs do without
     from tiledseg.planning.memory.choice import MemoryChoice
-    from tiledseg.planning.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
-    from tiledseg.planning.stages_cost import StagePrices
+    from tiledseg.planning.stages.cost import StagePrices
+    from tiledseg.planning.stages.staged_pipeline import MessageTime, PipelineCase, StagedPipeline
 
 _OVER = 110, 130, 160, 200, 300, 500  # per cent of the memory that a balance may need before tensors are rebuilt
 
@@ -215,8 +215,8 @@ def balanced_pipeline(
     network or the schedule, or none fits the memory.
     """
     from tiledseg.pipeline.balance import parse_balance
-    from tiledseg.planning.balance_choice import choose, first
-    from tiledseg.planning.staged_pipeline import PipelineCase, check_skips, stage
+    from tiledseg.planning.stages.balance_choice import choose, first
+    from tiledseg.planning.stages.staged_pipeline import PipelineCase, check_skips, stage
 
     prices = _stage_prices(graph, bands, largest.pixels, largest.value_bytes)
     forward = measured.forward if measured else [cost.multiply_adds for cost in prices.costs]
@@ -241,7 +241,7 @@ def balanced_pipeline(
 @lru_cache(maxsize=32)
 def _stage_prices(graph: Graph, bands: int, pixels: tuple[int, int], value_bytes: int) -> StagePrices:
     """What is worked out for one pipeline serves all others on micro-batches of that size."""
-    from tiledseg.planning.stages_cost import StagePrices
+    from tiledseg.planning.stages.cost import StagePrices
 
     return StagePrices(graph, layer_costs(graph, bands, pixels, value_bytes), value_bytes)
 

@@ -16,15 +16,16 @@ from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_cost import ModeCost
-from tiledseg.planning.run.blocks import BlockPlan
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_cost import ModeCost
 from tiledseg.planning.run.cost import once_a_step, step_cost, step_task
 from tiledseg.planning.run.fit import Fitting, images_at_once
-from tiledseg.planning.run.grid import choose_grid
+from tiledseg.planning.run.grids.grid import choose_grid
+from tiledseg.planning.run.grids.quick_grid import quickest_grid
+from tiledseg.planning.run.memory.blocks import BlockPlan
+from tiledseg.planning.run.memory.offloading import OffloadPlan
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
-from tiledseg.planning.run.offloading import OffloadPlan
 from tiledseg.planning.run.pipeline import (
     Measured,
     MicroBatchSize,
@@ -35,7 +36,6 @@ from tiledseg.planning.run.pipeline import (
     rebuilt_pipeline,
 )
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.quick_grid import quickest_grid
 from tiledseg.planning.run.spread import Spread, choose_spread, idle_note, read_spread
 from tiledseg.records import dataclass
 

@@ -10,12 +10,12 @@ from tiledseg.architecture.network import Network
 from tiledseg.geometry.graph import Graph, one_of_equals
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.windows import Windows
 from tiledseg.records import dataclass
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.store import Store

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tiledseg.errors import BudgetError, InputError
-from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from tiledseg.errors import ConfigError, GeometryError
-from tiledseg.geometry.blocks import layer_blocks
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.blocks import layer_blocks
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling
-from tiledseg.planning.machine import Machine
-from tiledseg.planning.mode_choice import choose_fusion, fusion_word
-from tiledseg.planning.mode_cost import check_blocks
-from tiledseg.planning.run.grid import check_tiles
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.modes.mode_choice import choose_fusion, fusion_word
+from tiledseg.planning.modes.mode_cost import check_blocks
+from tiledseg.planning.run.grids.grid import check_tiles
 from tiledseg.planning.run.mesh import choose_mesh
 from tiledseg.planning.run.norms import of_steps
 from tiledseg.planning.run.parallelism import Parallelism

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiledseg.planning.mode_choice import fusion_word, mode_words
+from tiledseg.planning.modes.mode_choice import fusion_word, mode_words
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.planning.run.question import RunQuestion
 

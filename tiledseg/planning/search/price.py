@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
+from tiledseg.config.schedules import chunk_ranks
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import context_sizes
+from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
-from tiledseg.planning.halo_traffic import Sent
-from tiledseg.planning.machine import Machine
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.pipeline_bound import least_flush
-from tiledseg.planning.step_memory import fixed_memory, training_memory
-from tiledseg.schedules import chunk_ranks
+from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 REBUILDS = 3
 """A step of more times the memory is not looked at: nothing that is computed once more saves so much."""
@@ -154,8 +154,8 @@ class Pricing:
     @cached_property
     def _least_more(self) -> float:
         """By which a step in blocks is longer at least, as a share of its computing."""
+        from tiledseg.planning.memory.segment_time import more_time
         from tiledseg.planning.memory.store import ASSUMED_STORE
-        from tiledseg.planning.segment_time import more_time
 
         assert self.question.blocks is not None, "there are none to guess else"
         store = self.question.blocks.store or ASSUMED_STORE

@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tiledseg.config.schedules import SCHEDULES, chunk_ranks
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import finest_grid
 from tiledseg.planning.run.norms import norm_fault, of_steps
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
-from tiledseg.schedules import SCHEDULES, chunk_ranks
 
 TILES_A_RANK = (1, 2, 3, 4, 6, 8)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)

@@ -22,8 +22,8 @@ import torch
 
 from tiledseg.comm.axes import Axes, serial_axes
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.segments import Segment
-from tiledseg.memory.shelf import MemoryShelf
+from tiledseg.geometry.sharing.segments import Segment
+from tiledseg.memory.disk.shelf import MemoryShelf
 from tiledseg.models.network import Tensors
 from tiledseg.spatial.blocks.messages import BlockMessages
 from tiledseg.spatial.blocks.network import BlockNetwork

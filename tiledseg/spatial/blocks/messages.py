@@ -2,7 +2,8 @@
 
 One message a tensor, way and pair of ranks. It cannot deadlock: the ranks of an image share the program, so all of them
 carry the same tensors in the order of the segments, backward in the opposite one; of each, all receives and sends are
-posted before anything is waited for, as `comm.point_to_point` asks. No message lies between the blocks of a segment.
+posted before anything is waited for, as `comm.transports.point_to_point` asks. No message lies between the blocks of a
+segment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tiledseg.comm.axes import Axes
-from tiledseg.comm.point_to_point import Message
+from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.spatial.blocks.program import BlockProgram, Strip
 from tiledseg.spatial.blocks.store import BlockGradients, BlockValues, Like
 

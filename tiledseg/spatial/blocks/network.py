@@ -8,10 +8,10 @@ from __future__ import annotations
 from torch import nn
 
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
-from tiledseg.geometry.layer_windows import block_partition
 from tiledseg.geometry.places import parts
-from tiledseg.geometry.segments import Segment
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import block_partition
+from tiledseg.geometry.sharing.segments import Segment
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.frozen import is_trained
 from tiledseg.models.network import GraphNetwork

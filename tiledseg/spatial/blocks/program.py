@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tiledseg.geometry.box import Box
-from tiledseg.geometry.decomposition import Partition
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layer_windows import leaving_partition, partitions_of, segment_windows
 from tiledseg.geometry.places import Part
-from tiledseg.geometry.segments import Segment, segments
-from tiledseg.models.block import DimPlace, Place
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import leaving_partition, partitions_of, segment_windows
+from tiledseg.geometry.sharing.segments import Segment, segments
+from tiledseg.models.layers.block import DimPlace, Place
 from tiledseg.spatial.actions import Action, compile_actions
 
 

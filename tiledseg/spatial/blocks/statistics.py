@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from tiledseg.comm.collectives import Communicator
-from tiledseg.models.block import Place
+from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.models.layers.block import Place
 from tiledseg.models.normalise import Statistics, joined, over_ranks
-from tiledseg.models.still import still_statistics
+from tiledseg.models.rerun.still import still_statistics
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import BlockProgram
 from tiledseg.spatial.blocks.sums import Doing

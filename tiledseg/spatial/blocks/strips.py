@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from tiledseg.geometry.box import Box
-from tiledseg.memory.aligned import aligned_bytes
+from tiledseg.memory.disk.aligned import aligned_bytes
 
 
 def cut_out(x_BCHW: torch.Tensor, boxes: Sequence[Box]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from enum import Enum
 
 import torch
 
-from tiledseg.comm.work import DoneWork, Work
+from tiledseg.comm.transports.work import DoneWork, Work
 
 
 class Doing(Enum):

@@ -13,25 +13,25 @@ import numpy as np
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halo_modes import Part
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.execution.halos.halo_modes import Part
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.geometry.decomposition import decompose
 from tiledseg.geometry.halo import network_footprint
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost_model.layer_work import graph_work
 from tiledseg.planning.cost_model.prices import summed_bytes, windows_moved
 from tiledseg.planning.cost_model.profile import Link
-from tiledseg.planning.halo_traffic import statistic_sums
-from tiledseg.planning.mode_cost import layer_ranks, settled
+from tiledseg.planning.modes.mode_cost import layer_ranks, settled
 from tiledseg.planning.run.spread import Spread
-from tiledseg.raster.dataset import Sample
+from tiledseg.planning.step.halo_traffic import statistic_sums
+from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.step import Stepper, StepRules
+from tiledseg.training.steps.step import Stepper, StepRules
 
 NETWORK = UNet(2, base_channels=12, classes=5)
 WIDER = UNet(2, base_channels=16, classes=5)

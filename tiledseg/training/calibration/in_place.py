@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.comm.collectives import SerialCommunicator
+from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.network import Tensors, build_modules, run_nodes
 from tiledseg.pipeline.layer_times import LayerTime
-from tiledseg.training.objective import pixel_sums
+from tiledseg.training.losses.objective import pixel_sums
 
 
 def layer_times(network: UNet, side: int, precision: str, repeats: int) -> list[LayerTime]:

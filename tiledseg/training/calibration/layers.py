@@ -13,7 +13,7 @@ from tiledseg.pipeline.layer_times import measure_layer_times
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS, LayerWork, graph_work
 from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.training.calibration.in_place import layer_times
-from tiledseg.widths import ACTIVATION_BYTES
+from tiledseg.units.widths import ACTIVATION_BYTES
 
 SMALLEST = 8  # px: of a network whose layers take hardly longer than their launch
 QUICK = 100  # px: networks on smaller images are run more often

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from tiledseg.comm.collectives import Communicator
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.pipeline.link_time import measure_link
 from tiledseg.planning.cost_model.profile import Link, Sharing
 from tiledseg.training.calibration.movement import least

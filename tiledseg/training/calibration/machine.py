@@ -12,7 +12,7 @@ import torch
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.mesh import Mesh
-from tiledseg.memory.rates import TENSOR, store_rates
+from tiledseg.memory.disk.rates import TENSOR, store_rates
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
 from tiledseg.planning.cost_model.profile import Link
 from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
@@ -20,8 +20,8 @@ from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, me
 from tiledseg.training.calibration.links import measure_link_of, measure_sharing
 from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading, resident_bytes
 from tiledseg.training.calibration.weights import measure_weights
+from tiledseg.units.widths import ACTIVATION_BYTES
 from tiledseg.version import VERSION
-from tiledseg.widths import ACTIVATION_BYTES
 
 _MOVED = 8 * TENSOR  # bytes to the disk, twice, and back
 SECONDS = 30.0  # of layers: what is left then is left out

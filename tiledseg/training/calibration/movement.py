@@ -15,16 +15,16 @@ import numpy as np
 import rasterio
 import torch
 
-from tiledseg.comm.stopwatch import Stopwatch
-from tiledseg.execution.carrying import network_input
+from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.execution.input.carrying import network_input
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.raster.dataset import Dataset
-from tiledseg.raster.labels import LabelMap
-from tiledseg.raster.reader import open_raster
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.reading.reader import open_raster
+from tiledseg.raster.samples.dataset import Dataset
 from tiledseg.raster.statistics import Normalization
 from tiledseg.training.calibration.layers import Rows
-from tiledseg.training.objective import pixel_sums
+from tiledseg.training.losses.objective import pixel_sums
 
 SIDES = (32, 160, 640)
 _CLASSES, _CHANNELS, _BANDS, _VALUE = 5, 16, 4, 4

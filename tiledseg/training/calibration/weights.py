@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tiledseg.comm.collectives import SerialCommunicator
-from tiledseg.comm.stopwatch import Stopwatch
+from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.gradients import GradientReducer, scale_gradients
 
 _FEW, _MANY, _TENSORS = 64, 1 << 17, 32  # weights of a tensor, and tensors

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from tiledseg.comm.connections import open_files_needed
-from tiledseg.comm.rank_names import name_ranks
-from tiledseg.training.preparation import Preparation
+from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.rehearsal.walk import walk
 
 

@@ -2,10 +2,10 @@
 ranks execute.
 
 Without GPUs and peers: tensors have a shape and no values (torch's device `meta`), and what ranks would say to each
-other is written down and matched (`comm.rehearsed`). The axes and the share of the first step are those of every rank.
-Forward and backward passes with their messages and sums are walked by the ranks of one replica, for each size of image,
-in stages for so many micro-batches that the schedule repeats itself: the other replicas do the same, some ranks further
-on. Where tiles are dealt out the first rank and the last one are walked.
+other is written down and matched (`comm.transports.rehearsed`). The axes and the share of the first step are those of
+every rank. Forward and backward passes with their messages and sums are walked by the ranks of one replica, for each
+size of image, in stages for so many micro-batches that the schedule repeats itself: the other replicas do the same,
+some ranks further on. Where tiles are dealt out the first rank and the last one are walked.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from tiledseg.comm.axes import open_axes
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.mesh import Mesh
-from tiledseg.comm.rehearsed import Doings, RehearsedCommunicator, unmatched
-from tiledseg.execution.halo_modes import Part, Piece, ReadMode
+from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
+from tiledseg.execution.halos.halo_modes import Part, Piece, ReadMode
 from tiledseg.execution.parallel_run import ParallelRun
-from tiledseg.execution.passes import Passes
+from tiledseg.execution.passes.part_passes import Passes
 from tiledseg.execution.precision import PARAMETER_DTYPES
-from tiledseg.geometry.mesh_shape import MeshShape
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.plan import balanced
-from tiledseg.raster.dataset import Sample
-from tiledseg.raster.sampling import Position
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.raster.samples.sampling import Position
 from tiledseg.tracing.build import network_modules
-from tiledseg.training.preparation import Preparation
+from tiledseg.training.preparing.preparation import Preparation
 
 _META = torch.device("meta")
 

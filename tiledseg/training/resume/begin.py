@@ -11,11 +11,11 @@ from tiledseg.checkpoint.check import Checkpoint
 from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.saved_state import Best, Origin, Resumed, SavedState, Source
 from tiledseg.checkpoint.typed_json import quoted
+from tiledseg.config.schedules import split_recompute
 from tiledseg.errors import CheckpointError
-from tiledseg.raster.identity import Identity
+from tiledseg.raster.reading.identity import Identity
 from tiledseg.records import dataclass
-from tiledseg.schedules import split_recompute
-from tiledseg.training.preparation import Preparation
+from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
 from tiledseg.training.run_folder.names import CHECKPOINTS

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
-from tiledseg.raster.identity import Identity, identify, written_since
+from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.records import dataclass
-from tiledseg.training.raster_set import RasterSet
+from tiledseg.training.preparing.raster_set import RasterSet
 
 
 @dataclass(frozen=True)

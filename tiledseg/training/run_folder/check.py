@@ -8,12 +8,12 @@ from pathlib import Path
 
 import yaml
 
-from tiledseg import run_lock
 from tiledseg.checkpoint.folder import newest_step
-from tiledseg.config_checks import shown
+from tiledseg.config.checks import shown
 from tiledseg.errors import OutputError
-from tiledseg.files import irregular_kind
-from tiledseg.outputs import Output, check_outputs, whole
+from tiledseg.system import run_lock
+from tiledseg.system.files import irregular_kind
+from tiledseg.system.outputs import Output, check_outputs, whole
 from tiledseg.training.run_folder.names import (
     CHECKPOINTS,
     CONFIG,

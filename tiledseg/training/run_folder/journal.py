@@ -13,7 +13,7 @@ from tiledseg.execution.progress import StepProgress
 from tiledseg.training.run_folder.names import PAGE, STARTED
 from tiledseg.training.run_folder.report import MetricsLog, plot_progress, write_whole
 from tiledseg.training.run_folder.validations import Scene
-from tiledseg.training.step import StepResult
+from tiledseg.training.steps.step import StepResult
 
 if TYPE_CHECKING:
     from tiledseg.training.validation import Findings

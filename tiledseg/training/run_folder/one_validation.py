@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.execution.metrics import scores
-from tiledseg.execution.reliability import reliability_json
-from tiledseg.raster.classes import in_hex
+from tiledseg.execution.scores.metrics import scores
+from tiledseg.execution.scores.reliability import reliability_json
+from tiledseg.raster.labels.classes import in_hex
 from tiledseg.reporting.panel import Panel, can_draw, draw_panel, write_panel
 from tiledseg.reporting.pictures import as_picture, class_picture, error_picture
+from tiledseg.system.writing import replacing, writing
 from tiledseg.training.run_folder.names import VALIDATION
 from tiledseg.training.run_folder.validations import Scene
-from tiledseg.writing import replacing, writing
 
 if TYPE_CHECKING:
     from tiledseg.training.panels import SeenView

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.console import counted
 from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
 from tiledseg.reporting.charts import Chart, Line, draw_chart
 from tiledseg.reporting.embedded import drawing, photograph, read_picture
 from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
 from tiledseg.reporting.panel import can_draw
+from tiledseg.system.console import counted
 from tiledseg.training.run_folder.names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.training.run_folder.report import read_metrics
 from tiledseg.training.run_folder.validations import read_validations

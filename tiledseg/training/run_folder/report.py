@@ -21,10 +21,10 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from tiledseg.claim import is_at
 from tiledseg.errors import OutputError
+from tiledseg.system.claim import is_at
+from tiledseg.system.writing import replacing, writing
 from tiledseg.training.run_folder.names import EVENTS, METRICS, PROGRESS, SUMMARY
-from tiledseg.writing import replacing, writing
 
 
 class MetricsLog:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tiledseg.console import counted
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.run.blocks import BlockPlan
+from tiledseg.planning.run.memory.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
-from tiledseg.training.auto import found_keys
-from tiledseg.training.preparation import Preparation
+from tiledseg.system.console import counted
+from tiledseg.training.preparing.auto import found_keys
+from tiledseg.training.preparing.preparation import Preparation
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice

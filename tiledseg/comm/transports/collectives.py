@@ -1,0 +1,146 @@
+"""What the ranks of a mesh do together, whatever carries it.
+
+Every method is collective: every rank of the communicator calls it, in the same order, with tensors of the same shape
+and dtype. Under that rule nothing can deadlock: each call is one operation in which all ranks take part, none waits
+for an answer to a message that another rank has yet to decide on, and asynchronous calls are started in the same
+order everywhere. A rank that fails breaks the rule for all; `session` then ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from tiledseg.comm.transports.point_to_point import PointToPoint, SerialPointToPoint
+from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.errors import CommunicationError
+
+# Sums of 16-bit floats are taken in float32: a sum over 1000 ranks in bfloat16 would keep no digit, and the transports
+# round at different places, so that results would depend on them.
+_SUM_DTYPES = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.int32: torch.int32,
+    torch.int64: torch.int64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+class Communicator(Protocol):
+    """Collective operations over all ranks of a mesh."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Starts the in-place sum of `tensor` over all ranks; leave the tensor alone until `.wait()` returns.
+
+        Any shape, strided or not, on the CPU or a GPU; float32, float64, int32, int64, and bfloat16 and float16, which
+        are summed in float32 and rounded once. Afterwards every rank holds the same bits. The operation is its own
+        adjoint. Raises CommunicationError for another dtype or a lost peer.
+        """
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Overwrites `tensor` on every rank with that of rank `source`, bit for bit, any dtype; returns when done."""
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """The picklable `value` of rank `source`, on every rank; what the others pass is not looked at."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The picklable values of all ranks in the order of ranks, on every rank."""
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The communicator of the group of `groups` that this rank is in, whose ranks count in the group's order.
+
+        Collective over all ranks, which pass the same groups: lists of ranks with no rank in two of them. A rank in no
+        group, or alone in one, gets a SerialCommunicator. Only the communicator of the whole job can be split, as often
+        as wanted; close the parts before the whole. Raises CommunicationError, before any communication, for groups
+        that are not so.
+        """
+
+    def point_to_point(self) -> PointToPoint:
+        """Messages among the ranks of this communicator. Collective; close it before the communicator."""
+
+    def close(self) -> None:
+        """Ends the communicator; the last collective call of its ranks. That of a part leaves the whole as it is."""
+
+
+class SerialCommunicator:
+    """One rank alone: every operation is the identity and no library is needed."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """The tensor is its own sum; refuses the dtypes that the other communicators refuse."""
+        sum_dtype(tensor)
+        return DoneWork()
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        check_source(source, self.size)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        check_source(source, self.size)
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+    def barrier(self) -> None:
+        """Returns at once."""
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        check_groups(groups, self.size)
+        return SerialCommunicator()
+
+    def point_to_point(self) -> PointToPoint:
+        return SerialPointToPoint()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def sum_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which a tensor is summed; raises CommunicationError where its dtype has no exact rule."""
+    if tensor.dtype not in _SUM_DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _SUM_DTYPES)
+        raise CommunicationError(f"cannot sum {str(tensor.dtype).removeprefix('torch.')} over ranks: use {allowed}")
+    return _SUM_DTYPES[tensor.dtype]
+
+
+def check_source(source: int, size: int) -> None:
+    """Raises CommunicationError where no rank `source` exists."""
+    if not 0 <= source < size:
+        raise CommunicationError(f"no rank {source} among {size}: ranks count from 0")
+
+
+def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
+    """Raises CommunicationError where `groups` are not disjoint, non-empty lists of ranks from 0 to `size` - 1."""
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        if not group:
+            raise CommunicationError(f"group {number} of {len(groups)} has no rank: leave it out")
+        for rank in group:
+            check_source(rank, size)
+            if rank in seen:
+                raise CommunicationError(f"rank {rank} stands twice in the groups {list(map(list, groups))}")
+            seen.add(rank)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor as a flat uint8 view; such a one is itself."""
+    if tensor.dtype == torch.uint8 and tensor.dim() == 1:
+        return tensor
+    # A single element counts as contiguous whatever its stride is, which reshape would keep and view would refuse.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,0 +1,101 @@
+"""A communicator without peers: what one rank of many would do with others is written down, and nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator, check_groups
+from tiledseg.comm.transports.point_to_point import Message, MessageMeter, check_messages
+from tiledseg.comm.transports.work import DoneWork, Work
+
+
+@dataclass
+class Doings:
+    """What one rank did: the groups that it is in, the bytes of its messages to and from each peer, and those of its
+    sums over each group (none: all ranks), in order."""
+
+    groups: list[tuple[int, ...]] = field(default_factory=list)
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    received: dict[int, list[int]] = field(default_factory=dict)
+    summed: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+
+class RehearsedCommunicator:
+    """Rank `rank` of `size`. Every operation ends at once: sums and broadcasts leave their tensors as they are."""
+
+    def __init__(self, rank: int, size: int, doings: Doings, group: tuple[int, ...] = ()) -> None:
+        self.rank, self.size, self._doings, self._group = rank, size, doings, group
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        self._doings.summed.setdefault(self._group, []).append(tensor.numel() * tensor.element_size())
+        return DoneWork()
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        """Nothing comes."""
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """As if all had given the same."""
+        return [value] * self.size
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        check_groups(groups, self.size)
+        own = next((tuple(group) for group in groups if self.rank in group), ())
+        if len(own) < 2:
+            return SerialCommunicator()
+        self._doings.groups.append(own)
+        return RehearsedCommunicator(own.index(self.rank), len(own), self._doings, own)
+
+    def point_to_point(self) -> RehearsedMessages:
+        return RehearsedMessages(self.rank, self.size, self._doings)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class RehearsedMessages:
+    """Messages that are counted, not sent."""
+
+    in_order = True
+
+    def __init__(self, rank: int, size: int, doings: Doings) -> None:
+        self.meter = MessageMeter()
+        self._rank, self._size, self._doings = rank, size, doings
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        check_messages(sends, receives, self._rank, self._size)
+        for messages, lists in ((sends, self._doings.sent), (receives, self._doings.received)):
+            for peer, tensor in messages:
+                if tensor.numel():
+                    lists.setdefault(peer, []).append(tensor.numel() * tensor.element_size())
+        return DoneWork()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def unmatched(doings: dict[int, Doings]) -> list[str]:
+    """Where a message that one rank sends is not what the other one awaits, or a sum not that of the others of its
+    group, in order and bytes: a line each. Pure."""
+    faults = []
+    first: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+    for rank, own in doings.items():
+        for group, sums in own.summed.items():
+            other, theirs = first.setdefault(group, (rank, sums))
+            if sums != theirs:
+                faults.append(f"rank {rank} sums {sums} bytes over its group, and rank {other} {theirs}")
+    for rank, own in doings.items():
+        for peer in sorted(own.sent.keys() | {p for p in own.received if p in doings}):
+            sent, awaited = own.sent.get(peer, []), doings[peer].received.get(rank, []) if peer in doings else None
+            if sent != awaited:
+                faults.append(f"rank {rank} sends rank {peer} messages of {sent} bytes, which awaits {awaited}")
+    return faults

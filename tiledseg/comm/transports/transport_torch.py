@@ -1,0 +1,187 @@
+"""Collectives and messages over torch.distributed.
+
+Gloo carries CPU tensors and Python objects, NCCL carries GPU tensors where asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tiledseg.comm.transports.collectives import (
+    Communicator,
+    SerialCommunicator,
+    as_bytes,
+    check_groups,
+    check_source,
+    sum_dtype,
+)
+from tiledseg.comm.transports.exchange import BytePointToPoint
+from tiledseg.comm.transports.point_to_point import Message
+from tiledseg.comm.transports.process_groups import ProcessGroups, new_groups, whole_job
+from tiledseg.comm.transports.work import DoneWork, SumWork, Work, copy_back
+from tiledseg.comm.watching.doing import waiting
+from tiledseg.errors import CommunicationError, first_line
+
+# A Gloo tag is a whole number of 31 bits: the number of the PointToPoint on its group, then that of the message.
+_CHANNELS, _MESSAGES = 2**10, 2**20
+
+
+@contextmanager
+def peer_errors(what: str) -> Iterator[None]:
+    """Turns torch's RuntimeError of a broken collective into CommunicationError with the first line of its message.
+
+    Without the source file of torch's own that the line may begin with. Out of memory, which is a RuntimeError too,
+    passes as itself: no peer has to do with it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise
+        reason = re.sub(r"^\[[^\]]*\]\s*|\. This is typically caused by.*$", "", first_line(error))
+        raise CommunicationError(f"{what} failed, a peer may be lost: {reason}") from error
+
+
+def _wait(works: Sequence[Any], what: str) -> None:
+    with peer_errors(what):
+        for work in works:
+            work.wait()
+
+
+class TorchCommunicator:
+    """All ranks of the process groups; the default group's, without NCCL, unless told otherwise.
+
+    `is_part`: made by `split`. `is_guest`: of all ranks, in a job whose default group is the program's and stays.
+    """
+
+    def __init__(self, groups: ProcessGroups | None = None, is_part: bool = False, is_guest: bool = False) -> None:
+        self._groups = groups or whole_job()
+        self._is_part, self._is_guest = is_part, is_guest
+        self._channels = 0
+        self.rank = self._groups.ranks.index(dist.get_rank())
+        self.size = len(self._groups.ranks)
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        """Gloo and NCCL reduce each piece on one rank and copy it to the others: equal bits."""
+        staged = tensor.detach().to(sum_dtype(tensor)).contiguous()
+        if tensor.numel() == 0:
+            return DoneWork()
+        with peer_errors("all-reduce"):
+            work = dist.all_reduce(staged, group=self._groups.carrier(tensor), async_op=True)
+        return SumWork(lambda: _wait([work], "all-reduce"), staged, tensor)
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        check_source(source, self.size)
+        if tensor.numel() == 0:
+            return
+        staged = tensor.detach().contiguous()
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
+            dist.broadcast(as_bytes(staged), self._groups.ranks[source], self._groups.carrier(tensor))
+        copy_back(staged, tensor)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Always over Gloo."""
+        check_source(source, self.size)
+        box = [value if self.rank == source else None]
+        with waiting("a broadcast from rank %d of %d", source, self.size), peer_errors("broadcast"):
+            dist.broadcast_object_list(box, self._groups.ranks[source], self._groups.host)
+        return box[0]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Always over Gloo."""
+        values: list[Any] = [None] * self.size
+        with waiting("a gather over %d ranks", self.size), peer_errors("gather"):
+            dist.all_gather_object(values, value, group=self._groups.host)
+        return self._groups.in_order(values)
+
+    def barrier(self) -> None:
+        """The sum of nothing: a barrier of NCCL's would need a device to be chosen."""
+        with waiting("a barrier of %d ranks", self.size), peer_errors("barrier"):
+            dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=self._groups.host)
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        check_groups(groups, self.size)
+        if self._is_part:  # a new process group is made by all ranks of the job, or its name differs between ranks
+            raise CommunicationError(f"a part of {self.size} ranks cannot be split: split the whole job's communicator")
+        communicator: Communicator = SerialCommunicator()
+        for group in groups:
+            if len(group) > 1:
+                with waiting("a split of %d ranks", self.size), peer_errors("split"):
+                    made = new_groups(group, self._groups.with_nccl)
+                if made is not None:
+                    communicator = TorchCommunicator(made, is_part=True)
+        return communicator
+
+    def point_to_point(self) -> TorchPointToPoint:
+        channel, self._channels = self._channels, self._channels + 1
+        return TorchPointToPoint(self._groups, channel)
+
+    def close(self) -> None:
+        """Waits for all ranks, since rank 0 may hold the store that the others still talk to, and ends the groups."""
+        self.barrier()
+        if self._is_part or self._is_guest:
+            self._groups.destroy()
+        else:
+            dist.destroy_process_group()
+
+
+class TorchPointToPoint(BytePointToPoint):
+    """Messages of CPU tensors over the Gloo group, of GPU tensors over NCCL's.
+
+    Without an NCCL group GPU tensors are staged through host memory. Messages of a pair are matched in order: NCCL's by
+    its own law, Gloo's by a running number in the tag; `channel` numbers the PointToPoints of one host group. With NCCL
+    they take turns with sums and broadcasts (`turns`). Collective over the groups.
+    """
+
+    def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
+        nccl = groups.gpu if groups.with_nccl else None
+        super().__init__(groups.ranks.index(dist.get_rank()), len(groups.ranks), groups.with_nccl, stage_all)
+        self._ranks = groups.ranks
+        self._host = groups.host
+        self._nccl = nccl
+        self.in_order = groups.with_nccl
+        self._channel = channel % _CHANNELS
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        if nccl is not None:
+            # The first operation of a group of NCCL connects its ranks, so all of them must take part in it.
+            with peer_errors("opening of messages"):
+                dist.all_reduce(torch.zeros(1, device=torch.device("cuda", torch.cuda.current_device())), group=nccl)
+
+    def close(self) -> None:
+        """Nothing to end: the groups are their communicator's."""
+
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        with peer_errors("exchange"):
+            works = self._post_to_nccl(sends, receives)
+            for peer, tensor in receives:
+                if not tensor.is_cuda:
+                    tag = self._next_tag(self._received, peer)
+                    works.append(dist.irecv(tensor, self._ranks[peer], self._host, tag))
+            for peer, tensor in sends:
+                if not tensor.is_cuda:
+                    tag = self._next_tag(self._sent, peer)
+                    works.append(dist.isend(tensor, self._ranks[peer], self._host, tag))
+        return lambda: _wait(works, "exchange")
+
+    def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
+        """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
+        kinds = ((dist.irecv, receives), (dist.isend, sends))
+        batch = [
+            dist.P2POp(kind, tensor, self._ranks[peer], self._nccl)
+            for kind, messages in kinds
+            for peer, tensor in messages
+            if tensor.is_cuda
+        ]
+        return list(dist.batch_isend_irecv(batch)) if batch else []
+
+    def _next_tag(self, count: Counter[int], peer: int) -> int:
+        count[peer] += 1
+        return self._channel * _MESSAGES + count[peer] % _MESSAGES

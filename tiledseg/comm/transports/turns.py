@@ -1,0 +1,125 @@
+"""One communicator at a time: what makes several communicators safe whose operations run in the order of their start.
+
+An NCCL operation is a kernel that fills a part of the GPU until its peers have run theirs. Each communicator runs its
+own in order, but nothing is promised of two communicators: CUDA may run what is in flight on both at once, or one after
+the other in either order, on each GPU as it likes (nccl#783; `torch.distributed.new_group` asks to wait for one group's
+work before another's is used). Two ranks that choose differently wait for each other forever.
+
+So a rank never has work in flight on two communicators: before it starts an operation on another one than the last, it
+waits for the last. On a GPU that holds up the stream, not the host. What runs on a rank is then one sequence, in the
+order of its program, whatever the GPU does; and nothing can deadlock, because the sequences of all ranks follow one
+common order (docs/communication.md says which). Operations of one communicator overlap each other's start and the
+computation, as before: gradient sums with the backward pass where nothing else communicates in it, messages between
+stages with what the stages compute.
+
+`tests/law/test_in_order.py` runs all of training on a transport that chooses as badly as a GPU may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tiledseg.comm.transports.collectives import Communicator, SerialCommunicator
+from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.work import Work
+
+
+class Turns:
+    """Whose turn it is on this rank, and what the owner has in flight."""
+
+    def __init__(self) -> None:
+        self._owner: object = None
+        self._flying: list[_OnceWork] = []
+
+    def take(self, owner: object) -> None:
+        """Before `owner` starts something: waits for what another has in flight."""
+        if owner is not self._owner:
+            for work in self._flying:
+                work.wait()
+            self._owner, self._flying = owner, []
+
+    def started(self, work: Work) -> Work:
+        """What the owner has started, to be waited for by whoever comes first: it, or the next owner."""
+        once = _OnceWork(work)
+        self._flying = [*(work for work in self._flying if work.flies), once]
+        return once
+
+
+class _OnceWork:
+    """Work that two may wait for: the second wait does nothing, since its tensors may have changed by then."""
+
+    def __init__(self, work: Work) -> None:
+        self._work: Work | None = work
+
+    @property
+    def flies(self) -> bool:
+        """Whether nobody has waited for it."""
+        return self._work is not None
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+class TurnCommunicator:
+    """A communicator that takes turns with the others of its rank: its parts, and their messages.
+
+    Objects and barriers travel between hosts and take no turn.
+    """
+
+    def __init__(self, communicator: Communicator, turns: Turns | None = None) -> None:
+        self._communicator = communicator
+        self._turns = turns or Turns()
+        self._messages = object()  # those of one communicator are one, whoever has opened them
+        self.rank, self.size = communicator.rank, communicator.size
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
+        self._turns.take(self)
+        return self._turns.started(self._communicator.all_reduce_sum(tensor))
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> None:
+        self._turns.take(self)
+        self._communicator.broadcast(tensor, source)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        return self._communicator.broadcast_object(value, source)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return self._communicator.gather_objects(value)
+
+    def barrier(self) -> None:
+        self._communicator.barrier()
+
+    def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """The part takes turns with the whole."""
+        self._turns.take(None)
+        part = self._communicator.split(groups)
+        return part if isinstance(part, SerialCommunicator) else TurnCommunicator(part, self._turns)
+
+    def point_to_point(self) -> TurnPointToPoint:
+        self._turns.take(None)
+        return TurnPointToPoint(self._communicator.point_to_point(), self._turns, self._messages)
+
+    def close(self) -> None:
+        self._turns.take(None)
+        self._communicator.close()
+
+
+class TurnPointToPoint:
+    """Messages that take turns with the communicators of their rank, and none with each other."""
+
+    def __init__(self, messages: PointToPoint, turns: Turns, owner: object) -> None:
+        self._messages, self._turns, self._owner = messages, turns, owner
+        self.meter, self.in_order = messages.meter, messages.in_order
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
+        self._turns.take(self._owner)
+        return self._turns.started(self._messages.start(sends, receives))
+
+    def close(self) -> None:
+        self._turns.take(None)
+        self._messages.close()

@@ -1,0 +1,46 @@
+"""Communication that has been started: what a rank waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from tiledseg.comm.watching.doing import waiting
+from tiledseg.records import dataclass
+
+
+class Work(Protocol):
+    """A sum, or an exchange of messages, under way."""
+
+    def wait(self) -> None:
+        """Returns once the tensors hold the result. Raises CommunicationError where a peer was lost."""
+
+
+class DoneWork:
+    """What needed nothing to be done."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+@dataclass(frozen=True)
+class SumWork:
+    """A sum under way in `staged`, which is `tensor` itself wherever no copy was needed; `finish` waits for it."""
+
+    finish: Callable[[], object]
+    staged: torch.Tensor
+    tensor: torch.Tensor
+
+    def wait(self) -> None:
+        """Returns once `tensor` holds the sum; on a GPU, once the current stream will see it."""
+        with waiting("a sum over ranks"):
+            self.finish()
+        copy_back(self.staged, self.tensor)
+
+
+def copy_back(staged: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Into `tensor`, where `staged` is another one."""
+    if staged.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(staged)

@@ -1,0 +1,106 @@
+"""What all commands share: an argument parser that speaks in one line, and the way they end. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, NoReturn
+
+from tiledseg.comm.failure import exit_code, report_before_mesh
+from tiledseg.comm.launch import SERIAL, Launch, detect
+from tiledseg.errors import ConfigError
+from tiledseg.system.console import answer, answering, keep_descriptors, say
+from tiledseg.system.open_files import allow_open_files
+from tiledseg.system.signals import Stopped, ending, listening, swallowed
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ConfigErrors, whose options cannot be abbreviated, and which prints its help
+    once, on rank 0."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        options.setdefault("allow_abbrev", False)
+        super().__init__(*arguments, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError in one line that names the command."""
+        raise ConfigError(f"{' '.join(message.split())} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        if own_launch().is_root:
+            answer(message.rstrip("\n"))  # argparse passes over what standard output does not take
+
+
+def run(body: Callable[[], int | None]) -> int:
+    """Calls `body` and returns the exit code: its own (None is 0), 2 for bad input, 75 where a signal has
+    stopped it, 1 for any other failure, an answer that standard output does not take among them.
+
+    A failure is printed as one line `error: ...` on standard error; with several ranks, by rank 0 only where all of
+    them meet it alike. A traceback follows only where the user asks for one (`failure.report`).
+    """
+    keep_descriptors()
+    with listening():
+        code = _run(body)
+        ending(code)
+    return code
+
+
+def _run(body: Callable[[], int | None]) -> int:
+    try:
+        allow_open_files()
+        code = _code_of(body)
+        if code == 0:
+            with answering():  # what others than `console.answer` have printed, such as a parser's help
+                pass
+        return code
+    except SystemExit as error:
+        return exit_code(error)
+    except (Exception, KeyboardInterrupt, Stopped) as met:
+        fault = swallowed() or met
+        report_before_mesh(fault, own_launch(), socket.gethostname())
+        return exit_code(fault)
+
+
+def _code_of(body: Callable[[], int | None]) -> int:
+    try:
+        return body() or 0
+    except SystemExit as error:
+        return exit_code(error)
+
+
+def warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        say(f"warning: {line}")
+
+
+def own_launch() -> Launch:
+    """The place of this process in its job; alone where its launcher's variables make no sense."""
+    try:
+        return detect(os.environ)
+    except ConfigError:
+        return SERIAL
+
+
+def json_list(text: str) -> list[float]:
+    """Numbers as [1,2,3]."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(type(value) in (int, float) for value in found):
+        raise ValueError(text)
+    return found
+
+
+def json_map(text: str) -> dict[str, Any]:
+    """Names and values as {"width": 16}."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
+def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = ("table", "json")) -> None:
+    parser.add_argument(
+        "--format", choices=formats, default=formats[0], help=f"how to print the answer (default {formats[0]})"
+    )

@@ -1,0 +1,134 @@
+"""Rasters to learn from: the configuration's group `data`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tiledseg.config.checks import AUTO, LARGEST_HALO, check_values, number, one_of, shown
+from tiledseg.errors import ConfigError
+from tiledseg.units.lengths import Length, parse_length
+
+IMAGENET = "imagenet"
+ClassEntry = str | int | bool | None | list[str | int | None]
+"""What a class's record holds, text first. Of Any the parser would make YAML, where '#ff0000' is a comment: null."""
+CLASSES = "2 to 255 classes, a map of raw value to class, a list of records {name, colour, values}, or a file of them"
+
+SPLIT = "[R, C], blocks along rows and columns, or the side of a block, as 512 px or 250 m"
+GAP = "auto, or a number of pixels from 0 on, or metres, as 30 m"
+
+
+@dataclass
+class DataConfig:
+    """Rasters to learn from.
+
+    Args:
+        images: paths, folders, globs or URLs of the training images, a list of them (.txt, .csv, .geojson), or one HDF5
+            tile store (docs/own-data.md)
+        labels: the same of their labels, in the same order; or a pattern such as labels/{stem}_L.png; or polygons
+            (.gpkg, .geojson, .shp, .fgb)
+        val_images: images to validate on
+        val_labels: their labels
+        classes: number of classes; or a map of raw value or colour to class (null: counts nowhere); or a list of
+            {name, colour, values}; or a file of classes, such as label_colors.txt (docs/own-data.md)
+        label_layer: of labels that are polygons: the layer (default: the file's only one)
+        label_attribute: of labels that are polygons: what tells their class, by its values or the classes' names
+            (default: there is but one class)
+        background: of labels that are polygons: the class of pixels in none, by name or number; ignored: they count
+            nowhere
+        warp: bring labels of another grid, or CRS, to the image's: the nearest pixel
+        warp_images: bring images of another grid, or CRS, to their labels': bilinear
+        area: polygons (.gpkg, .geojson, .shp, .fgb): pixels outside count nowhere, in training and validation
+        split: blocks of each image along rows and columns, [R, C], or the side of a block, as 512 px or 250 m: some are
+            validated on, the others trained on
+        split_share: of all blocks, to validate on
+        split_gap: pixels around a block that is validated on which count nowhere, or metres, as 30 m; auto: the
+            network's halo
+        split_seed: which blocks are validated on
+        ignore_index: class number of pixels that count nowhere
+        nodata: value of image pixels without data (default: what the raster says)
+        bands: band numbers to read, from 1 (default: all)
+        references: open formats that read further files and URLs, such as VRT and WMS (docs/security.md)
+        normalize: standardise each band by its mean and deviation over the training images; imagenet: the first three,
+            red, green and blue of 8 bits, by those that published encoders were trained with
+        workers: reading threads a rank
+        prefetch: tiles read ahead a rank
+    """
+
+    images: str | list[str] = field(default_factory=list)
+    labels: str | list[str] = field(default_factory=list)
+    val_images: str | list[str] = field(default_factory=list)
+    val_labels: str | list[str] = field(default_factory=list)
+    classes: int | dict[str | int, ClassEntry | dict[str, ClassEntry]] | list[dict[str, ClassEntry]] | str = number(
+        2, 0, 255, remedy=CLASSES
+    )
+    label_layer: str | None = None
+    label_attribute: str | None = None
+    background: str | int | None = number(None, 0, 254)
+    warp: bool = False
+    warp_images: bool = False
+    area: str | None = None
+    split: list[int] | str | None = number(None, 1, 4096, remedy=SPLIT)
+    split_share: float = number(0.2, 0.0, 1.0, above=True, below=True)
+    split_gap: int | str = number("auto", 0, LARGEST_HALO, remedy=GAP)
+    split_seed: int = number(0, 0, 2**63 - 1)
+    ignore_index: int = number(255, 0, 255, remedy="a number from 0 to 255")
+    nodata: float | None = number(None, -math.inf, math.inf, nan=True)
+    bands: list[int] | None = number(None, 1, 65535, remedy="different band numbers from 1 on")
+    references: bool = False
+    normalize: bool | str = True
+    workers: int = number(2, 1, 256)
+    prefetch: int = number(2, 1, 4096)
+
+    def check(self) -> None:
+        check_values("data", self)
+        if not self.images:
+            raise ConfigError("data.images is empty; give at least one image")
+        if bool(self.val_images) != bool(self.val_labels) and not _lists(self.val_images):
+            raise ConfigError(
+                f"data.val_images has {_count(self.val_images)} entries and data.val_labels {_count(self.val_labels)}; "
+                "give both or neither"
+            )
+        if isinstance(self.classes, (int, float)) and not (type(self.classes) is int and 2 <= self.classes <= 255):
+            raise ConfigError(f"data.classes is {shown(self.classes)}; give {CLASSES}")
+        if self.warp and self.warp_images:
+            raise ConfigError(
+                "data.warp and data.warp_images are both true; bring labels to images, or images to labels"
+            )
+        self._check_split()
+        if isinstance(self.normalize, str):
+            one_of("data.normalize", self.normalize, ("true", "false", IMAGENET))
+        if self.bands is not None and (not self.bands or len(set(self.bands)) < len(self.bands)):
+            raise ConfigError(f"data.bands is {self.bands}; give different band numbers from 1 on")
+
+    def _check_split(self) -> None:
+        gap = self.split_gap
+        if isinstance(gap, str) and gap != AUTO and (_within(gap) is None):
+            raise ConfigError(f"data.split_gap is '{shown(gap)}'; give {GAP}")
+        if self.split is None:
+            plain = DataConfig()
+            for key in ("split_share", "split_gap", "split_seed"):
+                if getattr(self, key) != getattr(plain, key):
+                    raise ConfigError(f"data.{key} is {getattr(self, key)}, but data.split is null; give its blocks")
+            return
+        side = _within(self.split) if isinstance(self.split, str) else None
+        if not (side and side.number if isinstance(self.split, str) else len(self.split) == 2):
+            raise ConfigError(f"data.split is {shown(self.split)}; give {SPLIT}")
+        if self.val_images:
+            raise ConfigError("data.split and data.val_images are both given; validate on blocks, or on other images")
+
+
+def _within(text: str) -> Length | None:
+    """A length that no raster is too small to have, where the text is one."""
+    found = parse_length(text)
+    return found if found is not None and found.number <= LARGEST_HALO else None
+
+
+def _lists(paths: str | list[str]) -> bool:
+    """Whether all are files that may name labels too."""
+    every = [paths] if isinstance(paths, str) else paths
+    return bool(every) and all(path.lower().endswith((".txt", ".csv", ".geojson", ".json")) for path in every)
+
+
+def _count(paths: str | list[str]) -> int:
+    return len([paths] if isinstance(paths, str) else paths) if paths else 0

@@ -1,0 +1,145 @@
+"""What is done for networks and images that do not fit the memory: the configuration's group `memory`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tiledseg.config.checks import AUTO, check_values, number, one_of, shown
+from tiledseg.config.schedules import IN_STAGES
+from tiledseg.config.schedules import RECOMPUTE as MODES
+from tiledseg.errors import ConfigError
+from tiledseg.units.byte_sizes import MOST_BYTES, parse_bytes
+
+NONE = "none"
+RECOMPUTE = (AUTO, NONE, "compact", "all")
+ALL = "all"
+OFFLOAD = (NONE, AUTO, ALL)
+HOST = "host"
+MOST_BLOCKS = 4096  # along a side
+BUDGET = "auto, or bytes as 16GiB"
+BLOCKS = "none, auto, a number of rows and columns of blocks, or [rows, cols]"
+
+
+@dataclass
+class MemoryConfig:
+    """What is done where memory is short; none of it changes the result.
+
+    Args:
+        budget: bytes that a rank may use for a step, as 16GiB, or auto (a part of what is free); where a step needs
+            more, tensors are computed once more in the backward pass in place of being kept, or tiles go in blocks
+        recompute: what is computed once more in the backward pass in place of keeping it: auto (what the budget
+            demands), none, compact (what is nearly free: concatenations, upsamplings, pooled tensors, norms with their
+            activations), or all (convolutions too, but for skips and the ends of levels); of whole stages of a pipeline
+            always or except_last (the newest micro-batch), or a list with never, except_last or always for each
+        blocks: blocks of a tile that a rank computes one after the other, norms over the image included: none, Q,
+            [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
+        offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
+            is on its way, or auto (what the budget demands, where that is quicker than computing it once more)
+        store: where blocks lie meanwhile, or what has left: host (memory), or a folder on a local disk, in which a file
+            without a name is made
+    """
+
+    budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
+    recompute: list[str] | str = AUTO
+    offload: str = NONE
+    blocks: int | list[int] | str = number(AUTO, 1, MOST_BLOCKS, remedy=BLOCKS)
+    store: str = HOST
+
+    def check(self) -> None:
+        check_values("memory", self)
+        self.bytes()
+        self._check_recompute()
+        if self.recompute not in (AUTO, NONE) and self.in_blocks:
+            raise ConfigError(
+                f"memory.recompute is {shown(self.recompute)}, but memory.blocks is {shown(self.blocks)}, which "
+                "computes blocks once more as it is; leave recompute out"
+            )
+        self.blocks_shape()
+        one_of("memory.offload", self.offload, OFFLOAD)
+        self._check_store()
+
+    def _check_recompute(self) -> None:
+        if isinstance(self.recompute, str):
+            one_of("memory.recompute", self.recompute, (*RECOMPUTE, *IN_STAGES))
+            return
+        for mode in self.recompute:
+            one_of("memory.recompute", mode, MODES)
+
+    def _check_store(self) -> None:
+        if not self.store:
+            raise ConfigError("memory.store is empty; give host, or a folder on a local disk")
+        if self.in_file and not (self.in_blocks or self.may_block or self.offloads):
+            blocks = f"memory.recompute {shown(self.recompute)}" if self.blocks == AUTO else "memory.blocks none"
+            raise ConfigError(
+                f"memory.store is {self.store}, but with {blocks} and memory.offload none nothing would lie there; "
+                "leave one of them out"
+            )
+        if self.offloads and self.in_blocks:
+            raise ConfigError(
+                f"memory.offload is {self.offload}, but memory.blocks is {shown(self.blocks)}, which keeps nothing "
+                "but blocks; leave offload out"
+            )
+        if self.offloads and not self.in_file:
+            raise ConfigError(
+                f"memory.offload is {self.offload}, but memory.store is host, the memory that is to be spared; give a "
+                "folder on a local disk"
+            )
+        if self.chooses_offload and self.recompute != AUTO:
+            raise ConfigError(
+                f"memory.offload is auto, but memory.recompute is {shown(self.recompute)}, which leaves nothing to "
+                "choose; leave recompute out, or give offload all"
+            )
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether tiles are computed in blocks whatever the budget."""
+        return self.blocks not in (AUTO, NONE)
+
+    @property
+    def may_block(self) -> bool:
+        """Whether the plan may take blocks: nothing else that the budget may demand is given."""
+        return self.blocks == AUTO and self.recompute == AUTO and self.offload != ALL
+
+    @property
+    def offloads(self) -> bool:
+        """Whether what autograd keeps leaves memory."""
+        return self.offload != NONE
+
+    @property
+    def chooses_offload(self) -> bool:
+        """Whether the plan says what leaves."""
+        return self.offload == AUTO
+
+    @property
+    def in_file(self) -> bool:
+        """Whether blocks, or what has left, lie in a file."""
+        return self.store != HOST
+
+    def check_folder(self) -> None:
+        """Raise ConfigError for a store that is no folder to write to."""
+        if self.in_file and not (os.path.isdir(self.store) and os.access(self.store, os.W_OK)):
+            raise ConfigError(f"memory.store is {self.store}, which is no folder to write to; give one on a local disk")
+
+    def bytes(self) -> int | None:
+        """Of the budget; None for auto."""
+        if self.budget == AUTO:
+            return None
+        try:
+            size = parse_bytes(str(self.budget))
+        except ConfigError:
+            size = 0
+        if not 1 <= size <= MOST_BYTES:
+            raise ConfigError(f"memory.budget is {shown(self.budget)}; give {BUDGET}")
+        return size
+
+    def blocks_shape(self) -> tuple[int, int] | None:
+        """(rows, cols), or None for auto and none."""
+        if self.blocks in (AUTO, NONE):
+            return None
+        if isinstance(self.blocks, str):
+            raise ConfigError(f"memory.blocks is '{shown(self.blocks)}'; give {BLOCKS}")
+        values = self.blocks if isinstance(self.blocks, list) else [self.blocks, self.blocks]
+        if len(values) != 2:
+            raise ConfigError(f"memory.blocks is {shown(self.blocks)}; give {BLOCKS}")
+        return values[0], values[1]

@@ -1,0 +1,257 @@
+"""What a run is told: one dataclass a group, every field also a flag and a YAML key.
+
+A key appears here only once it works. Checks that need one group stand beside it and name the key to change; checks
+that need the data or the network stand where these are known. The groups `data`, `train`, `parallel` and `memory` have
+modules of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
+from tiledseg.config.data import DataConfig
+from tiledseg.config.memory import ALL, MemoryConfig
+from tiledseg.config.parallel import ParallelConfig
+from tiledseg.config.recompute import recompute_of
+from tiledseg.config.train import TrainConfig
+from tiledseg.errors import ConfigError
+
+GRID = "auto, a number of at least 1, or [rows, cols]"
+LARGEST_GRID = 2**20  # tiles along a side
+
+
+@dataclass
+class TilingConfig:
+    """How rasters are cut.
+
+    Args:
+        grid: tiles along rows and columns: Q, [R, C], or auto (the fewest that memory and ranks allow)
+        halo: pixels around a core, or auto (the smallest exact one)
+    """
+
+    grid: int | list[int] | str = number("auto", 1, LARGEST_GRID, remedy=GRID)
+    halo: int | str = number("auto", 0, LARGEST_HALO, remedy="auto or a number of pixels from 0 on")
+
+    def check(self) -> None:
+        check_values("tiling", self)
+        self.grid_shape()
+        self.halo_width()
+
+    def grid_shape(self) -> tuple[int, int] | None:
+        """(rows, cols), or None for auto."""
+        if self.grid == "auto":
+            return None
+        if isinstance(self.grid, str):
+            raise ConfigError(f"tiling.grid is '{shown(self.grid)}'; give {GRID}")
+        values = self.grid if isinstance(self.grid, list) else [self.grid, self.grid]
+        if len(values) != 2:
+            raise ConfigError(f"tiling.grid is {shown(self.grid)}; give {GRID}")
+        return values[0], values[1]
+
+    def halo_width(self) -> int | None:
+        """Pixels, or None for auto."""
+        if self.halo == "auto":
+            return None
+        if isinstance(self.halo, str):
+            raise ConfigError(f"tiling.halo is '{shown(self.halo)}'; give auto or a number of pixels from 0 on")
+        return self.halo
+
+
+@dataclass
+class ModelConfig:
+    """The network.
+
+    Args:
+        name: unet, segnet, residual_unet, gated_scnn, or a preset of the paper: small, medium-2, large (U-Nets that set
+            levels, convs_per_level and norm); each has the keys that docs/networks.md names, and others are refused
+        levels: levels of a U-Net, the bottom included; poolings of SegNet, 5 at most
+        convs_per_level: convolutions a level and side
+        kernel: side of the square kernel, odd
+        base_channels: channels of the first level; each level doubles them
+        padding: same (padded) or valid (unpadded)
+        norm: none, pixel, or batch, instance, group (these need parallel.exact=false where tiles are several); auto:
+            none in a U-Net, batch in the other networks
+        upsampling: transposed, nearest or bilinear; auto: transposed in a U-Net, nearest in a residual one
+        dropout: probability to drop a channel
+        freeze_norm: running statistics of batch norms are constants, in training too (docs/transfer.md)
+        encoder: resnet18, resnet34 or resnet50; of gated_scnn wide38 too; auto: resnet34, and wide38 there
+        pretrained: a file of published weights to begin the encoder with, torch's or safetensors (docs/networks.md)
+        image_mean: whether the pyramid of gated_scnn takes the mean of the whole image too
+        edge_band: whether the last band is edges, for gated_scnn, made before
+        build: a network of your own: package.module:function, which is imported, called with bands, classes and
+            `arguments`, and returns a torch.nn.Module (docs/own-network.md)
+        arguments: names and values that the function is called with besides
+    """
+
+    name: str = "unet"
+    levels: int = number(5, 1, 12)
+    convs_per_level: int = number(2, 1, 64)
+    kernel: int = number(3, 1, 1023)
+    base_channels: int = number(64, 1, 2**20)
+    padding: str = "same"
+    norm: str = AUTO
+    upsampling: str = AUTO
+    dropout: float = number(0.0, 0.0, 1.0, below=True)
+    freeze_norm: bool = False
+    encoder: str = AUTO
+    pretrained: str | None = None
+    image_mean: bool = True
+    edge_band: bool = False
+    build: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        check_values("model", self)
+        if self.arguments and self.build is None:
+            raise ConfigError(
+                f"model.arguments is {shown(self.arguments)}, but model.build names no function; name one"
+            )
+
+
+@dataclass
+class OptimizerConfig:
+    """The optimizer and its learning-rate policy.
+
+    Args:
+        name: adamw or sgd
+        lr: learning rate
+        scale_lr: none, or linear: the rate is lr times the tiles, or else the images, of a step (docs/transfer.md)
+        lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
+        momentum: of sgd
+        weight_decay: decoupled for adamw, L2 for sgd
+        decay_norms: whether weights of norms, and biases, decay too
+        policy: constant, step, polynomial or cosine
+        warmup_steps: steps over which the rate rises linearly from 0
+        step_size: epochs between drops of the step policy
+        gamma: factor of each drop of the step policy
+        power: of the polynomial policy
+        clip_norm: largest norm of the whole gradient; 0 does not clip
+    """
+
+    name: str = "adamw"
+    lr: float = number(1e-3, 0.0, 1e6, above=True)
+    scale_lr: str = "none"
+    lr_factors: dict[str, float] = number({}, 0.0, 1e6)
+    momentum: float = number(0.9, 0.0, 1.0, below=True)
+    weight_decay: float = number(0.0, 0.0, 1e6)
+    decay_norms: bool = True
+    policy: str = "constant"
+    warmup_steps: int = number(0, 0, MOST)
+    step_size: int = number(20, 1, MOST)
+    gamma: float = number(0.1, 0.0, 1.0, above=True)
+    power: float = number(0.9, 0.0, 1e3, above=True)
+    clip_norm: float = number(0.0, 0.0, 1e15)
+
+    def check(self) -> None:
+        check_values("optimizer", self)
+        one_of("optimizer.name", self.name, ("adamw", "sgd"))
+        one_of("optimizer.scale_lr", self.scale_lr, ("none", "linear"))
+        one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
+
+
+@dataclass
+class RunConfig:
+    """Where the run goes and what it says.
+
+    Args:
+        output: folder of the run
+        verbosity: 0 silent, 1 progress, 2 a line a step
+        panels: places of the validation images that are drawn at each validation; 0 draws none
+    """
+
+    output: str = "runs/run"
+    verbosity: int = number(1, 0, 2, remedy="0, 1 or 2")
+    panels: int = number(4, 0, 64)
+
+    def check(self) -> None:
+        check_values("run", self)
+        if not self.output:
+            raise ConfigError("run.output is empty; give a folder")
+
+
+@dataclass
+class Config:
+    """A whole run.
+
+    Args:
+        data: rasters to learn from
+        tiling: how they are cut
+        model: the network
+        parallel: how the work is spread
+        memory: what is done where memory is short
+        optimizer: the optimizer and its policy
+        train: the training loop
+        run: where the run goes
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    tiling: TilingConfig = field(default_factory=TilingConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def check(self) -> None:
+        """Raise ConfigError for the first value that cannot be, before anything else is done."""
+        groups = self.data, self.tiling, self.model, self.parallel, self.memory, self.optimizer, self.train, self.run
+        for group in groups:
+            group.check()
+        recompute_of(self.memory, self.parallel)
+        self._check_windows()
+        self._check_auto()
+        if self.train.augment_each == "tile" and self.parallel.shares_images:
+            raise ConfigError(
+                f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
+                "image, or parallel.halo read"
+            )
+        if self.train.tiles_per_step is not None and self.tiling.grid == "auto":
+            raise ConfigError(
+                f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "
+                "the machine; give a grid, or leave tiles_per_step out"
+            )
+        if self.train.tiles_per_step is not None and self.parallel.shares_images:
+            raise ConfigError(
+                f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
+                "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
+            )
+
+    def _check_auto(self) -> None:
+        """A search prices steps of whole images whose result no settings change."""
+        if not self.parallel.auto:
+            return
+        conflicts = (
+            ("parallel.exact", self.parallel.exact, True, "nothing but exact settings is looked at"),
+            ("train.tiles_per_step", self.train.tiles_per_step, None, "the result would depend on the grid"),
+            ("train.sampling", self.train.sampling, "tiles", "windows are no part of the predicted time"),
+            ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
+            ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "the search finds them"),
+            ("memory.offload", ALL if self.memory.offload == ALL else AUTO, AUTO, "the search weighs auto alone"),
+        )
+        for key, value, plain, why in conflicts:
+            if value != plain:
+                raise ConfigError(f"{key} is {shown(value)} beside parallel.auto: {why}; leave one of them out")
+        given: dict[str, tuple[str, object]] = {
+            "tiling.grid": ("tiling.grid", self.tiling.grid),
+            "parallel.recompute": ("memory.recompute", self.memory.recompute),
+        }
+        for name, (key, said) in given.items():
+            if name in self.parallel.auto and said != AUTO:
+                raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(said)}; leave one of them out")
+
+    def _check_windows(self) -> None:
+        """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm
+        takes all of a step."""
+        parallel, exact = self.parallel, self.train.window_halo == "exact"
+        if self.train.sampling != "windows" or not parallel.shares_images:
+            return
+        if exact or not parallel.shares_layers or parallel.stages > 1:
+            remedy = "read, or no stages" if parallel.shares_layers and not exact else "read"
+            stages = f" and parallel.stages {parallel.stages}" if parallel.stages > 1 else ""
+            raise ConfigError(
+                f"parallel.halo is {parallel.halo}{stages} and train.sampling windows with train.window_halo "
+                f"{self.train.window_halo}; use parallel.halo {remedy}"
+            )

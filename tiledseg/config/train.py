@@ -1,0 +1,156 @@
+"""The training loop: the configuration's group `train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tiledseg.config.augmentation import EACH, augmentation
+from tiledseg.config.best import check_best
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of
+from tiledseg.config.loss import check_loss
+from tiledseg.errors import ConfigError
+from tiledseg.units.widths import ACTIVATION_BYTES
+
+MEDIAN_FREQUENCY = "median_frequency"
+
+
+@dataclass
+class TrainConfig:
+    """The training loop.
+
+    Args:
+        epochs: passes over the training images
+        tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
+        images_per_step: the global batch in whole images, where tiles_per_step is not given
+        loss: cross_entropy, focal, dice, tversky, boundary, or a map of some to how much each counts, as
+            {cross_entropy: 1, dice: 1} (docs/training.md)
+        focal_gamma: power of the focal loss; 0 makes it the cross-entropy
+        tversky_alpha: what a pixel wrongly in a class weighs in the Tversky loss
+        tversky_beta: what one wrongly not in it weighs
+        boundary_radius: pixels at which the distances of the boundary loss end
+        label_smoothing: share of each label that the cross-entropy spreads evenly over all classes
+        ema: decay of an average of the weights, with which the run validates and maps; 0: none
+        best: none, or the score whose best validation is kept (checkpoints/best): mean_iou, mean_f1, accuracy, loss or
+            iou.CLASS
+        early_stop: epochs without a better score after which the run ends (default: never)
+        largest_loss: of a step, above which the run ends and names the tile, as it does where loss or gradient is not
+            finite (default: any finite one)
+        class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
+            one weight a class, or a map of class to weight, 1 for others (docs/training.md)
+        tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
+            batch, at most; auto: one, of tiles in fp64 as many as fit and pay (docs/plan.md)
+        compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
+            which is off as long as nothing has been measured (docs/gpu.md)
+        precision: fp32, bf16 (autocast) or fp64
+        seed: of weights, shuffling and dropout
+        checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
+        keep_checkpoints: how many to keep, the newest first
+        validate_every: epochs between validations
+        resume: auto (go on from the newest checkpoint of run.output), never, or the path of a checkpoint
+        deterministic: use deterministic kernels only, no TF32
+        edge_weight: of the loss of edges, for networks that give some (docs/networks.md)
+        edge_balance: of an edge pixel in it; another pixel counts the rest
+        edge_radius: pixels within which another class makes an edge of a pixel
+        attention_weight: of the classes' loss, once more, where the network is sure of an edge
+        dual_weight: of the difference between the edges of the classes' probabilities and of the labels
+        sampling: tiles, each once an epoch, or windows, drawn anywhere in the images (docs/augmentation.md)
+        window: side of a window in pixels
+        windows_per_step: the global batch in windows, whatever the number of ranks
+        window_halo: exact, or none (each window is a small image of its own)
+        skip_empty: leave out tiles, or places of windows, without a label that counts
+        balance_classes: share of the tiles or windows that are drawn by class, each class as often as any other
+        augment: how training images are changed, drawn anew each epoch: a list of reflect, turn, translate, scale,
+            rotate, brightness, contrast, noise, drop_bands, with their values (docs/augmentation.md)
+        augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
+    """
+
+    epochs: int = number(1, 1, MOST)
+    tiles_per_step: int | None = number(None, 1, MOST)
+    images_per_step: int = number(1, 1, MOST)
+    loss: str | dict[str, float] = number("cross_entropy", 0.0, 1e6, above=True)
+    focal_gamma: float = number(2.0, 0.0, 100.0)
+    tversky_alpha: float = number(0.3, 0.0, 1e3)
+    tversky_beta: float = number(0.7, 0.0, 1e3, above=True)
+    boundary_radius: int = number(8, 1, 64)
+    label_smoothing: float = number(0.0, 0.0, 1.0, below=True)
+    ema: float = number(0.0, 0.0, 1.0, below=True)
+    best: str = "none"
+    early_stop: int | None = number(None, 1, MOST)
+    largest_loss: float | None = number(None, 0.0, 1e15, above=True)
+    class_weights: str | list[float] | dict[str | int, float] = number("none", 0.0, 1e6)
+    tiles_per_batch: int | str = number(AUTO, 1, MOST, remedy="auto or a number of tiles from 1 on")
+    compile: bool | str = AUTO
+    precision: str = "fp32"
+    seed: int = number(0, 0, 2**63 - 1)
+    checkpoint_every: int = number(100, 1, MOST)
+    keep_checkpoints: int = number(3, 1, MOST)
+    validate_every: int = number(1, 1, MOST)
+    resume: str = "auto"
+    deterministic: bool = True
+    edge_weight: float = number(20.0, 0.0, 1e6)
+    edge_balance: float = number(0.9, 0.0, 1.0)
+    edge_radius: int = number(2, 1, 64)
+    attention_weight: float = number(1.0, 0.0, 1e6)
+    dual_weight: float = number(1.0, 0.0, 1e6)
+    sampling: str = "tiles"
+    window: int | None = number(None, 1, LARGEST_HALO)
+    windows_per_step: int | None = number(None, 1, MOST)
+    window_halo: str = "exact"
+    skip_empty: bool = False
+    balance_classes: float = number(0.0, 0.0, 1.0)
+    augment: list[str | dict[str, Any]] = field(default_factory=list)
+    augment_each: str = "image"
+
+    def check(self) -> None:
+        check_values("train", self)
+        augmentation(self.augment)
+        one_of("train.augment_each", self.augment_each, EACH)
+        one_of("train.sampling", self.sampling, ("tiles", "windows"))
+        one_of("train.window_halo", self.window_halo, ("exact", "none"))
+        self._check_windows()
+        one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
+        check_best(self.best, self.early_stop)
+        check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
+        if isinstance(self.class_weights, str):
+            one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
+        self.batch()
+        one_of("train.compile", self.compiles(), (AUTO, "on", "off"))
+        if self.tiles_per_step is not None and self.images_per_step != 1:
+            raise ConfigError(
+                f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
+                "give one of them"
+            )
+
+    def compiles(self) -> str:
+        """auto, on or off; the last two are yes and no to YAML."""
+        return {True: "on", False: "off"}[self.compile] if isinstance(self.compile, bool) else self.compile
+
+    def batch(self) -> int | None:
+        """Tiles of a batch, or None for auto."""
+        if isinstance(self.tiles_per_batch, int):
+            return self.tiles_per_batch
+        one_of("train.tiles_per_batch", self.tiles_per_batch, (AUTO, "a number of tiles from 1 on"))
+        return None
+
+    def _check_windows(self) -> None:
+        drawn = self.sampling == "windows"
+        if (self.skip_empty or self.balance_classes) and self.tiles_per_step is None and not drawn:
+            key = "skip_empty is true" if self.skip_empty else f"balance_classes is {self.balance_classes}"
+            raise ConfigError(
+                f"train.{key}, but a step takes whole images; give train.tiles_per_step, or train.sampling windows"
+            )
+        given = {"window": self.window, "windows_per_step": self.windows_per_step}
+        for key, value in given.items():
+            if drawn != (value is not None):
+                remedy = f"give train.{key}" if drawn else "leave it out, or give train.sampling windows"
+                raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
+        if not drawn and self.window_halo != "exact":
+            raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
+        others = {"tiles_per_step": None, "images_per_step": 1, "augment_each": "image"}
+        for key, default in others.items():
+            if drawn and getattr(self, key) != default:
+                raise ConfigError(
+                    f"train.{key} is {getattr(self, key)} and train.sampling windows, which have windows_per_step, "
+                    "and a draw each; leave it out"
+                )

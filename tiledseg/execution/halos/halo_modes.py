@@ -1,0 +1,397 @@
+"""How a rank comes by the halos of its pixels, as four ways to run one network, with one result.
+
+- `read`: a rank takes any tiles and reads their contexts from the raster;
+- `exchange`: a rank owns a block of an image's tiles, reads the block alone, and gets the halo of the input from its
+  neighbours once; then it computes tile by tile as in `read`;
+- `scatter`: as `exchange`, but one rank of an image reads the blocks of all of its ranks, and sends each its own
+  (`scatter_mode`);
+- `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
+
+A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that;
+`passes` does so, in one piece or in a pipeline, and turns each loaded part into pieces: outputs on the pixels that the
+rank owns. Training, validation and prediction do with the pieces what they must.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Mesh
+from tiledseg.execution.input.carrying import network_input
+from tiledseg.execution.precision import autocast
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
+from tiledseg.geometry.sharing.block_exchange import context_exchange
+from tiledseg.geometry.sharing.blocks import exchange_block, layer_blocks
+from tiledseg.geometry.sharing.decomposition import Decomposition, Partition, decompose
+from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.models.cropping import cropped
+from tiledseg.models.network import GraphNetwork, Tensors
+from tiledseg.models.places import tile_places
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.raster.samples.draws import Draw
+from tiledseg.raster.samples.sampling import DrawnTile, deal
+from tiledseg.raster.tile_reference import TileReference
+from tiledseg.records import dataclass
+
+if TYPE_CHECKING:
+    from tiledseg.models.compiled import CompiledNetwork
+    from tiledseg.spatial.network import SpatialNetwork
+
+
+class Part(NamedTuple):
+    """What a rank loads at once: a tile of an image, or its block of the image, as it lies on the disk or as a draw
+    changes it."""
+
+    image: int
+    tile: Tile
+    draw: Draw | None = None
+
+
+class MicroBatch(NamedTuple):
+    """What the network runs on at once, the micro-batch of a pipeline: a tile of a part, or all of it."""
+
+    image: int
+    tile: Tile
+    part: Tile
+
+    def piece(self, *outputs_BKHW: torch.Tensor) -> Piece:
+        """What the micro-batch owns of the network's outputs on it."""
+        rows, cols = self.tile.core_in_output.slices
+        first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs_BKHW)
+        return Piece(first, self.tile.core, self.tile.core.relative_to(self.part.core), tuple(others))
+
+
+class Shared(NamedTuple):
+    """The input of a micro-batch as ranks own it along `rows` and `cols`, this one at `at` (row, col); where the whole
+    output begins in the raster; the tile's place in the image, where it is only a part of it."""
+
+    rows: Partition
+    cols: Partition
+    at: tuple[int, int]
+    output: Box
+    where: tuple[Box, Box] | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The network's output on pixels that this rank owns: `core` in raster positions, `in_part` in the part's core.
+    `others`: further outputs on them, of a network that has some, where it is trained."""
+
+    logits_BKHW: torch.Tensor
+    core: Box
+    in_part: Box
+    others: tuple[torch.Tensor, ...] = ()
+
+
+class HaloMode(Protocol):
+    """One way to run a network on the images of one list of tilings."""
+
+    @property
+    def network(self) -> GraphNetwork:
+        """The network whose layers run, of which a stage holds its own."""
+
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        """This rank's parts of a step, the same for all calls with the same step. No communication. The stages of a
+        pipeline share their parts."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network runs."""
+
+    @property
+    def reads_its_own(self) -> bool:
+        """Whether each rank reads its own parts, and nobody else's."""
+
+    @property
+    def reader(self) -> bool:
+        """Whether this rank reads rasters; else its parts are read by another one."""
+
+    def reads(self, part: Part) -> tuple[Part, ...]:
+        """The parts that a reader reads where `part` is its next, for other ranks too."""
+
+    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
+        """The loaded `part`: of the samples `read`, which are those of `reads`, in their order; or from the rank that
+        read it, into what `empty` makes. Collective over the ranks of its image and stage in mode `scatter`."""
+
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        """What the network runs on, one after the other, for a part."""
+
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        """The network's input for each micro-batch of a loaded part. Collective over the ranks of its image in mode
+        `exchange`: with stages, over those of the first one."""
+
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        """Nodes `first` to `stop` on a micro-batch, as `GraphNetwork.run_nodes`. Collective over the ranks of its image
+        and stage in mode `layer`."""
+
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        """(channels, height, width) of each tensor of the graph on a micro-batch, of this rank's block of it."""
+
+    def speaks(self, parts: Sequence[Part]) -> bool:
+        """Whether this rank's buffers count, after a step in which it had `parts`, where ranks agree on theirs."""
+
+
+@dataclass(frozen=True)
+class ReadMode:
+    """Tiles are dealt to ranks by their size, wherever they lie; with stages, to pipelines.
+
+    `batch`: how many tiles of one shape run at once. Which ones follows from the step alone, not from the ranks, that
+    are dealt whole batches: a float32 gradient is summed over a batch by its kernel.
+    """
+
+    network: GraphNetwork
+    mesh: Mesh
+    tilings: tuple[Tiling, ...]
+    precision: str
+    axes: Axes | None = None  # of pipelines; without stages each rank is on its own
+    batch: int = 1
+    compiled: CompiledNetwork | None = None  # runs the passes that have gradients
+
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        dealt = self.dealt(step)
+        if self.axes is None:
+            return dealt[self.mesh.rank]
+        at = self.axes.position
+        return () if at is None else dealt[at.replica]
+
+    def dealt(self, step: Sequence[TileReference | DrawnTile]) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each rank; with stages, of each pipeline."""
+        tiles = [Part(r.image, self._tile(r), r.draw) for r in step]
+        if self.axes is not None:
+            return tuple(map(tuple, deal(tiles, self.axes.shape.replicas, lambda part: part.tile.context.area)))
+        each = deal(_batches(tiles, self.batch, _shape), self.mesh.size, _area)
+        return tuple(tuple(part for batch in own for part in batch) for own in each)
+
+    def _tile(self, reference: TileReference | DrawnTile) -> Tile:
+        tile = reference.tile
+        return tile if isinstance(tile, Tile) else self.tilings[reference.image].tiles[tile]
+
+    @property
+    def device(self) -> torch.device:
+        return self.mesh.device
+
+    @property
+    def reads_its_own(self) -> bool:
+        return True
+
+    @property
+    def reader(self) -> bool:
+        return True
+
+    def reads(self, part: Part) -> tuple[Part, ...]:
+        return (part,)
+
+    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
+        return next(read)
+
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        return (MicroBatch(part.image, part.tile, part.tile),)
+
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        yield network_input(sample, self.mesh.device)
+
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        places = tile_places(self.network.graph, self.whole(micro_batch), micro_batch.tile.context)
+        with autocast(self.precision, self.mesh.device):
+            if self.compiled is not None and torch.is_grad_enabled():
+                self.compiled.run_nodes(tensors)
+            else:
+                self.network.run_nodes(tensors, first, stop, places)
+
+    def whole(self, micro_batch: MicroBatch) -> Box:
+        """What the network reads in all of the raster that a tile is of."""
+        return micro_batch.tile.whole or self.tilings[micro_batch.image].whole
+
+    def shared(self, micro_batch: MicroBatch) -> Shared:
+        """How the ranks of its image own a micro-batch: here one has all of it."""
+        tile = micro_batch.tile
+        rows, cols = (Partition((0, size)) for size in tile.context.shape)
+        return Shared(rows, cols, (0, 0), tile.output, (self.whole(micro_batch), tile.context))
+
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        return tensor_shapes(self.network.graph, self.network.bands, *micro_batch.tile.context.shape)
+
+    def speaks(self, parts: Sequence[Part]) -> bool:
+        return len(parts) > 0
+
+
+def _batches(parts: Sequence[Part], most: int, shape: Callable[[Part], Any]) -> list[tuple[Part, ...]]:
+    """Batches of one shape; those that are not full come last of their shape. In the parts' order where each is one."""
+    if most == 1:
+        return [(part,) for part in parts]
+    by_shape: dict[Any, list[Part]] = {}
+    for part in parts:
+        by_shape.setdefault(shape(part), []).append(part)
+    return [
+        tuple(own[first : first + most]) for _, own in sorted(by_shape.items()) for first in range(0, len(own), most)
+    ]
+
+
+def _shape(part: Part) -> tuple[int, int]:
+    return part.tile.context.shape
+
+
+def _area(batch: Sequence[Part]) -> int:
+    return sum(part.tile.context.area for part in batch)
+
+
+class SharedMode(ReadMode):
+    """Ranks own blocks of one image."""
+
+    def cores(self, image: int) -> dict[int, Box]:
+        """The pixels of an image that each rank of this replica and stage owns, by its number in the job."""
+        axes = self._mesh_axes()
+        places = product(range(axes.shape.rows), range(axes.shape.cols))
+        return {axes.rank_at(*place): self._block(image, *place).core for place in places}
+
+    @abstractmethod
+    def _mesh_axes(self) -> Axes: ...
+
+    @abstractmethod
+    def _block(self, image: int, row: int, col: int) -> Tile: ...
+
+
+class ExchangeMode(SharedMode):
+    """The input's halo comes from the neighbours; after that, tile by tile as in mode read."""
+
+    def __init__(
+        self,
+        network: GraphNetwork,
+        mesh: Mesh,
+        axes: Axes,
+        tilings: tuple[Tiling, ...],
+        precision: str,
+        batch: int = 1,
+        compiled: CompiledNetwork | None = None,
+    ) -> None:
+        from tiledseg.spatial.halo_exchange import HaloExchanger
+
+        super().__init__(network, mesh, tilings, precision, batch=batch, compiled=compiled)
+        self._axes = axes
+        self._exchanger = HaloExchanger(axes)
+        self._images = tuple(decompose(tiling, (axes.shape.rows, axes.shape.cols)) for tiling in tilings)
+
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        at = self._axes.position
+        if at is None:
+            return ()
+        own = _own_images(step, self._axes)
+        return tuple(Part(i, self._block(i, at.row, at.col), draw) for i, draw in own)
+
+    def _mesh_axes(self) -> Axes:
+        return self._axes
+
+    def _block(self, image: int, row: int, col: int) -> Tile:
+        return exchange_block(self._images[image], row, col)
+
+    def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
+        return tuple(MicroBatch(part.image, tile, part.tile) for tile in self._tiles(part.image, part.tile.position))
+
+    def inputs(self, sample: Sample) -> Iterator[torch.Tensor]:
+        yield from self.of_block(network_input(sample, self.mesh.device), sample.image, sample.tile.position)
+
+    def of_block(self, x_BCHW: torch.Tensor, image: int, at: tuple[int, int]) -> Iterator[torch.Tensor]:
+        """The network's input for each tile of this rank's block, which stands at `at` in the mesh."""
+        with torch.no_grad():
+            window_BCHW, window = self._exchange(x_BCHW, self._images[image], *at)
+        for tile in self._tiles(image, at):
+            rows, cols = tile.context.relative_to(window).slices
+            yield window_BCHW[:, :, rows, cols].contiguous(memory_format=torch.channels_last)
+
+    def _tiles(self, image: int, at: tuple[int, int]) -> Sequence[Tile]:
+        tiles = self._images[image].tiles(*at)
+        return tiles if self.batch == 1 else sorted(tiles, key=lambda tile: tile.context.shape)
+
+    def _exchange(self, x_BCHW: torch.Tensor, image: Decomposition, row: int, col: int) -> tuple[torch.Tensor, Box]:
+        """The block with the halo of all its tiles, and where that lies in the raster."""
+        rows, cols = image.context_windows()
+        window = Box(rows[row], cols[col]).shift(image.whole.row.start, image.whole.col.start)
+        return self._exchanger.exchange(x_BCHW, context_exchange(image, (row, col))), window
+
+
+class LayerMode(SharedMode):
+    """All ranks of an image run every layer together. Nothing is computed twice (at fusion 1)."""
+
+    def __init__(
+        self,
+        spatial: SpatialNetwork,
+        network: GraphNetwork,
+        mesh: Mesh,
+        tilings: tuple[Tiling, ...],
+        precision: str,
+        batch: int = 1,
+    ) -> None:
+        super().__init__(network, mesh, tilings, precision, batch=batch)
+        self.spatial = spatial
+        shape = spatial.axes.shape.rows, spatial.axes.shape.cols
+        each = {tiling: layer_blocks(tiling, network.graph, shape, spatial.fusion) for tiling in dict.fromkeys(tilings)}
+        self._images = tuple(each[tiling] for tiling in tilings)
+
+    def share(self, step: Sequence[TileReference | DrawnTile]) -> tuple[Part, ...]:
+        at, replicas = self.spatial.axes.position, self.spatial.axes.shape.replicas
+        if at is None:
+            return ()
+        parts = [Part(i, self._block(i, at.row, at.col), draw) for i, draw in _images_of(step)]
+        return tuple(part for batch in self.batches(parts)[at.replica :: replicas] for part in batch)
+
+    def batches(self, parts: Sequence[Part]) -> list[tuple[Part, ...]]:
+        """Which of a step's images, or of this rank's `share` of them, run at once: the same on all ranks of an image,
+        whose blocks of two images may be of one shape where others are not."""
+        return _batches(parts, self.batch, lambda part: self._cut(part.image))
+
+    def _cut(self, image: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._images[image].rows.edges, self._images[image].cols.edges
+
+    def _mesh_axes(self) -> Axes:
+        return self.spatial.axes
+
+    def _block(self, image: int, row: int, col: int) -> Tile:
+        return self._images[image].tile(row, col)
+
+    def run_nodes(self, micro_batch: MicroBatch, tensors: Tensors, first: int, stop: int) -> None:
+        image = self._images[micro_batch.image]
+        with autocast(self.precision, self.mesh.device):
+            self.spatial.run_nodes(tensors, image.rows, image.cols, first, stop)
+
+    def shared(self, micro_batch: MicroBatch) -> Shared:
+        image = self._images[micro_batch.image]
+        return Shared(image.rows, image.cols, micro_batch.tile.position, image.output, None)
+
+    def norm_together(self, k: int, images: Sequence[tuple[MicroBatch, Tensors]]) -> None:
+        """Node `k`, a batch norm, on all images of a step; these are this rank's. Collective over all ranks."""
+        cuts = [(tensors, self._images[one.image].rows, self._images[one.image].cols) for one, tensors in images]
+        with autocast(self.precision, self.mesh.device):
+            self.spatial.norm_together(k, cuts, self.spatial.axes.weights, self.mesh.device)
+
+    def no_gradients(self, k: int) -> None:
+        """The backward pass of `norm_together` on a rank that had no image."""
+        self.spatial.no_gradients(k, self.spatial.axes.weights, self.mesh.device)
+
+    def shapes(self, micro_batch: MicroBatch) -> tuple[tuple[int, int, int], ...]:
+        image = self._images[micro_batch.image]
+        channels = tensor_channels(self.network.graph, self.network.bands)
+        blocks = self.spatial.blocks(image.rows, image.cols)
+        return tuple((count, *block.shape) for count, block in zip(channels, blocks, strict=True))
+
+    def speaks(self, parts: Sequence[Part]) -> bool:
+        """The ranks of an image have taken the same statistics: one of them speaks for all."""
+        at = self.spatial.axes.position
+        return len(parts) > 0 and at is not None and (at.row, at.col) == (0, 0)
+
+
+def _own_images(step: Sequence[TileReference | DrawnTile], axes: Axes) -> list[tuple[int, Draw | None]]:
+    """The images of a step that this rank's replica takes: every replica-th."""
+    assert axes.position is not None, "ranks outside the mesh take no image"
+    return _images_of(step)[axes.position.replica :: axes.shape.replicas]
+
+
+def _images_of(step: Sequence[TileReference | DrawnTile]) -> list[tuple[int, Draw | None]]:
+    """The images of a step in their order, each with the draw of all its tiles."""
+    return sorted({reference.image: reference.draw for reference in step}.items(), key=lambda image: image[0])

@@ -1,0 +1,190 @@
+"""Passes in a pipeline: this rank does its stage's part of all micro-batches.
+
+The rank of the first chunk loads pixels, that of the last one labels; the others load nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import torch
+from torch import nn
+
+from tiledseg.comm.transports.point_to_point import MessageMeter
+from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.execution.halos.halo_modes import HaloMode, MicroBatch, Part, Piece
+from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, Timed
+from tiledseg.gradients import GradientReducer
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import Tensors
+from tiledseg.models.rerun.still import still_statistics
+from tiledseg.pipeline.executor import PipelineExecutor
+from tiledseg.raster.samples.dataset import Sample
+
+_FORWARD_ROUND = 256  # micro-batches of a run without gradients between two flushes: bounds the plan of a large map
+
+
+class PipelinePasses:
+    """One rank's part of a pipeline's passes; `executor` is None on a rank outside the mesh, which does nothing.
+
+    The time of the passes is that of `device`, as the time that it computes is: what it waits is never negative.
+    `round_size`: micro-batches between two flushes of the pipeline while training (None: all of a step).
+    """
+
+    sends = True
+
+    def __init__(
+        self,
+        mode: HaloMode,
+        executor: PipelineExecutor | None,
+        meter: MessageMeter,
+        round_size: int | None,
+        device: torch.device,
+    ) -> None:
+        self.mode = mode
+        self._executor = executor
+        self._meter = meter
+        self._round_size = round_size
+        self._passes = Stopwatch(device)
+
+    @property
+    def loads(self) -> bool:
+        # the ranks at the two ends
+        return self._executor is not None and (self._executor.has_first or self._executor.has_last)
+
+    @property
+    def loads_pixels(self) -> bool:
+        return self._executor is not None and self._executor.has_first
+
+    def train(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer
+    ) -> float:
+        self._meter.reset()
+        timed = Timed(samples)
+        self._passes.reset()
+        with self._passes.running():
+            self._train(timed, parts, key, loss, reducer)
+        return timed.seconds
+
+    def _train(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss, reducer: GradientReducer) -> None:
+        if self._executor is not None:
+            self._executor.busy.reset()
+            if self.rounds(parts, loss.looks_first) > 1:
+                self._look(timed, parts, key, loss)
+            feed = _Feed(timed, self.mode, self.loads_pixels)
+            numbered = list(enumerate(self._micro_batches(parts)))
+            size = self._round_size or max(1, len(numbered))
+            for first in range(0, len(numbered), size):
+                last_round = first + size >= len(numbered)
+                batch = [_Staged(self.mode, one, n, feed, key, loss) for n, one in numbered[first : first + size]]
+                self._executor.train(batch, reducer.overlap if last_round else _not_yet)
+
+    def rounds(self, parts: Sequence[Part], looks_first: bool) -> int:
+        return 2 if looks_first and parts else 1
+
+    def _look(self, timed: Timed, parts: Sequence[Part], key: Key, loss: Loss) -> None:
+        """Forward once, and the sums of the step's loss. All ranks of a pipeline have the same parts, so all come."""
+        with torch.no_grad(), still_statistics([self.mode.network]):
+            for sample, piece in self._outputs(timed, parts, key):
+                loss.look(piece, sample)
+        loss.agree()
+
+    def outputs(self, samples: Iterator[Sample], parts: Sequence[Part]) -> Iterator[tuple[Sample, Piece]]:
+        yield from self._outputs(samples, parts)
+
+    def _outputs(
+        self, samples: Iterator[Sample], parts: Sequence[Part], key: Key | None = None
+    ) -> Iterator[tuple[Sample, Piece]]:
+        if self._executor is None:
+            return
+        feed = _Feed(samples, self.mode, self.loads_pixels)
+        numbered = enumerate(self._micro_batches(parts))
+        while batch := list(islice(numbered, _FORWARD_ROUND)):
+            staged = [_Staged(self.mode, one, number, feed, key) for number, one in batch]
+            for number, outputs_BKHW in self._executor.outputs(staged):
+                done = staged[number]
+                yield done.sample, done.micro_batch.piece(*outputs_BKHW)
+
+    def pieces(self, parts: Sequence[Part]) -> int:
+        last = self._executor is not None and self._executor.has_last
+        return len(self._micro_batches(parts)) if last else 0
+
+    def figures(self) -> StageFigures:
+        busy = 0.0 if self._executor is None else self._executor.busy.seconds()
+        return StageFigures(busy, self._passes.seconds(), self._meter.bytes, self._meter.messages)
+
+    def _micro_batches(self, parts: Sequence[Part]) -> list[MicroBatch]:
+        return [micro_batch for part in parts for micro_batch in self.mode.micro_batches(part)]
+
+
+def _not_yet(parameters: Iterable[nn.Parameter]) -> None:
+    """More rounds follow: no gradient is whole."""
+
+
+class _Feed:
+    """The samples of a rank's micro-batches by their numbers, each taken once; with the input where it is wanted."""
+
+    def __init__(self, samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> None:
+        self._entries = self._each(samples, mode, pixels)
+        self._waiting: dict[int, tuple[Sample, torch.Tensor | None]] = {}
+        self._next = 0
+
+    def take(self, number: int) -> tuple[Sample, torch.Tensor | None]:
+        """The sample and input of micro-batch `number`; those before it wait for their turn."""
+        while self._next <= number:
+            self._waiting[self._next] = next(self._entries)
+            self._next += 1
+        return self._waiting.pop(number)
+
+    @staticmethod
+    def _each(samples: Iterator[Sample], mode: HaloMode, pixels: bool) -> Iterator[tuple[Sample, torch.Tensor | None]]:
+        for sample in samples:
+            micro_batches = mode.micro_batches(Part(sample.image, sample.tile))
+            inputs: Iterator[torch.Tensor | None] = mode.inputs(sample) if pixels else iter([None] * len(micro_batches))
+            for x_BCHW in inputs:
+                yield sample, x_BCHW
+
+
+class _Staged:
+    """A micro-batch as the executor takes it (see `pipeline.chunk`). Without `key` and `loss` it only goes forward."""
+
+    images = 1
+
+    def __init__(
+        self,
+        mode: HaloMode,
+        micro_batch: MicroBatch,
+        number: int,
+        feed: _Feed,
+        key: Key | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        self.micro_batch = micro_batch
+        self.shapes = mode.shapes(micro_batch)
+        self._mode, self._number, self._feed = mode, number, feed
+        self._key, self._loss = key, loss
+        self._sample: Sample | None = None
+
+    @property
+    def sample(self) -> Sample:
+        """The micro-batch's sample, on a rank that loads."""
+        if self._sample is None:
+            self._sample, _ = self._feed.take(self._number)
+        return self._sample
+
+    def source(self) -> torch.Tensor:
+        self._sample, x_BCHW = self._feed.take(self._number)
+        assert x_BCHW is not None, "only the rank of the first chunk asks for the input"
+        return x_BCHW
+
+    def run_nodes(self, tensors: Tensors, first: int, stop: int) -> None:
+        if self._key is not None:
+            set_dropout_key(self._mode.network, self._key(self.micro_batch.image))
+        self._mode.run_nodes(self.micro_batch, tensors, first, stop)
+
+    def loss(self, *outputs_BKHW: torch.Tensor) -> torch.Tensor:
+        assert self._loss is not None, "a pass without gradients takes no loss"
+        result = self._loss([(self.micro_batch.piece(*outputs_BKHW), self.sample)])
+        self._sample = None  # its labels are not needed again
+        return result

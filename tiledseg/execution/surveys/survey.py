@@ -1,0 +1,100 @@
+"""One look at every training pixel before the first step: statistics of the bands, that every label has a class, and,
+where asked, how many pixels each class has.
+
+The ranks share the blocks; the result has the same bits for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.errors import InputError
+from tiledseg.execution.progress import Shown, unseen
+from tiledseg.raster.labels.class_counts import count_classes
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish, measure, merge, statistics_blocks
+
+
+class Survey(NamedTuple):
+    """`counts`: valid pixels of each class in each image; None where nobody asked."""
+
+    normalization: Normalization
+    counts: NDArray[np.int64] | None
+
+
+def survey(
+    mesh: Mesh,
+    images: Sequence[RasterReader],
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+    normalize: bool,
+    count: bool = False,
+    shown: Shown = unseen,
+    reading: tuple[int, int] | None = None,
+) -> Survey:
+    """The normalisation of `images`, and with `count` the pixels of each class that are valid in image and label.
+
+    `reading`: which of how many readers this rank is, where not all ranks read; a rank that comes after the last of
+    them reads nothing. Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
+    raised on every rank. To count, the images are read once more: for which of their pixels are valid.
+    """
+    rank, size = reading or (mesh.rank, mesh.size)
+    error: InputError | None = None
+    sums: PartialSums | None = None
+    counts = np.zeros((len(images), label_map.count), np.int64) if count else None
+    try:
+        with doing("looking at every label"):
+            check_labels(labels, label_map, rank, size, images, counts, shown)
+        if normalize:
+            blocks = statistics_blocks([r.info for r in images], rank, size)
+            with doing("taking the statistics of the bands"):
+                sums = measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
+    except InputError as found:
+        error = found
+    mesh.agree(error)
+    counts = sum(mesh.communicator.gather_objects(counts)) if count else None
+    if not normalize:
+        return Survey(Normalization.identity(images[0].info.bands), counts)
+    parts = mesh.communicator.gather_objects(sums)
+    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts)
+
+
+def check_labels(
+    labels: Sequence[RasterReader],
+    label_map: LabelMap,
+    rank: int,
+    size: int,
+    images: Sequence[RasterReader] = (),
+    counts: NDArray[np.int64] | None = None,
+    shown: Shown = unseen,
+) -> None:
+    """Raise LabelError for the first value outside the classes in this rank's share of the blocks.
+
+    Adds what is counted in them to `counts`, where it is given, with the `images` that the labels are of.
+    """
+    maps = [label_map.resolve(reader.info) for reader in labels]
+    current: tuple[RasterReader, ...] = ()
+    blocks = statistics_blocks([reader.info for reader in labels], rank, size)
+    for block in ticking(shown(blocks, len(blocks), "looking at every label")):
+        readers = (labels[block.image], *([images[block.image]] if counts is not None else []))
+        if current and current[0] is not readers[0]:
+            for reader in current:
+                reader.release()  # blocks come file by file: no more than one of each kind is held open
+        current = readers
+        classes_HW = read_labels(readers[0], maps[block.image], block.box)
+        if counts is not None:
+            counts[block.image] += _counted(classes_HW, readers[1], block, label_map)
+
+
+def _counted(
+    classes_HW: NDArray[np.uint8], image: RasterReader, block: Block, label_map: LabelMap
+) -> NDArray[np.int64]:
+    valid_HW = image.read(block.box)[1] & (classes_HW != label_map.ignore_index)
+    return count_classes(classes_HW, valid_HW, label_map.count)

@@ -1,0 +1,93 @@
+"""Functions of single values, of which most are zero at zero; and the layer that computes nothing."""
+
+from __future__ import annotations
+
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class ZeroAtZero(Layer):
+    """A function of single values that is zero at zero."""
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
+class Mark(Layer):
+    """A place of its own for a tensor that a later layer takes up: it hands its input on."""
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
+    @property
+    def hands_on(self) -> bool:
+        return True
+
+    @property
+    def gradient(self) -> str:
+        return "same"
+
+
+@dataclass(frozen=True)
+class Dropout(Layer):
+    """Drops whole channels of a sample with `probability`, the same channels over the whole image."""
+
+    probability: float = 0.0
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
+    @property
+    def hands_on(self) -> bool:
+        return self.probability == 0
+
+    @property
+    def gradient(self) -> str:
+        return "same" if self.hands_on else "new"
+
+    def kept_besides(self, shape: Shape, width: int) -> int:
+        return width * shape[0]  # a factor a channel
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return width
+
+
+@dataclass(frozen=True)
+class Activation(Layer):
+    """Leaky ReLU, or another activation that is zero at zero."""
+
+    negative_slope: float = 0.01
+
+    @property
+    def speed(self) -> str:
+        return "activation"
+
+    @property
+    def keeps_zero(self) -> bool:
+        return True
+
+    @property
+    def overwrites(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
+class Sigmoid(Layer):
+    """1 / (1 + exp(-x)): what a gate multiplies by."""
+
+    @property
+    def keeps_output(self) -> bool:
+        return True

@@ -1,0 +1,184 @@
+"""Convolutions: what they read and give, and what they cost."""
+
+from __future__ import annotations
+
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class SlidingWindow(Layer):
+    """What layers have in common that read windows of one kernel, step by step."""
+
+    @property
+    def sliding(self) -> tuple[int, int, int]:
+        """Stride, padding, and reach: positions spanned by one window, less one."""
+        raise NotImplementedError
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        stride, padding, reach = self.sliding
+        start = out.start * stride - padding
+        return Interval(start, start + (out.size - 1) * stride + reach + 1)
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        stride, padding, reach = self.sliding
+        return -(-(edge + padding - reach // 2) // stride)
+
+    @property
+    def is_padded(self) -> bool:
+        return self.sliding[1] > 0
+
+
+@dataclass(frozen=True)
+class _Weighted(Layer):
+    """What convolutions keep, and in what they compute."""
+
+    @property
+    def speed(self) -> str:
+        return "convolution"
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+    @property
+    def is_cheap(self) -> bool:
+        return False
+
+    def input_width(self, at_hand: int, width: int) -> int:
+        return width
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return width
+
+
+@dataclass(frozen=True)
+class Convolution(SlidingWindow, _Weighted):
+    """A convolution; `padding` pixels of zeros on each side, and `extra` more after (even kernels, `same`).
+
+    `across`: the kernel along the other dim; a square unless given.
+    """
+
+    out_channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    bias: bool = True
+    extra: int = 0
+    groups: int = 1
+    across: int | None = None
+
+    @property
+    def sliding(self) -> tuple[int, int, int]:
+        return self.stride, self.padding, self.dilation * (self.kernel - 1)
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        return True
+
+    def output_size(self, size: int, *others: int) -> int:
+        return (size + 2 * self.padding + self.extra - self.sliding[2] - 1) // self.stride + 1
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def parameters(self, channels: int) -> int:
+        return self.multiply_adds(channels) + self.out_channels * self.bias
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)
+
+    @property
+    def speed(self) -> str:
+        taps = self.kernel * (self.across or self.kernel)
+        return "pointwise" if taps == 1 else "convolution" if taps <= 9 else "wide convolution"
+
+
+@dataclass(frozen=True)
+class FixedFilters(SlidingWindow, _Weighted):
+    """Each channel convolved with each of `filters`, square and of odd side, that nobody trains; zeros around.
+
+    Output channel c * len(filters) + f is channel c by filter f. Rows of a filter are given from the top.
+    """
+
+    filters: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def kernel(self) -> int:
+        return len(self.filters[0])
+
+    @property
+    def sliding(self) -> tuple[int, int, int]:
+        return 1, self.kernel // 2, self.kernel - 1
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        return True
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return channels * len(self.filters)
+
+    def multiply_adds(self, channels: int) -> int:
+        return self.output_channels(channels) * self.kernel**2
+
+
+@dataclass(frozen=True)
+class TransposedConvolution(_Weighted):
+    """A transposed convolution. With stride = kernel, the default, each input becomes its own kernel x kernel block."""
+
+    out_channels: int
+    kernel: int = 2
+    bias: bool = True
+    stride: int | None = None
+    padding: int = 0
+    output_padding: int = 0
+    dilation: int = 1
+    groups: int = 1
+    across: int | None = None
+
+    @property
+    def step(self) -> int:
+        return self.stride or self.kernel
+
+    @property
+    def reach(self) -> int:
+        """Output positions spanned by one input, less one."""
+        return self.dilation * (self.kernel - 1)
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        """Never empty: where kernel < stride, an output between two blocks names the inputs beside it."""
+        first, last = out.start + self.padding, out.stop - 1 + self.padding
+        start = min(-((self.reach - first) // self.step), first // self.step)
+        stop = max(last // self.step, -((self.reach - last) // self.step)) + 1
+        return Interval(start, stop)
+
+    def output_size(self, size: int, *others: int) -> int:
+        return (size - 1) * self.step - 2 * self.padding + self.reach + self.output_padding + 1
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.step - self.padding + self.reach // 2 - (self.step - 1) // 2
+
+    def computed(self, read: int, given: int) -> int:
+        return (read - 1) * self.step + self.reach + 1
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padding > 0
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return self.out_channels
+
+    def parameters(self, channels: int) -> int:
+        return self._weights(channels) + self.out_channels * self.bias
+
+    def multiply_adds(self, channels: int) -> int:
+        return self._weights(channels) // self.step**2
+
+    @property
+    def speed(self) -> str:
+        return "transposed"
+
+    def _weights(self, channels: int) -> int:
+        return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)

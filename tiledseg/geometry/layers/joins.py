@@ -1,0 +1,178 @@
+"""Layers that take several tensors of one size, and the mean that every pixel of an image takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class Join(Layer):
+    """Its inputs cover the same pixels once `crops` pixels are cut from each side of each."""
+
+    crops: tuple[int, ...] = (0, 0)
+
+    @property
+    def arity(self) -> int:
+        return len(self.crops)
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return out.shift(self.crops[index])
+
+    def crop(self, index: int) -> int:
+        return self.crops[index]
+
+    @property
+    def uncropped(self) -> Layer:
+        return replace(self, crops=(0,) * self.arity)
+
+    def output_size(self, size: int, *others: int) -> int:
+        left = [each - 2 * crop for each, crop in zip((size, *others), self.crops, strict=True)]
+        if len(set(left)) > 1:
+            raise GeometryError(
+                f"it joins tensors of {' and '.join(map(str, (size, *others)))} positions, cropped by "
+                f"{' and '.join(map(str, self.crops))} a side, which are not the same pixels; choose another input size"
+            )
+        return left[0]
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        """That of the last input, which is cropped the least where one skips the others' layers."""
+        return (edge, *others)[-1] - self.crops[-1]
+
+    def fits_edge(self, *edges: int) -> bool:
+        return len({edge - crop for edge, crop in zip(edges, self.crops, strict=True)}) == 1
+
+
+@dataclass(frozen=True)
+class Concatenate(Join):
+    """Along channels, in the order of the inputs."""
+
+    @property
+    def speed(self) -> str:
+        return "concatenate"
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return channels + sum(others)
+
+    @property
+    def gradient(self) -> str:
+        return "parts"
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return width
+
+
+@dataclass(frozen=True)
+class Add(Join):
+    """The sum: what a residual block gives."""
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return equal_channels(channels, *others)
+
+    @property
+    def gradient(self) -> str:
+        return "same"
+
+
+@dataclass(frozen=True)
+class Multiply(Join):
+    """The product of two tensors; one of them may have one channel, which then gates all of the other's."""
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        every = (channels, *others)
+        return equal_channels(*(every if max(every) == 1 else [count for count in every if count > 1]))
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0, 1)
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        """A gate's gradient is first one for each channel."""
+        return max(inputs) if min(inputs) < max(inputs) else 0
+
+
+def equal_channels(*channels: int) -> int:
+    """That number. Raises GeometryError where they differ."""
+    if len(set(channels)) > 1:
+        raise GeometryError(f"it takes tensors of one number of channels, not of {' and '.join(map(str, channels))}")
+    return channels[0]
+
+
+@dataclass(frozen=True)
+class ImageMean(Layer):
+    """Of each channel the mean over the whole image, or, `total`, the sum, in every pixel."""
+
+    total: bool = False
+
+    @property
+    def speed(self) -> str:
+        return "pool"
+
+    @property
+    def statistics(self) -> str | None:
+        return "image"
+
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes the mean of an image"
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Sums and a count; backward sums."""
+        return channels + 1, channels
+
+    @property
+    def can_rebuild(self) -> bool:
+        return False  # a sum over all ranks
+
+    @property
+    def protects_output(self) -> bool:
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        return True
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return self.held_bytes(input_bytes, shape)
+
+    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return input_bytes // (shape[1] * shape[2])  # one in memory too
+
+
+@dataclass(frozen=True)
+class ImageMax(Layer):
+    """Of each channel the maximum over the whole image, in every pixel. Its gradient goes to the first of equal ones,
+    or, `even`, to all of them."""
+
+    even: bool = False
+
+    @property
+    def statistics(self) -> str | None:
+        return "image"
+
+    def in_words(self, module: str | None) -> str:
+        return f"{'the network' if module is None else repr(module)} takes the maximum of an image"
+
+    def shared_values(self, channels: int, ranks: int) -> tuple[int, int]:
+        """Maxima, and their places or numbers, in a slot of each rank; backward sums."""
+        return 2 * channels * ranks, channels
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,) if self.even else ()
+
+    @property
+    def can_rebuild(self) -> bool:
+        return False  # a sum over all ranks
+
+    @property
+    def protects_output(self) -> bool:
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        return True

@@ -1,0 +1,248 @@
+"""Pooling and upsampling: fewer pixels, and as many again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.convolutions import SlidingWindow
+from tiledseg.geometry.layers.layer import Layer, Shape
+from tiledseg.records import dataclass
+
+INDEX_BYTES = 8  # torch's index of a maximum
+
+
+@dataclass(frozen=True)
+class Pool(SlidingWindow):
+    """Pooling over windows of `kernel`, which touch unless `stride` says otherwise; a broken last one is left out."""
+
+    kernel: int = 2
+    stride: int | None = None
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def speed(self) -> str:
+        return "pool"
+
+    @property
+    def sliding(self) -> tuple[int, int, int]:
+        return self.stride or self.kernel, self.padding, self.dilation * (self.kernel - 1)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Kernel, stride, padding, dilation."""
+        return self.kernel, self.stride or self.kernel, self.padding, self.dilation
+
+    def output_size(self, size: int, *others: int) -> int:
+        stride, padding, reach = self.sliding
+        return (size + 2 * padding - reach - 1) // stride + 1
+
+    def fits_edge(self, *edges: int) -> bool:
+        """Whether no window lies across the edge."""
+        after = self.output_edge(edges[0])
+        return self.required_input(Interval(after, after + 1)).start == edges[0]
+
+
+@dataclass(frozen=True)
+class MaxPool(Pool):
+    """Max pooling; padding counts as minus infinity."""
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+    def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
+        """Indices are found again, and let go."""
+        return input_bytes + INDEX_BYTES * shape[0] * shape[1] * shape[2]
+
+
+@dataclass(frozen=True)
+class AveragePool(Pool):
+    """Average pooling; padding counts as zeros, or not at all."""
+
+    @property
+    def pads_with_zeros(self) -> bool:
+        return True
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
+class MaxIndices(Pool):
+    """Where in its window each maximum lies, as an integer of one byte, row by row: the same however the image is cut.
+
+    Nothing is differentiated through it. Raises GeometryError for windows of more positions than a byte counts.
+    """
+
+    def __post_init__(self) -> None:
+        if self.kernel > 16:
+            raise GeometryError(
+                f"indices in windows of {self.kernel} x {self.kernel} do not fit a byte; give at most 16"
+            )
+
+    @property
+    def gradient(self) -> str:
+        return "none"
+
+    def output_width(self, at_hand: int, width: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Enlarging(Layer):
+    """What layers have in common of whose pixels each becomes `times` x `times`."""
+
+    @property
+    def speed(self) -> str:
+        return "bilinear"
+
+    @property
+    def times(self) -> int:
+        raise NotImplementedError
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start // self.times, (out.stop - 1) // self.times + 1)
+
+    def output_size(self, size: int, *others: int) -> int:
+        return size * self.times
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return edge * self.times
+
+    def computed(self, read: int, given: int) -> int:
+        return read * self.times
+
+
+@dataclass(frozen=True)
+class MaxUnpool(Enlarging):
+    """Puts each value where its index (the second input, of `MaxIndices`) says in its window of `kernel` x `kernel`
+    outputs, and zeros elsewhere."""
+
+    kernel: int = 2
+
+    @property
+    def times(self) -> int:
+        return self.kernel
+
+    @property
+    def arity(self) -> int:
+        return 2
+
+    def output_size(self, size: int, *others: int) -> int:
+        if others != (size,):
+            raise GeometryError(f"it unpools {size} positions by indices of {others[0]}; give it as many of both")
+        return super().output_size(size)
+
+    def fits_edge(self, *edges: int) -> bool:
+        return edges[0] == edges[1]
+
+    @property
+    def kept_inputs(self) -> tuple[int, ...]:
+        return (1,)
+
+    def transient_bytes(self, inputs: Sequence[int], shape: Shape) -> int:
+        """Which values lie at a place of their window: a byte each."""
+        return shape[0] * shape[1] * shape[2] // self.kernel**2
+
+
+@dataclass(frozen=True)
+class Upsample(Enlarging):
+    """Upsampling by `factor`: `nearest`; `bilinear`, of two pixels a dim, or `bicubic`, of four; not align_corners."""
+
+    mode: str = "nearest"
+    factor: int = 2
+
+    @property
+    def speed(self) -> str:
+        return "nearest" if self.mode == "nearest" else "bilinear"
+
+    @property
+    def times(self) -> int:
+        return self.factor
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        if self.mode == "nearest":
+            return super().required_input(out)
+        more = 1 if self.mode == "bicubic" else 0
+        return Interval(self._lower(out.start) - more, self._lower(out.stop - 1) + 2 + more)
+
+    def _lower(self, position: int) -> int:
+        """The lower of the two inputs that output `position` blends: floor((position + 1/2) / factor - 1/2)."""
+        return (2 * position + 1 - self.factor) // (2 * self.factor)
+
+    @property
+    def clamps(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class AlignedUpsample(Enlarging):
+    """Bilinear upsampling by `factor` with the corners' centres aligned (align_corners=True): output o of M takes the
+    input at o (N - 1) / (M - 1) of N. So its weights depend on the place in the image, and on the image's size.
+
+    What an output reads is given for all sizes at once: o / factor less than a pixel, to o / factor.
+    """
+
+    factor: int = 2
+
+    @property
+    def times(self) -> int:
+        return self.factor
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval((out.start - self.factor + 1) // self.factor, (out.stop - 1) // self.factor + 2)
+
+    @property
+    def clamps(self) -> bool:
+        return True
+
+    @property
+    def asks_place(self) -> bool:
+        return True
+
+    def computed(self, read: int, given: int) -> int:
+        return given
+
+
+@dataclass(frozen=True)
+class PixelShuffle(Enlarging):
+    """`factor`^2 channels of a pixel become one of `factor` x `factor` pixels, row by row (Shi et al., 2016)."""
+
+    factor: int = 2
+
+    @property
+    def times(self) -> int:
+        return self.factor
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        if channels % self.factor**2:
+            raise GeometryError(f"it shuffles {channels} channels; give a multiple of {self.factor**2}")
+        return channels // self.factor**2
+
+
+@dataclass(frozen=True)
+class PixelUnshuffle(Layer):
+    """`factor` x `factor` pixels of a channel become channels of one pixel, row by row: space to depth."""
+
+    factor: int = 2
+
+    def required_input(self, out: Interval, index: int = 0) -> Interval:
+        return Interval(out.start * self.factor, out.stop * self.factor)
+
+    def output_size(self, size: int, *others: int) -> int:
+        if size % self.factor:
+            raise GeometryError(f"it makes channels of blocks of {self.factor} of {size} pixels; give a multiple")
+        return size // self.factor
+
+    def output_edge(self, edge: int, *others: int) -> int:
+        return -(-edge // self.factor)
+
+    def fits_edge(self, *edges: int) -> bool:
+        return edges[0] % self.factor == 0
+
+    def output_channels(self, channels: int, *others: int) -> int:
+        return channels * self.factor**2

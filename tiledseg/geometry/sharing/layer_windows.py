@@ -1,0 +1,264 @@
+"""A whole network spread over the ranks of one axis: what each rank holds of each tensor, and where halos travel.
+
+Along one dim, as all of `geometry`. Each rank owns a block of every tensor. Where a node needs more than that of an
+input, an exchange before it brings the rest; later nodes that need a halo too can share that exchange, at the price of
+computing their overlap twice: a *run* of `fusion` such nodes. `fusion` 1 is a thin halo at each of them and nothing
+computed twice (E = 1); a run as long as the network is one exchange of its input. The numbers computed are the same.
+
+    a rank's block        |=======|            conv reads a pixel more on either side than it gives:
+    conv1 gives, fused    |=======|            its halo comes by an exchange of its own (fusion 1),
+    conv0 gives         |-=========-|          or conv0 gives that pixel too, from a wider exchange (fusion 2)
+    exchanged         |--===========--|
+
+The exchange for a convolution is made before the activation (and whatever else is zero at zero) in front of it. The
+activation then works in place on the window, halo and zero padding included, and autograd keeps that one tensor for
+both layers in place of two (docs/decisions/0006).
+
+A run does not pass a node that takes a tensor of an earlier run: that would need a wider exchange as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.receptive_field import scales, total_stride
+from tiledseg.geometry.sharing.decomposition import Partition, WindowExchange, partition_through, plan_exchange
+from tiledseg.geometry.sharing.segments import Segment
+from tiledseg.records import dataclass
+
+WHOLE = 1 << 30  # a fusion longer than any network: one exchange of the input
+
+Edge = tuple[int, int]  # a node, and which of its inputs
+Windows = tuple[Interval, ...]  # one entry a rank of the axis
+
+
+@dataclass(frozen=True)
+class InputWindows:
+    """One input of a node over all ranks of the axis.
+
+    `held`: what is taken of the tensor at hand; `read`: what the node computes from, which may reach beyond the tensor
+    where the node pads, or comes after the padding of a convolution; `exchanged`: whether halos travel in between.
+    """
+
+    partition: Partition
+    held: Windows
+    read: Windows
+    exchanged: bool
+
+    def exchange(self, index: int) -> WindowExchange | None:
+        """Rank `index`'s part in the exchange; None where there is none."""
+        return plan_exchange(self.partition, self.read, index) if self.exchanged else None
+
+
+@dataclass(frozen=True)
+class NodeWindows:
+    """One node over all ranks of the axis; `given`: what each computes of the output, which `output` cuts."""
+
+    node: Node
+    inputs: tuple[InputWindows, ...]
+    output: Partition
+    given: Windows
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether halos travel before it."""
+        return any(one.exchanged for one in self.inputs)
+
+
+@lru_cache(maxsize=64)
+def layer_windows(graph: Graph, partition: Partition, fusion: int = 1, early: bool = True) -> tuple[NodeWindows, ...]:
+    """The windows of every node, for an input that is cut by `partition`. `early` False: exchanges come right before
+    the node that needs them.
+
+    Raises GeometryError where a rank would own nothing of a tensor, tensors that meet do not fit, or `fusion` is below
+    1.
+    """
+    if fusion < 1:
+        raise GeometryError(f"fusion of {fusion} layers; give at least 1")
+    partitions = partitions_of(graph, partition)
+    exchanges = _exchanges(graph, _all_short(graph, partition), fusion)
+    carried = _carriers(graph, exchanges) if early else {}
+    wanted = {tensor: partitions[tensor].blocks for tensor in graph.results}
+    return tuple(reversed(list(_walk_back(graph, partitions, exchanges, carried, range(len(graph)), wanted))))
+
+
+def partitions_of(graph: Graph, partition: Partition) -> list[Partition]:
+    """How each tensor is cut, for an input that is cut by `partition`. Raises GeometryError as `layer_windows`."""
+    return graph.fold(partition, lambda k, given: partition_through(graph.nodes[k], given))
+
+
+def segment_windows(
+    graph: Graph, partitions: Sequence[Partition], segment: Segment
+) -> tuple[tuple[NodeWindows, ...], dict[int, Windows]]:
+    """The windows of a segment's nodes, and what is read of each tensor that enters: with all of the segment's halo, as
+    nothing travels within it. A dim that is not cut is read whole. Outputs of one size are wanted on the same blocks.
+    """
+    wanted = {tensor: leaving_partition(partitions, segment, tensor).blocks for tensor in segment.leaving}
+    windows = tuple(reversed(list(_walk_back(graph, partitions, set(), {}, segment.nodes, wanted))))
+    entering = {
+        tensor: wanted[tensor] if partitions[tensor].parts > 1 else partitions[tensor].blocks
+        for tensor in segment.entering
+    }
+    return windows, entering
+
+
+def leaving_partition(partitions: Sequence[Partition], segment: Segment, tensor: int) -> Partition:
+    """How a tensor that leaves a segment is cut: as the first one where it is as large, so that both cover the same."""
+    first = partitions[segment.leaving[0]]
+    return first if partitions[tensor].size == first.size else partitions[tensor]
+
+
+def cut_evenly(graph: Graph, size: int, parts: int) -> Partition:
+    """An input of `size` positions in `parts` blocks that give about as many outputs each: what unpadded layers lose at
+    the ends of the image the first and the last block read besides.
+
+    Raises GeometryError where there are more blocks than outputs.
+    """
+    last = graph.results[0]
+    outputs = graph.fold(size, lambda k, sizes: graph.layers[k].output_size(*sizes))[last]
+    covered = min(size, int(outputs * scales(graph)[last]))
+    if parts > covered:
+        raise GeometryError(
+            f"{parts} blocks of an image whose outputs cover {covered} of {size} pixels along a dim; use fewer blocks, "
+            "or larger images"
+        )
+    ahead = (size - covered) // 2
+    return Partition((0, *(ahead + edge for edge in Partition.even(covered, parts).edges[1:-1]), size))
+
+
+@lru_cache(maxsize=256)
+def block_partition(graph: Graph, ranks: Partition, parts: int) -> Partition:
+    """What each of `ranks` owns of an input in blocks, as even as fits the layers: `parts` of each rank, or the most
+    below that of which none owns nothing of some tensor. The ranks' own edges stay."""
+    for fewer in range(parts, 1, -1):
+        try:
+            found = settle(graph, _cut_each(graph, ranks, fewer))
+            partitions_of(graph, found)
+        except GeometryError:
+            continue
+        if set(ranks.edges) <= set(found.edges):
+            return found
+    return ranks
+
+
+def _cut_each(graph: Graph, ranks: Partition, parts: int) -> Partition:
+    if ranks.parts == 1:
+        return cut_evenly(graph, ranks.size, parts)
+    inner = [own.start + edge for own in ranks.blocks for edge in Partition.even(own.size, parts).edges[:-1]]
+    return Partition((*inner, ranks.size))
+
+
+@lru_cache(maxsize=64)
+def settle(graph: Graph, partition: Partition) -> Partition:
+    """The partition with each inner edge moved to the nearest place at which the ranks' blocks fit all layers.
+
+    That is: no pooling window lies across it, and tensors that meet are cut alike. Then no halo travels but what
+    convolutions need. Padded networks fit at every multiple of their alignment; unpadded ones elsewhere. An edge
+    without such a place within the alignment stays.
+    """
+    reach = total_stride(graph)
+    inner: list[int] = []
+    for edge, low, high in zip(partition.edges[1:-1], partition.edges, partition.edges[2:], strict=False):
+        near = sorted(range(max(low + 1, edge - reach), min(high, edge + reach + 1)), key=lambda e: abs(e - edge))
+        inner.append(next((e for e in near if _fits(graph, e) and e > (inner or [0])[-1]), edge))
+    return Partition((0, *inner, partition.size))
+
+
+def _fits(graph: Graph, edge: int) -> bool:
+    edges = graph.fold(edge, lambda k, given: graph.layers[k].output_edge(*given))
+    return all(
+        layer.fits_edge(*(edges[source] for source in sources))
+        for layer, sources in zip(graph.layers, graph.sources, strict=True)
+    )
+
+
+def _exchanges(graph: Graph, all_short: Sequence[Sequence[Edge]], fusion: int) -> set[Edge]:
+    """The edges along which halos travel: the first of each run, and those of nodes that end one."""
+    found: set[Edge] = set()
+    runs: list[tuple[int, int] | None] = [None]  # of each tensor: what was exchanged for it, and how long ago
+    for k, sources in enumerate(graph.sources):
+        run = _common_run([runs[source] for source in sources])
+        short = all_short[k]
+        if len(sources) > 1:
+            found.update(short if run is None else ())
+        elif short:
+            if run is None or run[1] == fusion:
+                found.add((k, 0))
+                run = sources[0], 0
+            run = run[0], run[1] + 1
+        runs.append(run)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _all_short(graph: Graph, partition: Partition) -> tuple[tuple[Edge, ...], ...]:
+    """Of each node the inputs of which some rank needs more than it owns, whatever the fusion."""
+    partitions = partitions_of(graph, partition)
+    return tuple(
+        tuple((k, i) for i in range(len(sources)) if _needs_more(graph, partitions, k, i))
+        for k, sources in enumerate(graph.sources)
+    )
+
+
+def _common_run(runs: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """That of tensors that all come of one exchange: the longest way; else None."""
+    known = [run for run in runs if run is not None]
+    return max(known) if len(known) == len(runs) and len({run[0] for run in known}) == 1 else None
+
+
+def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: int) -> bool:
+    """Whether some rank needs more of an input than it owns, for its own block of the output."""
+    source, layer = partitions[graph.sources[k][index]], graph.layers[k]
+    wanted = (layer.within(layer.required_input(out, index), source.size) for out in partitions[k + 1].blocks)
+    return source.parts > 1 and any(not own.contains(want) for own, want in zip(source.blocks, wanted, strict=True))
+
+
+def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
+    """For the nodes before which halos travel and could travel earlier: the nodes that they pass, first to last."""
+    earlier = {}
+    for k, _ in exchanges:
+        passed = [k]
+        while graph.layers[k].pads_with_zeros and (source := graph.sources[passed[0]][0]) > 0:
+            if not graph.layers[source - 1].keeps_zero or graph.readers[source] != (passed[0],):
+                break
+            passed.insert(0, source - 1)
+        if len(passed) > 1:
+            earlier[k] = tuple(passed)
+    return earlier
+
+
+def _walk_back(
+    graph: Graph,
+    partitions: Sequence[Partition],
+    exchanges: set[Edge],
+    carried: Mapping[int, tuple[int, ...]],
+    nodes: Sequence[int],
+    wanted: dict[int, Windows],
+) -> Iterator[NodeWindows]:
+    """From the outputs, which each rank gives for its own block, back to what must be held of the input: of `nodes`,
+    from what is `wanted` of the tensors that they make for others. What is to be held of others is put there too."""
+    points = {(carried[k][0] if k in carried else k, i) for k, i in exchanges}
+    padded = {k for passed in carried.values() for k in passed}  # nodes that read padding made before
+    for k in reversed(nodes):
+        layer, target = graph.layers[k], partitions[k + 1]
+        given = wanted[k + 1] if target.parts > 1 else target.blocks  # a dim that is not cut is computed whole
+        if layer.statistics:
+            given = _hull(given, target.blocks)  # they are those of the owned pixels
+        inputs = []
+        for index, tensor in enumerate(graph.sources[k]):
+            source = partitions[tensor]
+            read = tuple(layer.required_input(out, index) for out in given)
+            inside = read if k in padded else tuple(layer.within(r, source.size) for r in read)
+            exchanged = (k, index) in points
+            held = source.blocks if exchanged else inside
+            inputs.append(InputWindows(source, held, inside if layer.clamps else read, exchanged))
+            wanted[tensor] = _hull(held, wanted.get(tensor, held))
+        yield NodeWindows(graph.nodes[k], tuple(inputs), target, given)
+
+
+def _hull(one: Sequence[Interval], other: Sequence[Interval]) -> Windows:
+    return tuple(a.hull(b) for a, b in zip(one, other, strict=True))

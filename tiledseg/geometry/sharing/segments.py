@@ -1,0 +1,121 @@
+"""A graph cut into segments: the tensors that are stored whole, and the nodes that make each from those stored before.
+
+A block of a stored tensor is computed from windows of others, and nothing that lies between them is kept; the backward
+pass computes it once more. So few tensors are stored, and what is cheap is computed in every segment that takes it: the
+norm and the activation after a convolution in the encoder and again in the decoder, whose skip then needs no room.
+
+Stored are: what statistics are taken of, since these want the whole of it; the output of each convolution that sees
+neighbours, after the pixelwise layers that follow it, since halos would add up over several; what several nodes take
+and is not made by pixelwise layers alone, since each of them would compute it again; integers, which are small.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.records import dataclass
+
+MOST_WEIGHTED = 3  # layers with weights in a segment: what a block keeps of them is live at once
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`nodes` in order, which make the tensors `leaving` of the tensors `entering`: those are stored, or the input."""
+
+    nodes: tuple[int, ...]
+    entering: tuple[int, ...]
+    leaving: tuple[int, ...]
+
+
+@lru_cache(maxsize=16)
+def segments(graph: Graph, once: bool = False) -> tuple[Segment, ...]:
+    """One for each stored tensor, in their order, and a last one for the outputs. `once`: no node is in two of them."""
+    stored = stored_tensors(graph, once)
+    known = {0, *stored}
+    return (*(_segment(graph, (tensor,), known - {tensor}) for tensor in stored), _segment(graph, graph.results, known))
+
+
+@lru_cache(maxsize=16)
+def stored_tensors(graph: Graph, once: bool = False) -> tuple[int, ...]:
+    """The tensors that are stored, besides the input, in their order. `once`: all that several nodes take too, as where
+    an image is one block: gradients are then added up where those of the whole image are, to the last bit."""
+    measured = {graph.sources[k][0] for k, layer in enumerate(graph.layers) if layer.statistics}
+    stored = []
+    made = [_Way()]
+    for k, sources in enumerate(graph.sources):
+        way = _Way.through(graph, k, [made[source] for source in sources])
+        if k + 1 in measured or _ends(graph, k + 1, way) or (once and len(graph.readers[k + 1]) > 1):
+            stored.append(k + 1)
+            way = _Way()
+        made.append(way)
+    return tuple(stored)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What lies between a tensor and those stored before it: layers with weights; whether one of them sees neighbours,
+    and whether there is more than pixelwise layers, one after the other."""
+
+    weighted: int = 0
+    wide: bool = False
+    branched: bool = False
+
+    @staticmethod
+    def through(graph: Graph, k: int, inputs: list[_Way]) -> _Way:
+        layer = graph.layers[k]
+        weighted = sum(way.weighted for way in inputs) + _is_weighted(layer)
+        wide = any(way.wide for way in inputs) or _is_wide(layer)
+        return _Way(weighted, wide, any(way.branched for way in inputs) or not _is_cheap(layer))
+
+
+def _ends(graph: Graph, tensor: int, way: _Way) -> bool:
+    """Whether a tensor is stored, of which no statistics are taken."""
+    readers = [k for k in graph.readers[tensor] if k < len(graph)]
+    if not readers:
+        return False
+    if graph.layers[tensor - 1].gradient == "none" or (len(graph.readers[tensor]) > 1 and way.branched):
+        return True
+    if len(readers) == 1 and _goes_on(graph.layers[readers[0]]):
+        return False  # after that node, where it is no larger
+    return way.wide or way.weighted >= MOST_WEIGHTED
+
+
+def _segment(graph: Graph, leaving: tuple[int, ...], known: set[int]) -> Segment:
+    nodes: set[int] = set()
+    entering: set[int] = set()
+    open_ = list(leaving)
+    while open_:
+        tensor = open_.pop()
+        if tensor in known:
+            entering.add(tensor)
+        elif tensor - 1 not in nodes:
+            nodes.add(tensor - 1)
+            open_.extend(graph.sources[tensor - 1])
+    return Segment(tuple(sorted(nodes)), tuple(sorted(entering)), leaving)
+
+
+def _is_wide(layer: Layer) -> bool:
+    """Whether it is a convolution that sees more than a pixel."""
+    return _is_weighted(layer) and layer.required_input(_PIXEL).size > 1
+
+
+def _is_weighted(layer: Layer) -> bool:
+    return layer.multiply_adds(1) > 0
+
+
+def _goes_on(layer: Layer) -> bool:
+    """Whether a tensor is as well stored after it: it works pixel by pixel, or makes fewer, and measures none."""
+    fewer = layer.arity == 1 and not _is_weighted(layer) and layer.output_size(_SIDE) < _SIDE
+    return layer.statistics is None and (_is_cheap(layer) or fewer)
+
+
+def _is_cheap(layer: Layer) -> bool:
+    """Whether it takes one tensor, pixel by pixel, without weights but a norm's."""
+    return layer.arity == 1 and not _is_weighted(layer) and layer.required_input(_PIXEL) == _PIXEL
+
+
+_SIDE = 64
+_PIXEL = Interval(_SIDE, _SIDE + 1)

@@ -1,0 +1,100 @@
+"""Modules of ours that compute a rank's block of a tensor themselves: both stand in one place.
+
+A torch module has a twin for that in `spatial/`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.models.cropping import cropped
+from tiledseg.models.normalise import Ranks, Slices
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class DimPlace:
+    """One dim of one layer on one rank, in positions of the whole tensors.
+
+    `read`: the first input at hand; where the layer pads, it includes what lies beyond the tensor's ends, filled in.
+    `given`: the output wanted. `owned`: the rank's own input. `sizes`: those of the whole input and output. `whole`:
+    the dim is not cut, `read` is all of it without padding, and the layer's own padding applies.
+    """
+
+    read: Interval
+    given: Interval
+    owned: Interval
+    sizes: tuple[int, int]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rows and columns: what is computed of a layer on one rank."""
+
+    row: DimPlace
+    col: DimPlace
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has the whole tensor: any layer is then its undivided self."""
+        return self.row.whole and self.col.whole
+
+    def own_padding(self, padding: tuple[int, int]) -> tuple[int, int]:
+        """The layer's padding along dims that are not cut; along the others it is in what the layer reads."""
+        return padding[0] if self.row.whole else 0, padding[1] if self.col.whole else 0
+
+    def owned(self, x_BCHW: torch.Tensor) -> Slices | None:
+        """The rank's own pixels of what it reads; None where that is all."""
+        row, col = (at.owned.relative_to(at.read.start) for at in (self.row, self.col))
+        if (row.size, col.size) == tuple(x_BCHW.shape[2:]):
+            return None
+        return slice(None), slice(None), row.slice, col.slice
+
+    def crop_given(self, y_BCHW: torch.Tensor, factor: int | tuple[int, int] = 1) -> torch.Tensor:
+        """The wanted output from all that is made of what is read, `factor` times as large (rows, cols)."""
+        factors = (factor, factor) if isinstance(factor, int) else factor
+        return self.crop(y_BCHW, (self.row.read.start * factors[0], self.col.read.start * factors[1]))
+
+    def crop(self, y_BCHW: torch.Tensor, start: tuple[int, int]) -> torch.Tensor:
+        """The wanted output from a larger one whose first position is `start` (row, col)."""
+        row, col = self.row.given.relative_to(start[0]), self.col.given.relative_to(start[1])
+        if (row.size, col.size) == tuple(y_BCHW.shape[2:]):
+            return y_BCHW
+        return cropped(y_BCHW, row.slice, col.slice)
+
+
+class BlockModule(nn.Module):
+    """A module that also computes a rank's part of its undivided self's output.
+
+    `fill`: what stands beyond the tensor's ends in what it reads.
+    """
+
+    fill = 0.0
+
+    @property
+    def description(self) -> Layer:
+        raise NotImplementedError
+
+    @property
+    def column_description(self) -> Layer:
+        """The layer along columns."""
+        return self.description
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        """The outputs `place.given` from what is read of each input: `place.read` of the first. Collective over
+        `ranks`, those of the image, where its statistics are the image's."""
+        raise NotImplementedError
+
+    def on_tile(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        """All outputs of a tile that lies at `place`, for a layer that asks for it. No communication."""
+        raise NotImplementedError
+
+    @classmethod
+    def speaks_for_blocks(cls) -> bool:
+        """Whether `on_block` is about this class's own `forward`: a subclass with another one may compute anything."""
+        provider = next(base for base in cls.__mro__ if "forward" in vars(base) or "on_block" in vars(base))
+        return {"forward", "on_block"} <= vars(provider).keys()

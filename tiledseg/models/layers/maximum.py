@@ -1,0 +1,107 @@
+"""The maximum of an image, in every one of its pixels: what gates of channels take beside the mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tiledseg.geometry.layers.joins import ImageMax
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.normalise import Ranks, Slices
+
+
+class WholeImageMax(BlockModule):
+    """Of each channel the maximum over the image. Of equal ones the first takes the gradient, row by row, as
+    `adaptive_max_pool2d` has it; with `even`, all share it, as `amax` has it."""
+
+    def __init__(self, even: bool = False) -> None:
+        super().__init__()
+        self.even = even
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Max.apply(x_BCHW, None, (0, 0), x_BCHW.shape[3], None, self.even)
+        return result
+
+    @property
+    def description(self) -> Layer:
+        return ImageMax(self.even)
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        """Collective over `ranks`, backward too: one call each, of all ranks of the image, in the order of the nodes,
+        so it cannot deadlock."""
+        if place.is_whole:
+            return self(x_BCHW)
+        start = place.row.owned.start, place.col.owned.start
+        result: torch.Tensor = _Max.apply(x_BCHW, place.owned(x_BCHW), start, place.col.sizes[0], ranks, self.even)
+        return result
+
+
+class _Max(torch.autograd.Function):
+    """Each rank puts its maxima, where the first of each lies in the image, and how many there are, into a slot of its
+    own of a small tensor; the sum over the ranks holds all slots. Backward sums gradients, as a mean does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        owned: Slices | None,
+        start: tuple[int, int],
+        width: int,
+        ranks: Ranks | None,
+        even: bool,
+    ) -> torch.Tensor:
+        own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
+        values_BC11, found_BC11 = functional.adaptive_max_pool2d(own_BCHW, 1, return_indices=True)
+        row, col = found_BC11 // own_BCHW.shape[3] + start[0], found_BC11 % own_BCHW.shape[3] + start[1]
+        first_BC11 = row * width + col
+        last = (own_BCHW == values_BC11).sum((2, 3), keepdim=True) if even else first_BC11
+        most_BC11, chosen_BC11 = _chosen(values_BC11, last, ranks, even)
+        ctx.owned, ctx.ranks, ctx.shape, ctx.even = owned, ranks, x_BCHW.shape, even
+        if even:
+            ctx.save_for_backward(x_BCHW, most_BC11, chosen_BC11)
+        else:
+            mine = (chosen_BC11 == first_BC11) & (most_BC11 == values_BC11)
+            ctx.save_for_backward(found_BC11, mine)
+        return most_BC11.expand(x_BCHW.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[Any, ...]:
+        sums_BC11 = g_BCHW.sum((2, 3), dtype=torch.float64, keepdim=True)
+        if ctx.ranks is not None and ctx.ranks.size > 1:
+            ctx.ranks.all_reduce_sum(sums_BC11).wait()
+        if ctx.even:
+            x_BCHW, most_BC11, count_BC11 = ctx.saved_tensors
+            own_BCHW = x_BCHW if ctx.owned is None else x_BCHW[ctx.owned]
+            own_dx_BCHW = (own_BCHW == most_BC11) * (sums_BC11 / count_BC11).to(g_BCHW.dtype)
+        else:
+            found_BC11, mine_BC11 = ctx.saved_tensors
+            own = ctx.shape[2:] if ctx.owned is None else [part.stop - part.start for part in ctx.owned[2:]]
+            flat = g_BCHW.new_zeros(*ctx.shape[:2], own[0] * own[1])
+            flat.scatter_(2, found_BC11.flatten(2), (sums_BC11 * mine_BC11).to(g_BCHW.dtype).flatten(2))
+            own_dx_BCHW = flat.unflatten(2, tuple(own))
+        if ctx.owned is None:
+            return own_dx_BCHW, None, None, None, None, None
+        dx_BCHW = g_BCHW.new_zeros(ctx.shape)
+        dx_BCHW[ctx.owned] = own_dx_BCHW
+        return dx_BCHW, None, None, None, None, None
+
+
+def _chosen(
+    values: torch.Tensor, last: torch.Tensor, ranks: Ranks | None, even: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest values of all ranks, and of those ranks that have them: how many in all (`even`), or the least place.
+    Float64 holds both without loss."""
+    if ranks is None or ranks.size == 1:
+        return values, last.double()
+    slots = torch.zeros(ranks.size, 2, *values.shape, dtype=torch.float64, device=values.device)
+    slots[ranks.rank, 0], slots[ranks.rank, 1] = values.double(), last.double()
+    ranks.all_reduce_sum(slots).wait()
+    most = slots[:, 0].amax(0)
+    has = slots[:, 0] == most
+    if even:
+        return most.to(values.dtype), (slots[:, 1] * has).sum(0)
+    return most.to(values.dtype), slots[:, 1].masked_fill(~has, float("inf")).amin(0)

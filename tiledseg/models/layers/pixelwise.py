@@ -1,0 +1,197 @@
+"""Functions of single pixels: a call of torch's, made in the layout in which its author made it.
+
+No pixel of their output looks at another pixel, so a block is computed as an image is. Where all pixels are the same
+(after the mean of an image), one is computed for all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.geometry.layers import pixelwise as geometry
+from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Slot
+from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.convolution import TorchConvolution
+from tiledseg.models.normalise import Ranks
+
+NAMESPACES = (functional, torch, torch.Tensor)
+
+
+class PixelFunction(BlockModule):
+    """See `geometry.layers.pixelwise.Pixelwise`. Its weights are `given`, those of other modules, or its own."""
+
+    def __init__(self, layer: geometry.Pixelwise, given: Weights | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self._function = resolve(layer.function)
+        self.given = given or Weights([nn.Parameter(torch.ones(shape)) for shape in layer.weights])
+
+    def forward(self, *inputs_BCHW: torch.Tensor) -> torch.Tensor:
+        tensors = [to_layout(x, layout) for x, layout in zip(inputs_BCHW, self.layer.before, strict=True)]
+        weights = self.given.tensors()
+        arguments = _filled(self.layer.arguments, tensors, weights)
+        keywords = {name: _filled(value, tensors, weights) for name, value in self.layer.keywords}
+        made = self._function(*arguments, **keywords)
+        y = made if self.layer.part is None else made[self.layer.part]
+        return from_layout(y, self.layer.after, tuple(inputs_BCHW[0].shape))
+
+    @property
+    def description(self) -> Layer:
+        return self.layer
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return self(x_BCHW, *others_BCHW)
+
+
+class Weights(nn.Module):
+    """Parameters that are shared with whoever made them, constants, and buffers of other modules (module and name),
+    which are looked up each time: they may be replaced there."""
+
+    def __init__(self, given: Sequence[torch.Tensor | tuple[nn.Module, str]]) -> None:
+        super().__init__()
+        self._places: list[tuple[Any, str]] = []  # not modules of this one: a list hides them
+        for index, value in enumerate(given):
+            if isinstance(value, tuple):
+                self._places.append(value)
+                continue
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(f"weight{index}", value)
+            else:
+                self.register_buffer(f"weight{index}", value, persistent=False)
+            self._places.append((self, f"weight{index}"))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In the order in which they were given."""
+        return [getattr(owner, name) for owner, name in self._places]
+
+
+class OnePixel(BlockModule):
+    """A module of single pixels, or of a kernel that sees one, for a tensor whose pixels are all the same: computed
+    once."""
+
+    def __init__(self, module: nn.Module, description: Layer) -> None:
+        super().__init__()
+        self.module = module
+        self._description = description
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BC11: torch.Tensor = self.module(x_BCHW[:, :, :1, :1])
+        return y_BC11.expand(-1, -1, *x_BCHW.shape[2:])
+
+    @property
+    def description(self) -> Layer:
+        return self._description
+
+    def on_block(self, place: Place, ranks: Ranks, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
+        return self(x_BCHW)
+
+
+def resolve(name: str) -> Any:
+    """The function of torch of this name. Raises AttributeError where there is none."""
+    if name.startswith("Tensor."):
+        return getattr(torch.Tensor, name.removeprefix("Tensor."))
+    for space in NAMESPACES:
+        found = getattr(space, name, None)
+        if callable(found):
+            return found
+        if found is not None:
+            return lambda tensor: getattr(tensor, name)  # a property
+    raise AttributeError(f"torch has no function {name}")
+
+
+def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor as the author of a function sees it: a view where torch can give one."""
+    if layout == Layout():
+        return x_BCHW
+    if layout.one_pixel:
+        x_BCHW = x_BCHW[:, :, :1, :1]
+    factors = layout.channels or (x_BCHW.shape[1],)
+    split = x_BCHW.unflatten(1, factors) if len(factors) > 1 else x_BCHW
+    atoms = _atoms(len(factors))
+    order = [atom for dim in layout.dims for atom in dim]
+    left_out = [atom for atom in atoms if atom not in order]
+    moved = split.permute([atoms.index(atom) for atom in (*order, *left_out)])
+    sizes = dict(zip(atoms, split.shape, strict=True))
+    return moved.reshape([_product(sizes[atom] for atom in dim) for dim in layout.dims])
+
+
+def from_layout(y: torch.Tensor, layout: Layout, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor (batch, channels, height, width) of what a function gave; `shape`: that of one of its inputs."""
+    if layout == Layout():
+        return y
+    batch, _, height, width = shape
+    pixels = (1, 1) if layout.one_pixel else (height, width)
+    factors = layout.channels or (y.numel() // (batch * pixels[0] * pixels[1]),)
+    atoms = _atoms(len(factors))
+    sizes = dict(zip(atoms, (batch, *factors, *pixels), strict=True))
+    order = [atom for dim in layout.dims for atom in dim]
+    left_out = [atom for atom in atoms if atom not in order]
+    apart = y.reshape([sizes[atom] for atom in (*order, *left_out)])
+    x = apart.permute([(*order, *left_out).index(atom) for atom in atoms]).flatten(1, len(factors))
+    return x.expand(-1, -1, height, width) if layout.one_pixel else x
+
+
+def _atoms(factors: int) -> tuple[str, ...]:
+    return ("B", *(f"C{index}" for index in range(factors)), "H", "W")
+
+
+def _product(values: Iterable[int]) -> int:
+    total = 1
+    for value in values:
+        total *= value
+    return total
+
+
+def computed(formula: Formula, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a formula gives for these weights."""
+    arguments = _filled(formula.arguments, (), weights)
+    keywords = {name: _filled(value, (), weights) for name, value in formula.keywords}
+    made = resolve(formula.function)(*arguments, **keywords)
+    result: torch.Tensor = made if formula.part is None else made[formula.part]
+    return result
+
+
+def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return (weights if value.is_weight else tensors)[value.index]
+    if isinstance(value, Formula):
+        return computed(value, weights)
+    if isinstance(value, Cut):
+        return slice(value.start, value.stop, value.step)
+    if isinstance(value, tuple):
+        return tuple(_filled(each, tensors, weights) for each in value)
+    return value
+
+
+class ComputedConvolution(TorchConvolution):
+    """A convolution whose weights are computed from others each time: standardized, scaled, masked."""
+
+    given: Weights
+
+    @staticmethod
+    def of(plain: nn.Conv2d, weight: Slot | Formula, bias: Slot | Formula | None, given: Weights) -> nn.Conv2d:
+        """As `plain`, with the weights that these formulas give."""
+        made = copy.copy(plain)
+        made.__class__ = ComputedConvolution
+        made._parameters, made._modules = {}, {}
+        made.given = given
+        made._formulas = {"weight": weight, "bias": bias}  # type: ignore[assignment]
+        return made
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        return self._computed("weight")
+
+    @property
+    def bias(self) -> torch.Tensor | None:  # type: ignore[override]
+        return self._computed("bias")
+
+    def _computed(self, name: str) -> Any:
+        return _filled(self._formulas[name], (), self.given.tensors())  # type: ignore[index]

@@ -1,0 +1,95 @@
+"""Which halo mode, and which fusion depth of layer mode, takes the least predicted time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tiledseg.config.parallel import HALO_MODES
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import WHOLE, layer_windows
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.modes.mode_cost import ModeCost, layer_ranks
+from tiledseg.planning.step.halo_traffic import Sent
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, WHOLE)  # of fusion; depths between them change little
+
+
+def choose_fusion(
+    graph: Graph, rows: Partition, cols: Partition, bands: int, value_bytes: int, machine: Machine
+) -> int:
+    """The fusion depth (1, 2, ..., WHOLE) whose training step takes the least predicted time; the smallest of equals.
+
+    `rows`, `cols`: how the input is cut. Raises GeometryError where it cannot be. The same on every rank.
+    """
+    if rows.parts * cols.parts == 1:
+        return 1
+
+    prices = Prices(graph, bands, value_bytes, machine, rows.parts * cols.parts)
+
+    def seconds(fusion: int) -> float:
+        ranks = layer_ranks(graph, rows, cols, fusion, bands, value_bytes)
+        return max(rank.time(prices).seconds for rank in ranks)
+
+    dims = (graph, rows), (graph.along_columns, cols)
+    halos = max(sum(at.exchanges for at in layer_windows(each, partition)) for each, partition in dims)
+    return min((depth for depth in DEPTHS if depth in (1, WHOLE) or depth < halos), key=seconds)
+
+
+def choose_mode(
+    costs: Sequence[ModeCost], memory: int | None = None, exact: Sequence[str] = HALO_MODES
+) -> tuple[ModeCost | None, str]:
+    """The mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and why.
+
+    Without `memory` all fit. The first of equals; None, and what is lacking, where there is none.
+    """
+    candidates = [cost for cost in costs if cost.mode in exact]
+    if not candidates:
+        return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
+    fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
+    if not fitting:
+        least = min(candidates, key=lambda cost: cost.memory)
+        return None, (
+            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; use a finer grid and "
+            "more ranks an image, or a lower precision"
+        )
+    chosen = min(fitting, key=lambda cost: cost.seconds)
+    if all((cost.work, cost.traffic.step) == (chosen.work, Sent()) for cost in costs):
+        return chosen, "all modes are the same here: each computes the same tiles, nothing twice, and sends nothing"
+    others = [cost for cost in costs if cost is not chosen]
+    return chosen, _why(chosen, others, candidates, fitting)
+
+
+def fusion_word(fusion: int) -> int | str | None:
+    """The depth; "whole" for one exchange of the input; None for 0, of the other modes."""
+    if fusion >= WHOLE:
+        return "whole"
+    return fusion or None
+
+
+def mode_words(mode: str, fusion: int | str | None) -> str:
+    """The mode with its fusion (as `fusion_word` gives it), where an exchange serves several layers."""
+    return mode if fusion in (None, 1) else f"{mode}, fusion {fusion}"
+
+
+def label(cost: ModeCost) -> str:
+    return mode_words(cost.mode, fusion_word(cost.fusion))
+
+
+def _why(
+    chosen: ModeCost, others: Sequence[ModeCost], candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]
+) -> str:
+    compared = [f"{label(cost)} {_milliseconds(cost)}{_excuse(cost, candidates, fitting)}" for cost in others]
+    against = f", against {', '.join(compared)}" if compared else ""
+    return f"{label(chosen)} takes the least predicted time, {_milliseconds(chosen)}{against}"
+
+
+def _excuse(cost: ModeCost, candidates: Sequence[ModeCost], fitting: Sequence[ModeCost]) -> str:
+    if cost not in candidates:
+        return " (not exact)"
+    return "" if cost in fitting else " (does not fit)"
+
+
+def _milliseconds(cost: ModeCost) -> str:
+    return f"{1000 * cost.seconds:.4g} ms"

@@ -1,0 +1,161 @@
+"""A pipeline with its balance, before it runs: what its chunks take, what travels, and how long a step lasts.
+
+`plan` asks so with modelled times, a run with measured ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from tiledseg.config.schedules import chunk_ranks
+from tiledseg.errors import ConfigError
+from tiledseg.pipeline.balance import cuts
+from tiledseg.pipeline.chunk_orders import ChunkTimes
+from tiledseg.pipeline.schedule import ChunkMap, Program, Route, chunk_routes, kept_of, most_in_flight, program
+from tiledseg.pipeline.simulation import Timeline, simulate
+from tiledseg.planning.stages.cost import StagePrices
+
+MessageTime = Callable[[int], float]  # bytes -> time of one message
+
+
+@dataclass(frozen=True)
+class PipelineCase:
+    """What a balance is chosen for: how the pipeline runs, and what its layers cost.
+
+    `modes`: recomputation, one a stage. `micro_batches`: between two flushes. `forward`, `backward`: times of each
+    layer, in any unit; `message` in the same (None: messages take no time). `limit`: bytes that a stage may need.
+    """
+
+    schedule: str
+    modes: tuple[str, ...]
+    micro_batches: int
+    prices: StagePrices
+    forward: Sequence[float]
+    backward: Sequence[float]
+    message: MessageTime | None
+    limit: int | None
+
+    @property
+    def stages(self) -> int:
+        return len(self.modes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return chunk_ranks(self.schedule, self.stages)
+
+    @property
+    def folds(self) -> bool:
+        """Whether ranks hold a part of the way down and its mirror on the way up, and skips have to stay on them."""
+        return len(self.ranks) > self.stages and self.ranks == self.ranks[::-1]
+
+    def recomputes(self, rank: int) -> bool:
+        """Whether a stage goes forward twice; `except_last` counts as if it did with the last micro-batch too."""
+        return self.modes[rank] == "always" or (self.modes[rank] == "except_last" and self.micro_batches > 1)
+
+    def memory(self) -> Callable[[int, int, int], int]:
+        """Bytes of layers (first, stop) as a chunk, while micro-batches are in flight."""
+        held = most_in_flight(self.schedule, self.stages, self.micro_batches)
+
+        @cache
+        def memory(first: int, stop: int, chunk: int) -> int:
+            kept = kept_of(self.schedule, held[chunk], self.modes[self.ranks[chunk]])
+            return self.prices.memory(first, stop).total(*kept)
+
+        return memory
+
+    def rank_bytes(self, balance: Sequence[int]) -> list[int]:
+        memory, needed = self.memory(), [0] * self.stages
+        for chunk, (first, stop) in enumerate(cuts(balance)):
+            needed[self.ranks[chunk]] += memory(first, stop, chunk)
+        return needed
+
+    @property
+    def alone(self) -> float:
+        """Time of a step on one rank, where nothing is recomputed or sent."""
+        return self.micro_batches * (sum(self.forward) + sum(self.backward))
+
+
+@dataclass(frozen=True)
+class StagedPipeline:
+    """A pipeline with its balance; `times` of its chunks, in which recomputation is part of the backward pass."""
+
+    case: PipelineCase
+    balance: tuple[int, ...]
+    pipeline: ChunkMap
+    times: ChunkTimes
+
+    @cached_property
+    def actions(self) -> Program:
+        return program(self.case.schedule, self.pipeline, self.case.micro_batches, self.times)
+
+    def route_bytes(self, route: Route) -> int:
+        """Bytes that travel along a route, one way, for one micro-batch."""
+        if self.pipeline.is_local(route):
+            return 0
+        return self.case.prices.tensor_bytes(route.tensor)
+
+    @property
+    def period(self) -> float:
+        """Time from one micro-batch to the next in a long step: as the slowest rank computes, or sends."""
+        computing = [0.0] * self.pipeline.size
+        for rank, forward, backward in zip(self.pipeline.ranks, self.times.forward, self.times.backward, strict=True):
+            computing[rank] += forward + backward
+        return max(*computing, *self.messages)
+
+    @property
+    def messages(self) -> list[float]:
+        """Time of those that each rank sends for a micro-batch."""
+        sending = [0.0] * self.pipeline.size
+        for route in self.pipeline.routes:
+            if self.case.message and not self.pipeline.is_local(route):
+                ends = (route.source, route.target) if route.returns else (route.source,)
+                for end in ends:  # the tensor, and its gradient
+                    sending[self.pipeline.ranks[end]] += self.case.message(self.route_bytes(route))
+        return sending
+
+    def timeline(self, transfers: bool = True) -> Timeline:
+        """A simulated step; without `transfers` messages take no time."""
+        message = self.case.message if transfers else None
+        seconds = {r: message(self.route_bytes(r)) if message else 0.0 for r in self.pipeline.routes}
+        return simulate(self.actions, self.times.forward, self.times.backward, seconds.__getitem__)
+
+
+def stage(case: PipelineCase, balance: tuple[int, ...]) -> StagedPipeline:
+    """The pipeline of a balance that fits (see `balance.parse_balance`)."""
+    pipeline = ChunkMap(case.ranks, chunk_routes(case.prices.graph, cuts(balance)))
+    return StagedPipeline(case, balance, pipeline, _chunk_times(case, balance))
+
+
+def torn_skips(case: PipelineCase, balance: Sequence[int]) -> list[str]:
+    """In words, the skips of a folded pipeline that would leave their rank; others' skips travel."""
+    if not case.folds:
+        return []
+    stages = [case.ranks[chunk] for chunk, count in enumerate(balance) for _ in range(count)]
+    ends = [
+        (case.prices.graph.names[maker + 1], stages[max(maker, 0)], stages[taker]) for maker, taker in case.prices.skips
+    ]
+    return [f"{name} from stage {source} to {target}" for name, source, target in ends if source != target]
+
+
+def check_skips(case: PipelineCase, balance: Sequence[int], name: str) -> None:
+    """Raise ConfigError that lists the torn skips of a balance that the user knows as `name`."""
+    torn = torn_skips(case, balance)
+    if torn:
+        raise ConfigError(
+            f"the schedule {case.schedule} keeps skips on their rank, but {name} [{','.join(map(str, balance))}] sends "
+            f"{', '.join(torn)}; move the cuts, or give auto"
+        )
+
+
+def _chunk_times(case: PipelineCase, balance: Sequence[int]) -> ChunkTimes:
+    """Of each chunk, and of the activation that it sends to the next."""
+    runs = cuts(balance)
+    forward = [sum(case.forward[first:stop]) for first, stop in runs]
+    backward = [sum(case.backward[first:stop]) for first, stop in runs]
+    for chunk, rank in enumerate(case.ranks):
+        backward[chunk] += forward[chunk] * case.recomputes(rank)
+    if case.message is None:
+        return ChunkTimes(forward, backward)
+    return ChunkTimes(forward, backward, [case.message(case.prices.tensor_bytes(first)) for first, _ in runs[1:]])

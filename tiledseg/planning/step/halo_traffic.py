@@ -1,0 +1,156 @@
+"""What the ranks of one image send each other in one step: messages and bytes, forward and backward, in whole numbers.
+
+As `spatial.halo_exchange` sends them: each part that a rank sends or keeps along rows, with each along columns, is a
+message of as many pixels x channels, but for what it keeps along both. The backward pass is the adjoint: who has
+received sends as much back. A tensor before which no layer has weights needs no gradient, so its exchange has no
+backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.geometry.sharing.decomposition import Decomposition
+from tiledseg.planning.step.rank_steps import InputStep, RankSteps, Swap, swaps
+from tiledseg.records import dataclass
+from tiledseg.units.widths import wide_bytes
+
+STATISTIC_BYTES = 8  # float64
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Messages and bytes."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.messages + other.messages, self.bytes + other.bytes)
+
+    def __mul__(self, times: int) -> Sent:
+        return Sent(self.messages * times, self.bytes * times)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank, or all together, send in the forward and in the backward pass of one image."""
+
+    forward: Sent = Sent()
+    backward: Sent = Sent()
+
+    @property
+    def step(self) -> Sent:
+        """Both passes: what training sends. Validation and prediction send `forward` alone."""
+        return self.forward + self.backward
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.forward + other.forward, self.backward + other.backward)
+
+    def __mul__(self, times: int) -> Traffic:
+        return Traffic(self.forward * times, self.backward * times)
+
+
+@dataclass(frozen=True)
+class TensorAt:
+    """A tensor whose halos may travel: channels, bytes of a value, and whether its gradient travels back."""
+
+    channels: int
+    value_bytes: int
+    has_gradient: bool
+
+    @property
+    def pixel_bytes(self) -> int:
+        return self.channels * self.value_bytes
+
+
+@lru_cache(maxsize=64)
+def tensors_of(graph: Graph, bands: int, value_bytes: int = 4) -> tuple[TensorAt, ...]:
+    """Each tensor of a graph.
+
+    With 2-byte values (bf16 autocast) the network's input and what a pixel or group norm makes have 4 (`widths`).
+    """
+    channels, wants = tensor_channels(graph, bands), graph.wants_gradient
+
+    def step(k: int, given: list[TensorAt]) -> TensorAt:
+        return TensorAt(channels[k + 1], graph.layers[k].output_width(given[0].value_bytes, value_bytes), wants[k + 1])
+
+    return tuple(graph.fold(input_tensor(bands, value_bytes), step))
+
+
+def input_tensor(bands: int, value_bytes: int) -> TensorAt:
+    """The network's input."""
+    return TensorAt(bands, wide_bytes(value_bytes), False)
+
+
+def layer_traffic(graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]) -> Traffic:
+    """What one rank of layer mode sends, from its steps along rows and along columns."""
+    forward, backward = [0, 0], [0, 0]
+    for r, c, tensor in inputs_of(graph, row, col, tensors):
+        if not (r.exchanged or c.exchanged):
+            continue
+        out, back = sent(r.swap, c.swap), received(r.swap, c.swap)
+        forward[0] += len(out)
+        forward[1] += area(out) * tensor.pixel_bytes
+        if tensor.has_gradient:
+            backward[0] += len(back)
+            backward[1] += area(back) * tensor.pixel_bytes
+    return Traffic(Sent(*forward), Sent(*backward))
+
+
+def inputs_of(
+    graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
+) -> Iterator[tuple[InputStep, InputStep, TensorAt]]:
+    """Each input of each node of a rank, along rows and along columns, with the tensor that it is."""
+    for sources, r, c in zip(graph.sources, row, col, strict=True):
+        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
+            yield of_row, of_col, tensors[source]
+
+
+def sent(row: Swap, col: Swap) -> list[tuple[int, int]]:
+    """Height and width of each piece that a rank sends in an exchange."""
+    return _pieces((row.kept, *row.sent), (col.kept, *col.sent))
+
+
+def received(row: Swap, col: Swap) -> list[tuple[int, int]]:
+    """Of each that it receives: its adjoint sends them back."""
+    return _pieces((row.kept, *row.received), (col.kept, *col.received))
+
+
+def area(pieces: Sequence[tuple[int, int]]) -> int:
+    """Pixels in all."""
+    return sum(height * width for height, width in pieces)
+
+
+def _pieces(rows: Sequence[int], cols: Sequence[int]) -> list[tuple[int, int]]:
+    """All but the first: it is kept."""
+    return [(height, width) for height, width in list(product(rows, cols))[1:] if height and width]
+
+
+def input_traffic(decomposition: Decomposition, bands: int, value_bytes: int) -> Iterator[tuple[tuple[int, int], Sent]]:
+    """What the rank at each (row, col) sends in the one exchange of mode `exchange`. It has no backward pass."""
+    row_windows, col_windows = decomposition.context_windows()
+    rows, cols = swaps(decomposition.rows, row_windows), swaps(decomposition.cols, col_windows)
+    for i, row in enumerate(rows):
+        for j, col in enumerate(cols):
+            pieces = sent(row, col)
+            yield (i, j), Sent(len(pieces), area(pieces) * input_tensor(bands, value_bytes).pixel_bytes)
+
+
+def statistic_sums(graph: Graph, bands: int, ranks: int) -> Traffic:
+    """The all-reduces of statistics in one step of layer mode: calls, and bytes a rank, in float64.
+
+    Of a norm each rank gives count, means and variances, in a slot of its own; backward the gradients of the mean and
+    of the deviation, which are summed (`models.normalise`). Others say what they give themselves.
+    """
+    channels = tensor_channels(graph, bands)
+    calls, forward, backward = 0, 0, 0
+    for layer, sources in zip(graph.layers, graph.sources, strict=True):
+        if layer.statistics and ranks > 1:
+            values = layer.shared_values(channels[sources[0]], ranks)
+            calls, forward, backward = calls + 1, forward + values[0], backward + values[1]
+    return Traffic(Sent(calls, forward * STATISTIC_BYTES), Sent(calls, backward * STATISTIC_BYTES))

@@ -1,0 +1,140 @@
+"""What one rank does along one dim at each layer of a network spread over an axis, as sizes: what costs follow from.
+
+The same for rows and columns; the cost of a block is then a sum of products of its row's and its column's sizes.
+Ranks whose steps are equal cost the same, so costs are worked out once for each kind of rank.
+
+A convolution of 3 on the rank that owns positions 4 to 7, and a pooling of 2 after it; positions run to the right:
+
+    held, source        4========8        what the rank has of the tensor; all of it goes into the exchange
+    swap              <-4        7->      it sends 2 parts of a position each, receives as many, and keeps 4
+    window, read      3-========-9        after the exchange; where a dim is not cut, `read` has the layer's padding too
+    computed, given     4========8        the outputs; where the next layer needs a halo too, more of them
+    held, source        4========8        of the pooling, which exchanges nothing
+    computed, given       2====4
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.interval import Interval
+from tiledseg.geometry.sharing.decomposition import Partition
+from tiledseg.geometry.sharing.layer_windows import NodeWindows, layer_windows
+from tiledseg.records import dataclass
+
+
+class Swap(NamedTuple):
+    """One rank's part in an exchange along one dim: positions of each part that it sends and receives, and `kept`:
+    those of its own that are in its window."""
+
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    kept: int = 0
+
+
+class InputStep(NamedTuple):
+    """One input of a node on one rank along one dim; sizes in positions.
+
+    `held`: what the rank has of the tensor; `source`: what of it goes on, into the exchange where `exchanged`, else
+    into the node; `swap`: its part in the exchange; `moves`: whether its window is more than its own block, or its
+    neighbours need of that; `window`: what is there after the exchange; `read`: the same with the layer's padding,
+    which a dim that is not cut leaves to the layer; `owned`: the rank's own part of the tensor.
+    """
+
+    held: int
+    source: int
+    exchanged: bool
+    swap: Swap
+    moves: bool
+    window: int
+    read: int
+    owned: int
+
+
+class DimStep(NamedTuple):
+    """One node on one rank along one dim: outputs `computed`, and those of them that go on, `given`."""
+
+    inputs: tuple[InputStep, ...]
+    computed: int
+    given: int
+
+
+RankSteps = tuple[DimStep, ...]
+_Swaps = Sequence[Sequence[list[Swap] | None]]
+
+
+@dataclass(frozen=True)
+class RankKinds:
+    """The different ranks of an axis, and how many there are of each."""
+
+    steps: tuple[RankSteps, ...]
+    counts: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def rank_kinds(graph: Graph, partition: Partition, fusion: int = 1) -> RankKinds:
+    """The kinds of ranks along one axis. Raises GeometryError where the network cannot be so cut."""
+    found = Counter(rank_steps(graph, partition, fusion))
+    return RankKinds(tuple(found), tuple(found.values()))
+
+
+def rank_steps(graph: Graph, partition: Partition, fusion: int = 1) -> list[RankSteps]:
+    """The steps of every rank along one axis, in order. Raises GeometryError where the network cannot be so cut."""
+    windows = layer_windows(graph, partition, fusion)
+    swapped = [[swaps(one.partition, one.read) if one.exchanged else None for one in at.inputs] for at in windows]
+    return [_walk(windows, graph.sources, swapped, index) for index in range(partition.parts)]
+
+
+def swaps(partition: Partition, windows: Sequence[Interval]) -> list[Swap]:
+    """Every rank's part in the exchange after which rank i holds `windows[i]`: what `plan_exchange` says, at once."""
+    edges = partition.edges
+    sent: list[list[int]] = [[] for _ in windows]
+    received: list[list[int]] = [[] for _ in windows]
+    kept = [0 for _ in windows]
+    for taker, window in enumerate(windows):
+        wanted = window.clip(partition.whole)
+        giver = bisect_right(edges, wanted.start) - 1
+        while giver < partition.parts and edges[giver] < wanted.stop:
+            size = min(edges[giver + 1], wanted.stop) - max(edges[giver], wanted.start)
+            if size and giver == taker:
+                kept[taker] = size
+            elif size:
+                sent[giver].append(size)
+                received[taker].append(size)
+            giver += 1
+    return [Swap(tuple(s), tuple(r), k) for s, r, k in zip(sent, received, kept, strict=True)]
+
+
+def _walk(windows: Sequence[NodeWindows], sources: Sequence[tuple[int, ...]], swapped: _Swaps, index: int) -> RankSteps:
+    """The steps of rank `index`, as `spatial.network` compiles them."""
+    extents = [windows[0].inputs[0].partition.owned(index)]
+    steps = []
+    for at, tensors, parts in zip(windows, sources, swapped, strict=True):
+        taken = [
+            input_step(at, number, index, extents[tensor], None if part is None else part[index])
+            for number, (tensor, part) in enumerate(zip(tensors, parts, strict=True))
+        ]
+        whole, given = at.output.parts == 1, at.given[index]
+        computed = given.size if whole else at.node.layer.computed(taken[0].read, given.size)
+        steps.append(DimStep(tuple(taken), computed, given.size))
+        extents.append(given)
+    return tuple(steps)
+
+
+def input_step(at: NodeWindows, number: int, index: int, held: Interval, swap: Swap | None) -> InputStep:
+    """Of one input of a node on rank `index`, which has `held` of it."""
+    one = at.inputs[number]
+    whole = one.partition.parts == 1 and len(at.inputs) == 1
+    read = one.partition.whole if whole else one.read[index]
+    start, stop = one.partition.edges[index : index + 2]
+    size, block = read.stop - read.start, stop - start
+    if swap is None:
+        inside = read.clip(held).size  # it may have the padding of a layer after it
+        return InputStep(held.size, inside, False, Swap(kept=inside), False, inside, size, block)
+    moves = start != read.start or stop != read.stop or len(swap.sent) > 0
+    return InputStep(held.size, block, True, swap, moves, size, size, block)

@@ -1,0 +1,70 @@
+"""Tensors too large for a kernel: found and refused before a run starts, here alone.
+
+Kernels of torch and cuDNN count values in 32 bits: at 2^31 of them in one tensor channels-last bilinear upsampling
+fails on GPUs (pytorch#185788), nearest fails or gives zeros without a word (#81665, #141831: "less than INT_MAX"), and
+convolutions fail that can be cut along the batch only, where the batch is one image (#80020, #117736, #95024). The
+limit is taken for every tensor of every layer, forward and backward (a gradient is as large as its tensor), on GPUs and
+CPUs alike: a plan does not know the device, and on a CPU such a tensor takes 8 GiB of float32, where cutting costs
+little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tiledseg.errors import GeometryError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.shapes import tensor_channels, tensor_shapes
+from tiledseg.planning.step.rank_steps import RankSteps
+
+MOST_VALUES = 2**31 - 2
+
+
+class TensorShape(NamedTuple):
+    """What a layer makes: of one image of a batch of one."""
+
+    layer: str
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def values(self) -> int:
+        return self.channels * self.height * self.width
+
+
+def largest_tensor(graph: Graph, bands: int, context: tuple[int, int]) -> TensorShape:
+    """The largest tensor of a network on a context: the input, what a layer makes, concatenations included."""
+    shapes = zip(_names(graph), tensor_shapes(graph, bands, *context), strict=True)
+    return max((TensorShape(name, *shape) for name, shape in shapes), key=lambda shape: shape.values)
+
+
+def largest_of_block(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> TensorShape:
+    """The same of the rank with these steps in layer mode: its block of each tensor, with the halo and padding read."""
+    channels, names = tensor_channels(graph, bands), _names(graph)
+    found = []
+    for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
+        for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
+            found.append(TensorShape(names[k + 1], channels[source], of_row.read, of_col.read))
+        found.append(TensorShape(names[k + 1], channels[k + 1], r.computed, c.computed))
+    return max(found, key=lambda shape: shape.values)
+
+
+def _names(graph: Graph) -> list[str]:
+    return ["the input", *graph.names[1:]]
+
+
+def is_countable(graph: Graph, bands: int, context: tuple[int, int]) -> bool:
+    """Whether kernels take every tensor of the network on a context."""
+    return largest_tensor(graph, bands, context).values <= MOST_VALUES
+
+
+def check_countable(shapes: Iterable[TensorShape], remedy: str) -> None:
+    """Raise GeometryError for the first shape of too many values; `remedy`: what to do, without a full stop."""
+    for shape in shapes:
+        if shape.values > MOST_VALUES:
+            raise GeometryError(
+                f"{shape.layer} would make a tensor of {shape.channels} x {shape.height} x {shape.width} = "
+                f"{shape.values} values, but kernels count to {MOST_VALUES}; {remedy}"
+            )

@@ -1,0 +1,125 @@
+"""Lists of rasters in a file: images, or images with their labels and the part of the data that each belongs to.
+
+- `.txt`: an image a line, or an image, a tab and its labels; `#` begins a comment line;
+- `.csv`: a header with `image`, and some of `label`, `split`;
+- `.geojson`, `.json`: a FeatureCollection whose features have the properties `image`, and some of `label`, `split`.
+
+`split` is `train`, `val` (or `validation`) or `test`, whose rows nobody learns from. Paths are relative to the list's
+folder; URLs stand as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tiledseg.config.checks import shown
+from tiledseg.errors import RasterError
+from tiledseg.system.files import irregular_kind
+
+ENDINGS = (".txt", ".csv", ".geojson", ".json")
+TRAIN, VALIDATION, TEST = "train", "val", "test"
+_WORDS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
+_MOST_BYTES = 1 << 28
+
+
+class Entry(NamedTuple):
+    """An image, its labels (None: not said), its part of the data (None: not said), and where the list says so."""
+
+    image: str
+    label: str | None
+    split: str | None
+    place: str
+
+
+def is_manifest(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in ENDINGS and os.path.isfile(path)
+
+
+def read_manifest(path: str) -> tuple[Entry, ...]:
+    """All entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
+    ending = os.path.splitext(path)[1].lower()
+    text = _text(path)
+    found = {".txt": _lines, ".csv": _rows}.get(ending, _features)(path, text)
+    entries = tuple(_entry(path, fields, place) for place, fields in found)
+    if not entries:
+        raise RasterError(f"{path} lists no image; give a line for each")
+    return entries
+
+
+def _text(path: str) -> str:
+    kind = irregular_kind(path)
+    if kind is not None:
+        raise RasterError(f"the list {path} is {kind}; give a regular file")
+    try:
+        if os.path.getsize(path) > _MOST_BYTES:
+            raise RasterError(f"the list {path} has {os.path.getsize(path)} bytes; give one of {_MOST_BYTES} at most")
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except OSError as error:
+        raise RasterError(f"cannot read the list {path}: {error.strerror}; give a list of rasters") from None
+    except UnicodeDecodeError:
+        raise RasterError(f"cannot read the list {path}: it is not text in UTF-8; save it so") from None
+
+
+def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        words = [word.strip() for word in line.split("\t")]
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if len(words) > 2:
+            raise RasterError(f"{path}, line {number} has {len(words)} columns; give an image, or a tab and its labels")
+        yield f"line {number}", dict(zip(("image", "label"), words, strict=False))
+
+
+def _rows(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    reader = csv.reader(text.splitlines(), skipinitialspace=True)
+    header = [word.strip().lower() for word in next(reader, [])]
+    if "image" not in header:
+        raise RasterError(f"{path}, line 1 is {shown(','.join(header))!r}; give a header such as image,label,split")
+    try:
+        for words in reader:
+            if not any(word.strip() for word in words):
+                continue
+            if len(words) != len(header):
+                raise RasterError(
+                    f"{path}, line {reader.line_num} has {len(words)} columns, its header {len(header)}; give as many"
+                )
+            yield f"line {reader.line_num}", dict(zip(header, words, strict=True))
+    except csv.Error as error:
+        raise RasterError(f"{path}, line {reader.line_num} is no CSV: {error}; mend it") from None
+
+
+def _features(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
+    except (ValueError, RecursionError) as error:
+        raise RasterError(f"{path} is no JSON: {error}; mend it") from None
+    features = found.get("features") if isinstance(found, dict) else None
+    if not isinstance(features, list):
+        raise RasterError(f"{path} is no FeatureCollection; give features with the properties image, label and split")
+    for number, feature in enumerate(features):
+        properties = feature.get("properties") if isinstance(feature, dict) else None
+        yield f"feature {number}", properties if isinstance(properties, dict) else {}
+
+
+def _entry(path: str, fields: Mapping[str, Any], place: str) -> Entry:
+    for name in ("image", "label", "split"):
+        if not isinstance(fields.get(name) or "", str):
+            raise RasterError(f"{path}, {place} has {name} {shown(fields[name])}; give text")
+    image, label, split = ((fields.get(name) or "").strip() for name in ("image", "label", "split"))
+    if not image:
+        raise RasterError(f"{path}, {place} names no image; give each its path")
+    if split.lower() not in _WORDS:
+        raise RasterError(f"{path}, {place} has split {shown(split)!r}; give train, val or test")
+    folder = os.path.dirname(path)
+    return Entry(_at(folder, image), _at(folder, label) if label else None, _WORDS[split.lower()], f"{path}, {place}")
+
+
+def _at(folder: str, path: str) -> str:
+    return path if "://" in path or path.startswith("/") else os.path.join(folder, path)

@@ -1,0 +1,228 @@
+"""From what a user types (paths, globs, URLs) to a list of rasters in an order that never changes."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from tiledseg.errors import RasterError
+from tiledseg.raster.finding.manifest import TRAIN, VALIDATION, is_manifest, read_manifest
+from tiledseg.raster.finding.pairing import is_pattern, labels_for, matched
+from tiledseg.raster.finding.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
+from tiledseg.raster.names import is_named, is_vector
+from tiledseg.raster.remote.s3_store import parse_s3
+from tiledseg.raster.tile_store.header import is_tile_store
+from tiledseg.raster.tile_store.store import parse_store_name, store_images
+from tiledseg.system.files import irregular_kind
+
+IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
+"""Of the files that a folder stands for."""
+
+Parts = tuple[str | None, ...]
+LEARNT: Parts = (None, TRAIN)
+HELD_OUT: Parts = (VALIDATION,)
+HELD_OUT_ALONE: Parts = (None, VALIDATION)
+"""Of a list that is given for validation."""
+
+
+def as_list(paths: str | Sequence[str]) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths)
+
+
+class Source(NamedTuple):
+    """A raster as it was found: `labels` where a list gives some, `wildcards` what those of its glob stand for, and
+    `place` where a list names it."""
+
+    path: str
+    labels: str | None = None
+    wildcards: tuple[str, ...] = ()
+    place: str = ""
+
+
+def expand_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[str, ...]:
+    """The paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each folder,
+    sorted by name.
+
+    s3:// has globs too, and folders where the name ends in a slash: a bucket is asked what it holds. Any other URL, a
+    `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
+    `[`. A tile store stands for all of its images, a list (see `manifest`) for those of the `parts` of the data (None:
+    images of which it says no part). `key` (such as "data.images") is what error messages name.
+
+    Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
+    a path that occurs twice, and where a bucket is not to be listed.
+    """
+    return tuple(source.path for source in find_sources(patterns, key, parts))
+
+
+def find_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[Source, ...]:
+    """`expand_sources` with what is known of each."""
+    if not patterns:
+        raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
+    sources = [source for pattern in patterns for source in _expand(os.fspath(pattern), key, parts)]
+    first: dict[str, int] = {}
+    for at, source in enumerate(sources):
+        same = source.path if is_named(source.path) else os.path.realpath(source.path)
+        if same in first:
+            raise RasterError(f"{key} holds {source.path} twice, at positions {first[same]} and {at}; remove one")
+        first[same] = at
+    return tuple(sources)
+
+
+def has_validation(patterns: Sequence[str]) -> bool:
+    """Whether a list among the images names some to validate on."""
+    manifests = [pattern for pattern in patterns if not is_named(pattern) and is_manifest(pattern)]
+    return any(entry.split == VALIDATION for path in manifests for entry in read_manifest(path))
+
+
+def pair_sources(
+    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str], parts: Parts = LEARNT
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The images and, with them, their labels.
+
+    Labels are paired in order; by name where both are one folder each; by a pattern (see `pairing`) where they are one;
+    one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
+    `parts`: as `expand_sources`.
+
+    Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
+    """
+    found = find_sources(images, keys[0], parts)
+    image_paths = tuple(source.path for source in found)
+    pattern = _pattern(images, labels)
+    if pattern is not None:
+        named = [labels_for(source.path, source.wildcards, pattern, keys[1]) for source in found]
+        there = _presence(pattern, keys[1])
+        label_paths = tuple(_existing(source, labels, keys, there) for source, labels in zip(found, named, strict=True))
+    elif len(labels) == 1 and is_vector(labels[0]):
+        label_paths = (_exists(labels[0], keys[1]),) * len(found)
+    elif labels:
+        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1], parts))
+    else:
+        label_paths = tuple(_own_labels(source, keys) for source in found)
+    check_counts(image_paths, label_paths, keys)
+    return image_paths, label_paths
+
+
+def _pattern(images: Sequence[str], labels: Sequence[str]) -> str | None:
+    """The pattern by which labels are named, if they are: two folders are paired by their files' names."""
+    if len(labels) != 1:
+        return None
+    if len(images) == 1 and _is_folder(labels[0]) and _is_folder(images[0]):
+        return os.path.join(labels[0], "{stem}.*")
+    return labels[0] if is_pattern(labels[0]) and not os.path.exists(labels[0]) else None
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) or is_bucket_folder(path)
+
+
+def _presence(pattern: str, key: str) -> Callable[[str], bool]:
+    """Whether there is a file, for names by a pattern; a bucket is listed once, where an ending is to be found."""
+    if parse_s3(pattern) is None or not pattern.endswith(".*"):
+        return os.path.isfile
+    return objects_below(pattern[: pattern.index("{")], key).__contains__
+
+
+def _existing(source: Source, labels: str, keys: tuple[str, str], there: Callable[[str], bool]) -> str:
+    """The labels of an image by its pattern; `.*` is any ending."""
+    if labels.endswith(".*"):
+        ends = [labels[:-2] + ending for ending in IMAGE_ENDINGS if there(labels[:-2] + ending)]
+        if len(ends) != 1:
+            count = "no labels" if not ends else f"several labels ({', '.join(ends)})"
+            raise RasterError(f"{keys[0]}: {source.path} has {count} {labels}; give one label raster for each image")
+        return ends[0]
+    if not is_named(labels) and not os.path.isfile(labels):
+        raise RasterError(
+            f"{keys[0]}: {source.path} has no labels {labels}, which {keys[1]} asks for; add them, or leave it out"
+        )
+    return labels
+
+
+def _own_labels(source: Source, keys: tuple[str, str]) -> str:
+    """The labels that come with an image. Raises RasterError where none do."""
+    labels = source.labels or _labels_of(source.path)
+    if labels is not None:
+        if not is_named(labels) and parse_store_name(labels) is None:
+            _exists(labels, source.place or keys[1])
+        return labels
+    if source.place:
+        raise RasterError(f"{source.place} names no labels, and {keys[1]} is empty; give {source.path} its labels")
+    raise RasterError(f"{keys[1]} is empty and {source.path} is no tile store; give one label raster an image")
+
+
+def _exists(path: str, key: str) -> str:
+    if not is_named(path) and not os.path.isfile(path):
+        raise RasterError(f"{key}: {path} does not exist; give a path, glob or URL of a raster")
+    return path
+
+
+def _labels_of(path: str) -> str | None:
+    """The labels beside an image of a tile store; None for any other raster."""
+    name = parse_store_name(path)
+    return None if name is None else str(name._replace(labels=True))
+
+
+def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple[str, str]) -> None:
+    """Raise RasterError unless there are as many labels as images: they are paired in order."""
+    if len(images) != len(labels):
+        raise RasterError(
+            f"{keys[0]} has {len(images)} rasters but {keys[1]} has {len(labels)}; give one label raster for "
+            "each image, in the same order"
+        )
+
+
+def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
+    if is_bucket_folder(pattern) or (parse_s3(pattern) and glob.has_magic(pattern)):
+        return _in_bucket(pattern, key)
+    if is_named(pattern) or parse_store_name(pattern):
+        return [Source(pattern)]
+    if is_tile_store(pattern):
+        return [Source(str(name)) for name in store_images(pattern)]
+    if os.path.isdir(pattern):
+        return _in_folder(pattern, key)
+    kind = irregular_kind(pattern)
+    if kind is not None:
+        raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
+    if is_manifest(pattern):
+        return _listed(pattern, key, parts)
+    if os.path.exists(pattern):
+        return [Source(pattern)]
+    if not glob.has_magic(pattern):
+        raise RasterError(f"{key}: {pattern} does not exist; give a path, glob or URL of a raster")
+    matches = sorted(match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match))
+    if not matches:
+        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
+    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+
+
+def _in_folder(folder: str, key: str) -> list[Source]:
+    return _rasters(folder, [os.path.join(folder, name) for name in os.listdir(folder)], key)
+
+
+def _in_bucket(pattern: str, key: str) -> list[Source]:
+    if is_bucket_folder(pattern):
+        return _rasters(pattern, in_bucket_folder(pattern, key), key)
+    matches = matching_objects(pattern, key)
+    if not matches:
+        raise RasterError(f"{key}: nothing matches the glob {pattern}; give a path, glob or URL of a raster")
+    return [Source(match, wildcards=matched(pattern, match)) for match in matches]
+
+
+def _rasters(folder: str, paths: Iterable[str], key: str) -> list[Source]:
+    """Those of the `paths` in a folder that end as rasters do."""
+    found = sorted(path for path in paths if path.lower().endswith(IMAGE_ENDINGS))
+    if not found:
+        endings = ", ".join(IMAGE_ENDINGS)
+        raise RasterError(f"{key}: the folder {folder} holds no raster ({endings}); give another, or a glob")
+    return [Source(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
+
+
+def _listed(path: str, key: str, parts: Parts) -> list[Source]:
+    found = [entry for entry in read_manifest(path) if entry.split in parts]
+    if not found:
+        raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
+    for entry in found:
+        if not is_named(entry.image) and not os.path.isfile(entry.image):
+            raise RasterError(f"{entry.place}: {entry.image} does not exist; give the path of a raster")
+    return [Source(entry.image, entry.label, place=entry.place) for entry in found]

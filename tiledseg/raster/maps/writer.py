@@ -1,0 +1,285 @@
+"""Writing one raster from many ranks: every pixel once, by its owner, without any rank waiting for another.
+
+One rank lays out an uncompressed tiled GeoTIFF under a temporary name beside the final one. In such a file a block's
+place is known before its pixels are, so any rank can put its rectangles in place with `pwrite`: no read-modify-write,
+no lock, no gathering. After a barrier of the caller one rank gives the file its final name.
+
+    layout_ = lay_out(path, info, bands=1, dtype="uint8", nodata=255)     one rank; broadcast the value
+    with RasterWriter(layout_) as writer:                                 every rank
+        writer.write(box, pixels_CHW)
+    pack_layout(layout_)                                                  one rank, after a barrier
+    publish(layout_)                                                      the same
+
+The bytes of the file depend on the pixels only, not on how, when or by whom they were written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.errors import NotGeoreferencedWarning
+
+from tiledseg.config.map_formats import BLOCK, PLAIN, Packing
+from tiledseg.errors import OutputError, WriteError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.georeferencing import lost
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.maps.legend import add_names, style_path, write_style
+from tiledseg.raster.maps.packing import pack, packed_name, packing_names, remove_packed
+from tiledseg.raster.maps.plain_tiff import add_meaning, block_offsets, bytes_of, create
+from tiledseg.system.claim import check_unclaimed, taken
+from tiledseg.system.outputs import Output, temporary, whole
+from tiledseg.system.writing import replacing, writing
+
+SIDECARS = (".ovr", ".msk", ".aux.xml")
+
+
+@dataclass(frozen=True, eq=False)
+class RasterLayout:
+    """Where each block of a laid-out raster lies: a value to broadcast.
+
+    `offsets` is int64 (bands, block rows, block cols), bytes from the start of the file; `inode` tells the laid-out
+    file from one that another job has put in its place. `notes` say what of the source's place the file cannot keep.
+    `packing`: how the file is kept that gets the name; `legend`: what its numbers mean, of a class map.
+    """
+
+    path: Path
+    temporary: Path
+    inode: int
+    bands: int
+    height: int
+    width: int
+    dtype: str
+    offsets: NDArray[np.int64]
+    notes: tuple[str, ...] = ()
+    packing: Packing = PLAIN
+    legend: tuple[ClassRecord, ...] = ()
+
+    @property
+    def whole(self) -> Path:
+        """The file that gets the name, once it is whole."""
+        return packed_name(self.temporary) if self.packing.second_file else self.temporary
+
+    @property
+    def style(self) -> Path | None:
+        """The style that is written beside a class map; None where somebody's own is there, which stays."""
+        place = style_path(self.path)
+        return place if self.legend and not place.exists() else None
+
+
+def lay_out(
+    path: str | Path,
+    info: RasterInfo,
+    bands: int,
+    dtype: str,
+    nodata: float | None = None,
+    legend: Sequence[ClassRecord] = (),
+    descriptions: Sequence[str] = (),
+    packing: Packing = PLAIN,
+    scale: float | None = None,
+) -> RasterLayout:
+    """Create the file for `path` under a temporary name, with the grid (size, CRS, transform) of `info`.
+
+    `legend`: a name and a colour for each value from 0, for one band of uint8. `scale`: what a stored value is times,
+    to get what it means. Unwritten pixels hold 0. The caller has asked `check_outputs` about `raster_output`. Raises
+    OutputError where the file cannot be made, or another job is writing it.
+    """
+    path = Path(path)
+    part = temporary(path)
+    check_unclaimed(part, path)
+    try:
+        part.unlink(missing_ok=True)
+        _own_sidecar(part).unlink(missing_ok=True)
+        remove_packed(part)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
+            create(part, info, bands, dtype, legend, descriptions)
+            add_meaning(part, nodata, scale)
+            offsets = block_offsets(part, bands)
+            notes = _lost(part, info)
+        inode = part.stat().st_ino
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+            _own_sidecar(part).unlink(missing_ok=True)
+        if isinstance(error, (OSError, rasterio.errors.RasterioError)):
+            raise OutputError(f"cannot write {path}: {_reason(error)}; choose another output") from None
+        raise
+    places = bands, info.height, info.width, dtype, offsets, notes
+    return RasterLayout(path, part, inode, *places, packing, tuple(legend))
+
+
+def raster_output(
+    key: str, path: str | Path, info: RasterInfo, bands: int, dtype: str, packing: Packing = PLAIN, legend: bool = False
+) -> Output:
+    """The files that writing a raster of the grid of `info` touches, and its bytes; `key` is the flag that named it."""
+    output = whole(key, path, packing.bytes(bytes_of(info, bands, dtype)), SIDECARS)
+    if not output.beside:
+        return output
+    part = output.beside[0]
+    packed = packing_names(part) if packing.second_file else ()
+    style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
+    return replace(output, beside=(*output.beside, _own_sidecar(part), *packed, *style))
+
+
+def _lost(path: Path, info: RasterInfo) -> tuple[str, ...]:
+    with rasterio.open(path, driver="GTiff") as dataset:
+        return lost(info, dataset)
+
+
+class RasterWriter:
+    """Puts rectangles of pixels in place in a laid-out raster; a handle of its own for each process.
+
+    Raises OutputError where the file is gone or was replaced, WriteError where a write fails. Threads may share one
+    writer.
+    """
+
+    def __init__(self, layout: RasterLayout) -> None:
+        self.layout = layout
+        self._dtype = np.dtype(layout.dtype).newbyteorder("<")
+        self._raster = Box.of_shape((layout.height, layout.width))
+        self._descriptor = _open(layout)
+
+    def write(self, box: Box, pixels_CHW: NDArray) -> None:
+        """Write the pixels of `box` (inside the raster), of the layout's dtype, shape (bands, height, width).
+
+        Memory: a copy of one block. ValueError where shape, dtype or box do not fit.
+        """
+        layout = self.layout
+        if pixels_CHW.shape != (layout.bands, *box.shape) or pixels_CHW.dtype != np.dtype(layout.dtype):
+            raise ValueError(
+                f"pixels are {pixels_CHW.shape} {pixels_CHW.dtype}, the layout wants "
+                f"{(layout.bands, *box.shape)} {layout.dtype}"
+            )
+        if not self._raster.contains(box):
+            raise ValueError(f"{box} is not inside the raster {self._raster}")
+        for block in box.blocks(BLOCK, BLOCK):
+            rows, cols = block.relative_to(box).slices
+            for band in range(layout.bands):
+                self._write_part(band, block, pixels_CHW[band, rows, cols])
+
+    def _write_part(self, band: int, part: Box, pixels_HW: NDArray) -> None:
+        row, row_in_block = divmod(part.row.start, BLOCK)
+        col, col_in_block = divmod(part.col.start, BLOCK)
+        item = self._dtype.itemsize
+        start = int(self.layout.offsets[band, row, col]) + (row_in_block * BLOCK + col_in_block) * item
+        pixels = np.ascontiguousarray(pixels_HW, self._dtype)
+        if part.width == BLOCK:  # whole rows follow each other in the file
+            self._put(pixels.reshape(-1), start)
+            return
+        for line in range(part.height):
+            self._put(pixels[line], start + line * BLOCK * item)
+
+    def _put(self, pixels: NDArray, offset: int) -> None:
+        data = pixels.data.cast("B")
+        while data:
+            with writing(self.layout.path):
+                written = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[written:], offset + written
+
+    def close(self) -> None:
+        """Flush to the disk and let go of the file; a second call does nothing."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            with writing(self.layout.path):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> RasterWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(WriteError):  # the first error is the one to show
+            self.close()
+
+
+def _open(layout: RasterLayout) -> int:
+    try:
+        descriptor = os.open(layout.temporary, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {layout.path}: {layout.temporary} {_reason(error)}; all ranks must see one file system"
+        ) from None
+    if os.fstat(descriptor).st_ino != layout.inode:
+        os.close(descriptor)
+        raise taken(layout.path)
+    return descriptor
+
+
+def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
+    """Make the file that `publish` gives the name to, where it is another one than the ranks have written (`packing`).
+
+    Call it on one rank, after every writer is closed. Raises OutputError where another job has replaced the laid-out
+    file, and WriteError.
+    """
+    with writing(layout.path):
+        _check_ours(layout)
+        if layout.packing.second_file:
+            pack(layout.temporary, layout.packing, layout.path, threads, beat)
+        if layout.legend:
+            add_names(_own_sidecar(layout.whole), layout.legend)
+
+
+def _check_ours(layout: RasterLayout) -> None:
+    if layout.temporary.stat().st_ino != layout.inode:
+        raise taken(layout.path)
+
+
+def publish(layout: RasterLayout) -> None:
+    """Give the finished file its final name, replacing an older one and its overviews and statistics.
+
+    Call it on one rank, after `pack_layout`. Raises OutputError, and leaves an older file as it was, where
+    another job has replaced the laid-out file, and WriteError where it is gone or cannot be renamed.
+    """
+    with writing(layout.path):
+        _check_ours(layout)
+        _replace_sidecars(layout)
+        os.replace(layout.whole, layout.path)
+        if layout.style is not None:
+            with replacing(layout.style) as style:
+                write_style(style, layout.legend)
+    if layout.packing.second_file:
+        discard(layout)
+
+
+def _replace_sidecars(layout: RasterLayout) -> None:
+    """Away with the old file's, which do not describe the new one; its own holds what a TIFF cannot."""
+    for suffix in SIDECARS:
+        layout.path.with_name(layout.path.name + suffix).unlink(missing_ok=True)
+    if _own_sidecar(layout.whole).exists():
+        os.replace(_own_sidecar(layout.whole), _own_sidecar(layout.path))
+
+
+def _own_sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.aux.xml")
+
+
+def discard(layout: RasterLayout) -> None:
+    """Remove the unfinished file; nothing where it is gone or another job's."""
+    with contextlib.suppress(OSError):
+        if layout.temporary.stat().st_ino == layout.inode:
+            remove_packed(layout.temporary)
+            layout.temporary.unlink()
+            _own_sidecar(layout.temporary).unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).split("\n")[0]

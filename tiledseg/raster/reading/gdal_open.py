@@ -1,0 +1,180 @@
+"""The one place where GDAL opens a raster of the user's: only formats whose file holds all of its pixels.
+
+GDAL tells a format by a file's first bytes, whatever its name: `image.tif` may be a VRT, which reads any file of the
+machine as pixels, or a WMS description, which asks a server. So a raster opens only with the drivers listed here, and
+its mask beside it (`image.tif.msk`) only as a TIFF. `references` lifts that for files whose word the user trusts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import rasterio
+from rasterio.errors import RasterioError
+from rasterio.io import DatasetReader
+from rasterio.session import DummySession
+
+from tiledseg.errors import RasterError
+from tiledseg.raster.names import gdal_path, is_named, is_remote
+from tiledseg.raster.remote.s3_server import (
+    SILENT_SECONDS,
+    advice,
+    certificate_advice,
+    gdal_options,
+    is_of_certificates,
+)
+from tiledseg.raster.remote.s3_store import parse_s3, refusal
+from tiledseg.raster.unforeseen import reading, reason
+from tiledseg.system.files import irregular_kind
+
+DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")
+"""Self-contained, and of imagery. Not HFA, ENVI, NITF or HDF5: their files name further ones that hold the pixels."""
+
+CACHE_BYTES = 256 << 20  # of GDAL's blocks, a process; its default of 5 % of the memory is too much for many ranks
+
+_OPTION = "data.references true (train) or --references"
+_REMEDY = (
+    "give a GeoTIFF, JPEG 2000, PNG or JPEG; GDAL's other formats may read further files and URLs: where you trust "
+    f"this file, allow them with {_OPTION}"
+)
+_PAGE = re.compile(r"GTIFF_DIR:(?:off:)?\d+:(.+)")  # one page of a TIFF
+_MASKS = (".msk", ".MSK", ".ovr", ".OVR")  # GDAL opens these beside a raster, by whatever format they are
+_AFTER_NAME = (*_MASKS, ".aux.xml", ".aux")
+_AFTER_STEM = (
+    *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
+    *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
+)
+
+
+def _without_garbled_words(unraisable: Any) -> None:
+    """Rasterio cannot log GDAL's words where they quote a file's bytes; the error itself reaches us all the same."""
+    if not isinstance(unraisable.exc_value, UnicodeDecodeError) or "rasterio" not in str(unraisable.object):
+        _hook_before(unraisable)
+
+
+_hook_before = sys.unraisablehook
+sys.unraisablehook = _without_garbled_words
+
+
+def settings() -> dict[str, Any]:
+    """GDAL's settings while it opens or reads a raster."""
+    return {
+        "GDAL_NUM_THREADS": "1",  # ranks and prefetch threads are the parallelism
+        "GDAL_CACHEMAX": CACHE_BYTES,
+        # Files beside a raster are asked for by name: no listing of a bucket, and no `.Msk` that was not looked at.
+        "GDAL_DISABLE_READDIR_ON_OPEN": "TRUE",
+        "GDAL_ERROR_ON_LIBJPEG_WARNING": "YES",  # a truncated JPEG is an error, not grey pixels
+        "GDAL_VRT_ENABLE_PYTHON": "NO",  # a file's own code never runs, references or not
+        "GTIFF_DIRECT_IO": "YES",  # uncompressed blocks past the block cache
+        **gdal_options(os.environ),
+    }
+
+
+def open_dataset(path: str, references: bool) -> DatasetReader:
+    """rasterio's dataset of `path`, inside `rasterio.Env(**settings())`.
+
+    Raises RasterError where there is no such file, where it or a file beside it is a FIFO, a device or a folder, where
+    its format, or that of its mask, is none of `DRIVERS` and `references` is False, where it is no raster, and where a
+    server refuses or does not answer for 20 seconds.
+    """
+    if not is_named(path) and not os.path.exists(path):
+        raise RasterError(f"{path} does not exist; give a path, glob or URL of a raster")
+    check_regular(path)
+    with _waiting(path):
+        if not references:
+            _check_masks(path)
+        try:
+            with reading(f"open {path}", _remedy(path, references)):
+                return DatasetReader(gdal_path(path), driver=None if references else list(DRIVERS), sharing=False)
+        except RasterError as error:
+            raise _with_status(path, error) from error.__cause__
+
+
+def _with_status(path: str, error: RasterError) -> RasterError:
+    """The error with the status of a server that refuses an object of S3's: GDAL tells its words alone."""
+    name, cause = parse_s3(path), error.__cause__
+    if name is None or not isinstance(cause, Exception) or "_AWS" not in type(cause.__context__).__name__:
+        return error
+    said = refusal(name)
+    return error if said is None else RasterError(f"cannot open {path}: {said} ({reason(cause)}); {advice(os.environ)}")
+
+
+def _waiting(path: str) -> Any:
+    """A server that says nothing is given up sooner than while pixels are read."""
+    if not is_remote(path):
+        return nullcontext()
+    return rasterio.Env(session=DummySession(), **gdal_options(os.environ, SILENT_SECONDS))
+
+
+def _remedy(path: str, references: bool) -> str:
+    other = "give a raster that GDAL reads" if references else _REMEDY
+    return f"{advice(os.environ)}; or {other}" if gdal_path(path).startswith("/vsis3/") else other
+
+
+def check_regular(path: str) -> None:
+    """Raise RasterError where `path`, or a file that GDAL would open beside it, is no regular file."""
+    file = local_file(path)
+    if file is None:
+        return
+    for name in (file, *_names_beside(file)):
+        kind = irregular_kind(name)
+        if kind is not None and (name == file or kind != "a folder"):
+            beside = "" if name == file else f", which goes with {file},"
+            raise RasterError(f"{name}{beside} is {kind}; give a raster in regular files")
+
+
+def local_file(path: str) -> str | None:
+    """The file on this machine that a raster's path means; None for a URL and for other formats' subdataset names."""
+    page = _PAGE.fullmatch(path)
+    if page is not None:
+        return page[1]
+    return None if is_named(path) else path
+
+
+def files_beside(file: str) -> tuple[str, ...]:
+    """The files that GDAL would open beside `file`. Not by GDAL's own list: to make it, it opens what they name."""
+    return tuple(name for name in _names_beside(file) if os.path.isfile(name))
+
+
+def _names_beside(file: str) -> tuple[str, ...]:
+    stem = os.path.splitext(file)[0]
+    return (*(file + end for end in _AFTER_NAME), *(stem + end for end in _AFTER_STEM))
+
+
+def _check_masks(path: str) -> None:
+    """Raise RasterError where a mask or an overview beside `path` is there and no TIFF. A URL's mask is asked for as
+    GDAL itself would do; its overviews are never read."""
+    file = local_file(path)
+    if file is not None:
+        for name in (file + end for end in _MASKS if os.path.exists(file + end)):
+            _check_mask(file, name)
+    elif is_remote(path):
+        _check_mask(path, path + _MASKS[0])
+
+
+def _check_mask(path: str, mask: str) -> None:
+    try:
+        DatasetReader(gdal_path(mask), driver=["GTiff"], sharing=False).close()
+    except RasterioError as error:
+        if is_remote(path) and reason(error).startswith("CURL error"):  # nobody answers: do not ask again
+            said = reason(error)
+            told = certificate_advice(os.environ) if is_of_certificates(said) else "see that its server can be reached"
+            raise RasterError(f"cannot open {path}: {said}; {told}") from error
+        if "not recognized as being in a supported file format" in reason(error):  # it is there
+            raise RasterError(
+                f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "
+                f"you trust it, allow it with {_OPTION}"
+            ) from error
+
+
+def references_of(path: str, dataset: Any) -> str:
+    """One line on what a raster of another format than `DRIVERS` reads; empty for one of these."""
+    if dataset.driver in DRIVERS:
+        return ""
+    others = [name for name in dataset.files if name != gdal_path(path)]
+    named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return f"{path} is a {dataset.driver} and may read further files and URLs, as allowed: {named or 'none by name'}"

@@ -1,0 +1,229 @@
+"""Rasters that GDAL reads: GeoTIFF, COG, JPEG 2000, PNG, JPEG, local or at a URL, through rasterio.
+
+GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETRY, ...) hold for URLs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio.enums import ColorInterp, MaskFlags
+from rasterio.errors import NotGeoreferencedWarning
+from rasterio.session import DummySession
+from rasterio.windows import Window
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.raster.ground_control import ground_of
+from tiledseg.raster.handles import HandlePool
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.mirrored_reader import RasterReader, memory_bytes
+from tiledseg.raster.reading.gdal_open import open_dataset, references_of, settings
+from tiledseg.raster.reading.source_files import source_files
+from tiledseg.raster.reading.truncation import check_complete
+from tiledseg.raster.reading.validity import as_stored, valid_pixels
+from tiledseg.raster.unforeseen import reading
+
+# A raster without geo-referencing is fine here. Not catch_warnings at each open: that is not safe with threads.
+warnings.filterwarnings("ignore", category=NotGeoreferencedWarning)
+
+MOST_PIXELS = 1 << 40
+"""Of a raster: a million on a side. A header that says more is damaged, or made to exhaust the memory."""
+
+MOST_BANDS = 4096
+"""Read where none are selected: ten times those of any spectrometer; a damaged header may say 56,577."""
+
+_CLASS_TAG = re.compile(r"CLASS_(\d{1,9})")
+_SEQUENTIAL = ("PNG", "JPEG")
+
+
+class GdalReader(RasterReader):
+    """One raster through GDAL. See `reader.open_raster` for the arguments and errors."""
+
+    def __init__(
+        self,
+        path: str,
+        bands: Sequence[int] | None = None,
+        nodata: float | None = None,
+        references: bool = False,
+    ) -> None:
+        self._path = path
+        self._references = references
+        self._handles: HandlePool[Any] = HandlePool(path, self._open, lambda dataset: dataset.close())
+        with reading(f"open {path}"), self._handle() as dataset:
+            _check_header(path, dataset)
+            check_complete(path, dataset)
+            selected = _select_bands(path, dataset, bands)
+            self._alpha = _alpha_band(dataset, selected)
+            self._masked = _has_mask_band(dataset)
+            self._nodata = _nodata_values(path, dataset, selected, nodata)
+            self.info = self._describe(dataset, selected)
+        self.release()  # a run may open more rasters than the system allows files
+
+    def _describe(self, dataset: Any, selected: tuple[int, ...]) -> RasterInfo:
+        dtype = _dtype(self._path, dataset, selected)
+        has_nodata = any(as_stored(value, np.dtype(dtype)) is not None for value in self._nodata)
+        return RasterInfo(
+            path=self._path,
+            height=dataset.height,
+            width=dataset.width,
+            bands=len(selected),
+            dtype=dtype,
+            crs=dataset.crs,
+            transform=dataset.transform,
+            nodata=self._nodata[0],
+            block_shape=dataset.block_shapes[selected[0] - 1],
+            has_mask=bool(self._alpha) or self._masked or has_nodata or dtype.startswith("float"),
+            band_numbers=selected,
+            driver=dataset.driver,
+            sequential=dataset.driver in _SEQUENTIAL,
+            palette=_palette(dataset) if len(selected) == 1 else None,
+            files=source_files(self._path, dataset),
+            notes=_notes(self._path, dataset, selected, self._alpha),
+            ground=ground_of(self._path, dataset),
+            references=references_of(self._path, dataset),
+            class_names=_class_names(dataset) if len(selected) == 1 else (),
+        )
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        window = Window(box.col.start, box.row.start, box.width, box.height)
+        wanted = [*self.info.band_numbers, *([self._alpha] if self._alpha else [])]
+        with self._handle() as dataset:
+            pixels_CHW = dataset.read(wanted, window=window, out_dtype=self.info.dtype)
+            masks = [dataset.read_masks(1, window=window)] if self._masked else []
+        if self._alpha:
+            masks.append(pixels_CHW[-1])
+            pixels_CHW = pixels_CHW[:-1]
+        if not self.info.has_mask:
+            return pixels_CHW, np.ones(box.shape, np.bool_)
+        return pixels_CHW, valid_pixels(pixels_CHW, self._nodata, masks)
+
+    @contextmanager
+    def _handle(self) -> Iterator[Any]:
+        """A rasterio handle for this thread alone, with GDAL's settings in force."""
+        with rasterio.Env(session=DummySession(), **settings()), self._handles.borrow() as dataset:
+            yield dataset
+
+    def _open(self) -> Any:
+        return open_dataset(self._path, self._references)
+
+    def release(self) -> None:
+        self._handles.release()
+
+    def close(self) -> None:
+        self._handles.close()
+
+
+def _check_header(path: str, dataset: Any) -> None:
+    """Raise RasterError for a size or a place on the ground that no raster has, and for blocks that no memory holds."""
+    if dataset.width * dataset.height > MOST_PIXELS:
+        raise RasterError(
+            f"{path} says that it is {dataset.height} x {dataset.width} px, of at most {MOST_PIXELS} in all; its "
+            "header may be damaged: copy it again, or cut the raster into several"
+        )
+    rows, cols = dataset.block_shapes[0] if dataset.count else (0, 0)
+    needed = rows * cols * np.dtype(dataset.dtypes[0]).itemsize if dataset.count else 0
+    if needed > memory_bytes():
+        raise RasterError(
+            f"{path} is stored in blocks of {rows} x {cols} px, which take {needed / 2**30:.3g} GiB each, this machine "
+            f"has {memory_bytes() / 2**30:.3g} GiB; write it anew in small blocks (gdal_translate -co TILED=YES)"
+        )
+    if not all(map(math.isfinite, dataset.transform)):
+        numbers = ", ".join(f"{number:.10g}" for number in tuple(dataset.transform)[:6])
+        raise RasterError(
+            f"{path} has the transform ({numbers}), which is no place on the ground; set it to six finite numbers "
+            "(gdal_edit.py -a_ullr)"
+        )
+
+
+def _select_bands(path: str, dataset: Any, bands: Sequence[int] | None) -> tuple[int, ...]:
+    if dataset.count == 0:
+        found = ", ".join(dataset.subdatasets[:3]) or "none found"
+        raise RasterError(f"{path} has 0 bands (a container of several rasters?); give one of: {found}")
+    if bands is None:
+        # Lists of GDAL's are asked for once: each asks every band, of which there may be 65,535.
+        data = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour != ColorInterp.alpha]
+        if not data:
+            raise RasterError(f"{path} has an alpha band only; name it in data.bands to read it as data")
+        if len(data) > MOST_BANDS:
+            raise RasterError(
+                f"{path} has {len(data)} bands, of at most {MOST_BANDS} read at once; its header may be damaged: copy "
+                "it again, or select bands with data.bands"
+            )
+        return tuple(data)
+    selected = tuple(bands)
+    outside = [band for band in selected if not 1 <= band <= dataset.count]
+    if outside or not selected:
+        what = f"band {outside[0]}" if outside else "an empty list of bands"
+        raise RasterError(f"data.bands asks for {what}, but {path} has bands 1 to {dataset.count}; give some of these")
+    if len(set(selected)) < len(selected):
+        raise RasterError(f"data.bands {list(selected)} names a band twice; name each once")
+    return selected
+
+
+def _alpha_band(dataset: Any, selected: tuple[int, ...]) -> int | None:
+    """The alpha band, unless it was asked for by name: many 4-band files mark near-infrared as alpha by mistake."""
+    marked = [i for i, colour in enumerate(dataset.colorinterp, start=1) if colour == ColorInterp.alpha]
+    return marked[0] if marked and marked[0] not in selected else None
+
+
+def _has_mask_band(dataset: Any) -> bool:
+    flags = dataset.mask_flag_enums[0]
+    return MaskFlags.per_dataset in flags and MaskFlags.alpha not in flags
+
+
+def _nodata_values(
+    path: str, dataset: Any, selected: tuple[int, ...], nodata: float | None
+) -> tuple[float | None, ...]:
+    if nodata is None:
+        values = dataset.nodatavals
+        return tuple(values[band - 1] for band in selected)
+    dtype = np.dtype(dataset.dtypes[selected[0] - 1])
+    if dtype.kind in "iu" and as_stored(nodata, dtype) is None:
+        raise RasterError(f"data.nodata is {nodata}, which {dtype} pixels of {path} cannot hold; give one they can")
+    return (nodata,) * len(selected)
+
+
+def _dtype(path: str, dataset: Any, selected: tuple[int, ...]) -> str:
+    every = dataset.dtypes
+    names = [every[band - 1] for band in selected]
+    if any(np.dtype(name) != np.dtype(names[0]) for name in names):
+        raise RasterError(f"{path} mixes dtypes {', '.join(names)}; select bands of one dtype with data.bands")
+    dtype = np.dtype(names[0])
+    if dtype.kind not in "iuf":
+        raise RasterError(f"{path} holds {dtype} pixels; integers or real floating-point numbers are needed")
+    return dtype.name
+
+
+def _palette(dataset: Any) -> tuple[tuple[int, tuple[int, int, int, int]], ...] | None:
+    if dataset.colorinterp[0] != ColorInterp.palette:
+        return None
+    return tuple(sorted(dataset.colormap(1).items()))
+
+
+def _class_names(dataset: Any) -> tuple[tuple[int, str], ...]:
+    """The tags CLASS_0, CLASS_1, ... of the first band, as maps and synthetic labels have them."""
+    found = {}
+    for key, name in dataset.tags(1).items():
+        match = _CLASS_TAG.fullmatch(key)
+        if match and name.isprintable() and 0 < len(name) <= 100:
+            found[int(match[1])] = name
+    return tuple(sorted(found.items()))
+
+
+def _notes(path: str, dataset: Any, selected: tuple[int, ...], alpha: int | None) -> tuple[str, ...]:
+    if alpha is None:
+        return ()
+    every = ",".join(str(i) for i in dataset.indexes)
+    return (
+        f"{path}: band {alpha} is marked as alpha and is read as validity, not as data; if it is data (near-infrared, "
+        f"say), name it: --data.bands [{every}]",
+    )

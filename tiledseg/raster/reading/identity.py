@@ -1,0 +1,60 @@
+"""Whether a raster's file is the one that it was: by its path, and by a few of its bytes.
+
+Three blocks of 64 KiB (begin, middle, end), the size and the time of the last change cost no more than opening the
+file. They tell a file that was moved from one that was replaced; an edit between the blocks shows in the time alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+
+from tiledseg.raster.tile_store.store import parse_store_name
+from tiledseg.records import dataclass
+from tiledseg.system.files import irregular_kind
+
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A raster as it was found: `sample` is of its bytes and size (and the number in a tile store), `written` its time
+    of change in seconds. Both are None for what is no local file, which its path alone names."""
+
+    path: str
+    sample: str | None = None
+    written: float | None = None
+
+    def is_at(self, other: Identity) -> bool:
+        """Whether both have one path."""
+        return self.path == other.path or os.path.realpath(self.path) == os.path.realpath(other.path)
+
+    def holds_what(self, other: Identity) -> bool:
+        """Whether both have one content, as far as the sample tells."""
+        return self.sample is not None and self.sample == other.sample
+
+    def changed_since(self, earlier: Identity) -> bool:
+        """Whether the file at one path has other content than it had, or has been written to."""
+        return (self.sample, self.written) != (earlier.sample, earlier.written)
+
+
+def identify(path: str) -> Identity:
+    """The identity of a raster, given as `open_raster` takes it."""
+    name = parse_store_name(path)
+    file = path if name is None else name.store
+    if irregular_kind(file) is not None or not os.path.isfile(file):
+        return Identity(path)
+    digest = hashlib.sha256(str(name and (name.number, name.labels)).encode())
+    about = os.stat(file)
+    digest.update(str(about.st_size).encode())
+    with open(file, "rb") as opened:
+        for start in (0, max(0, about.st_size // 2 - _BLOCK // 2), max(0, about.st_size - _BLOCK)):
+            opened.seek(start)
+            digest.update(opened.read(_BLOCK))
+    return Identity(path, digest.hexdigest()[:32], about.st_mtime)
+
+
+def written_since(found: Iterable[Identity]) -> tuple[str, ...]:
+    """The paths of files that are not as they were found, each once."""
+    return tuple(dict.fromkeys(each.path for each in found if identify(each.path).changed_since(each)))

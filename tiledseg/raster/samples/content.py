@@ -1,0 +1,169 @@
+"""What the labels of the training images hold, region by region, and tiles and windows that are drawn by it.
+
+A region is a tile's core, or a small square of an image. Draws depend on counts and random numbers alone, so every
+rank makes the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.raster.labels.class_counts import count_classes
+from tiledseg.raster.labels.label_map import LabelMap, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.sampling import Position, Sampler, Step, epoch_generator, shuffled, steps_from
+from tiledseg.raster.tile_reference import TileReference
+from tiledseg.records import dataclass
+
+READ_AT_ONCE = 8  # squares along each side
+
+
+class ByContent(NamedTuple):
+    """What is asked for. `skip_empty`: regions without a label that counts are never drawn. `balance`: the share of
+    draws for a class, each class that occurs as likely as any other."""
+
+    skip_empty: bool
+    balance: float
+
+
+class Region(NamedTuple):
+    """A part of an image, and the number of the tile whose core it is; None of a square."""
+
+    image: int
+    box: Box
+    tile: int | None = None
+
+
+Unit = tuple[Region, ...]
+"""Regions that are read at once."""
+
+
+def tile_units(tilings: Sequence[Tiling]) -> list[Unit]:
+    """The cores of all tiles, each by itself."""
+    return [(Region(i, tile.core, tile.index),) for i, tiling in enumerate(tilings) for tile in tiling.tiles]
+
+
+def square_units(shapes: Sequence[tuple[int, int]], side: int) -> list[Unit]:
+    """All images cut into squares of `side` pixels, smaller ones at their ends."""
+    reach = READ_AT_ONCE * side
+    return [
+        tuple(Region(image, square) for square in box.blocks(side, side))
+        for image, shape in enumerate(shapes)
+        for box in Box.of_shape(shape).blocks(reach, reach)
+    ]
+
+
+def count_units(units: Sequence[Unit], labels: Sequence[RasterReader], label_map: LabelMap) -> NDArray[np.int64]:
+    """Labels of each class in each region of `units`: (regions, classes). Raises what reading labels raises."""
+    found = []
+    for unit in units:
+        first, last = unit[0].box, unit[-1].box
+        window = Box(first.row.hull(last.row), first.col.hull(last.col))
+        classes_HW = read_labels(labels[unit[0].image], label_map, window)
+        valid_HW = classes_HW != label_map.ignore_index
+        for region in unit:
+            at = region.box.relative_to(window).slices
+            found.append(count_classes(classes_HW[at], valid_HW[at], label_map.count))
+    return np.array(found, np.int64).reshape(-1, label_map.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The regions of all images with their `counts` (regions, classes)."""
+
+    regions: tuple[Region, ...]
+    counts: NDArray[np.int64]
+    asked: ByContent
+
+    def __post_init__(self) -> None:
+        if not self.counts.any():
+            raise ConfigError("no training label is in a class; train.skip_empty and train.balance_classes need some")
+
+    @functools.cached_property
+    def drawn(self) -> tuple[int, ...]:
+        """The regions that are drawn at all."""
+        if not self.asked.skip_empty:
+            return tuple(range(len(self.regions)))
+        return tuple(np.flatnonzero(self.counts.sum(1)).tolist())
+
+    def by_class(self, generator: random.Random) -> int:
+        """A region: a class is drawn, and one of its pixels."""
+        number = int(generator.random() * len(self._ends_by_class))
+        return _drawn(self._ends_by_class[number], generator)
+
+    def by_label(self, generator: random.Random) -> int:
+        """A region: a pixel with a label that counts is drawn."""
+        return _drawn(self._ends, generator)
+
+    @functools.cached_property
+    def _ends_by_class(self) -> list[NDArray[np.int64]]:
+        return [np.cumsum(counts_R) for counts_R in self.counts.T if counts_R.any()]
+
+    @functools.cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum(self.counts.sum(1))
+
+
+def _drawn(ends: NDArray[np.int64], generator: random.Random) -> int:
+    return int(np.searchsorted(ends, int(generator.random() * int(ends[-1])), side="right"))
+
+
+@dataclass(frozen=True, eq=False)
+class ContentSampler:
+    """The steps of `sampler`, of a number of tiles each, but with the tiles that `content` draws.
+
+    An epoch has as many tiles as are drawn at all. A share of them, the balance, is drawn by class, the same tile
+    maybe more than once; in the place of the others stand the tiles of a shuffled list. With a share of 0 each of these
+    occurs once an epoch. Raises ConfigError where a step takes more tiles than there are.
+    """
+
+    sampler: Sampler
+    content: Content
+
+    def __post_init__(self) -> None:
+        left = len(self.content.drawn)
+        if self._size > left:
+            raise ConfigError(
+                f"train.tiles_per_step is {self._size}, but train.skip_empty leaves {left} of "
+                f"{len(self.content.regions)} tiles; give at most {left}, or a finer tiling.grid"
+            )
+
+    @property
+    def seed(self) -> int:
+        return self.sampler.seed
+
+    @property
+    def _size(self) -> int:
+        assert self.sampler.tiles_per_step is not None, "checked with the configuration"
+        return self.sampler.tiles_per_step
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(len(self.content.drawn) / self._size)
+
+    def steps(self, epoch: int) -> list[Step]:
+        generator = epoch_generator(self.seed, epoch)
+        numbers = [
+            self.content.by_class(generator) if generator.random() < self.content.asked.balance else number
+            for number in shuffled(self.content.drawn, generator)
+        ]
+        tiles = [self._reference(number) for number in numbers]
+        return [tuple(sorted(tiles[start : start + self._size])) for start in range(0, len(tiles), self._size)]
+
+    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, Step]]:
+        return steps_from(self.steps, position, epochs)
+
+    def _reference(self, number: int) -> TileReference:
+        image, _, tile = self.content.regions[number]
+        assert tile is not None, "the regions are tiles"
+        return TileReference(image, tile)

@@ -1,0 +1,201 @@
+"""Tiles of many rasters as arrays for training: pixels of the context, classes of the core."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tiledseg.errors import RasterError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.label_map import LabelMap, check_grids_match, read_labels
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.draws import Draw
+from tiledseg.raster.samples.layout import check_cut
+from tiledseg.raster.samples.normalizer import Normalizer, Rule
+from tiledseg.raster.samples.views import ViewReader
+from tiledseg.raster.statistics import Normalization, check_alike
+from tiledseg.records import dataclass
+
+OPEN_RASTERS = 128  # whose handles stay open: well below the usual limit of 1024 files a process
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One tile. `pixels_CHW`: the context, as the raster stores it where a `rule` says what the network's input is of
+    it; else the input itself. `y_HW`: the class (uint8) of each core pixel, ignore_index where the label or the image
+    is not valid; None without labels. `valid_HW`: validity of the core. `around_HW`: as `y_HW`, of the box `around`,
+    the core with a margin as far as the raster has one. `carried`: the same on the device, where
+    `execution.input.carrying` has sent it there."""
+
+    image: int
+    tile: Tile
+    pixels_CHW: NDArray
+    y_HW: NDArray[np.uint8] | None
+    valid_HW: NDArray[np.bool_]
+    around_HW: NDArray[np.uint8] | None = None
+    around: Box | None = None
+    rule: Rule | None = None
+    carried: Any = None
+
+    @property
+    def x_CHW(self) -> NDArray:
+        """The network's input on the context, normalised, 0 at invalid pixels; made on the host, at each call."""
+        return self.pixels_CHW if self.rule is None else self.rule(self.pixels_CHW)
+
+    def labels(self, core: Box, margin: int) -> NDArray[np.int16]:
+        """The classes of a part of the core, in raster positions, and of `margin` pixels around it; -1 beyond the
+        raster. The sample has been loaded with at least this margin."""
+        assert self.around_HW is not None, "the sample was loaded with labels"
+        assert self.around is not None, "the labels have their place"
+        wanted = Box(core.row.expand(margin, margin), core.col.expand(margin, margin))
+        there = wanted.clip(self.around)
+        found_HW = np.full(wanted.shape, -1, np.int16)
+        found_HW[there.relative_to(wanted).slices] = self.around_HW[there.relative_to(self.around).slices]
+        return found_HW
+
+
+@dataclass(eq=False)
+class Dataset:
+    """The tiles of `images` (readers), cut by one tiling each, with `labels` (readers of the same grids) or None.
+    Without tilings its tiles are windows that are drawn anywhere.
+
+    `dtype` is that of x: float32, or float64 for runs in double precision. Samples have the labels of `margin` pixels
+    around their cores too. Any number of threads may load at once.
+    Raises RasterError, before a pixel is read, where counts, bands, dtypes, sizes, CRS or transforms do not match, and
+    LabelError where the label rasters' bands do not fit the classes.
+    """
+
+    images: Sequence[RasterReader]
+    labels: Sequence[RasterReader] | None
+    tilings: Sequence[Tiling]
+    label_map: LabelMap | None
+    normalization: Normalization
+    dtype: DTypeLike = np.float32
+    margin: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        self._maps = [self.label_map.resolve(r.info) for r in self.labels] if self.labels and self.label_map else []
+        self._normalize = Normalizer(self.normalization, self.images[0].info.dtype, self.dtype)
+        self._recent: OrderedDict[int, RasterReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def tiles_per_image(self) -> tuple[int, ...]:
+        return tuple(len(tiling) for tiling in self.tilings)
+
+    def load(self, image: int, tile: int | Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
+        """Read one tile (its index, or itself) of image `image`. Raises RasterError and LabelError.
+
+        `pixels` False: for a rank that needs no more than labels and validity; its x is empty, and no halo is read.
+        `draw`: the tile is one of the image as this changes it, in every pixel as if that lay on the disk.
+        """
+        place = self.tilings[image].tiles[tile] if isinstance(tile, int) else tile
+        source = image if draw is None or draw.source is None else draw.source
+        reader = self._seen(self.images[source], draw)
+        around = self._around(reader.info.shape, place.core)
+        window = _hull(place.context if pixels else place.core, around)
+        pixels_CHW, valid_HW = reader.read(window)
+        core_HW = valid_HW[place.core.relative_to(window).slices]
+        sample = Sample(image, place, pixels_CHW[:, :0, :0], None, core_HW)
+        if pixels:
+            slices = place.context.relative_to(window).slices
+            sample = self._seen_by_network(sample, pixels_CHW[:, *slices], valid_HW[slices], reader.info, draw)
+        if self.labels is None:
+            return sample
+        label_map = self._maps[source]
+        around_HW = read_labels(self._seen(self.labels[source], draw, classes=True), label_map, around)
+        around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
+        return _labelled(sample, around_HW, around)
+
+    def empty(self, image: int, tile: Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
+        """What `load` returns, with arrays that hold nothing yet, each in one piece. No file is opened."""
+        reader = _viewed(self.images[image if draw is None or draw.source is None else draw.source], draw)
+        x_CHW = np.empty((reader.info.bands, *(tile.context.shape if pixels else (0, 0))), self.dtype)
+        sample = Sample(image, tile, x_CHW, None, np.empty(tile.core.shape, np.bool_))
+        around = self._around(reader.info.shape, tile.core)
+        return sample if self.labels is None else _labelled(sample, np.empty(around.shape, np.uint8), around)
+
+    def _seen_by_network(
+        self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
+    ) -> Sample:
+        """The sample with the pixels of its context, or with the input that they make."""
+        valid = None if valid_HW.all() else valid_HW
+        rule = Rule(self._normalize, valid, sample.tile.context, info, None if draw is None else draw.photometry)
+        if self._normalize.leaves_stored(pixels_CHW):
+            return replace(sample, pixels_CHW=pixels_CHW, rule=rule)
+        return replace(sample, pixels_CHW=rule(pixels_CHW))
+
+    def _around(self, shape: tuple[int, int], core: Box) -> Box:
+        """The core with its margin, as far as a raster of `shape` has one."""
+        sides = (side.expand(self.margin, self.margin) for side in (core.row, core.col))
+        return Box(*sides).clip(Box.of_shape(shape)) if self.margin else core
+
+    def _seen(self, reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
+        """The reader, or its view where the draw has one."""
+        return _viewed(self._used(reader), draw, classes)
+
+    def close(self) -> None:
+        for reader in (*self.images, *(self.labels or ())):
+            reader.close()
+
+    def _used(self, reader: RasterReader) -> RasterReader:
+        """The reader, after closing the handles of the one not used for longest where too many rasters are open."""
+        with self._lock:
+            self._recent[id(reader)] = reader
+            self._recent.move_to_end(id(reader))
+            oldest = self._recent.popitem(last=False)[1] if len(self._recent) > OPEN_RASTERS else None
+        if oldest is not None:
+            oldest.release()
+        return reader
+
+
+def settled(sample: Sample) -> Sample:
+    """The sample with the network's input in the place of stored pixels."""
+    return replace(sample, pixels_CHW=sample.x_CHW, rule=None)
+
+
+def _viewed(reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:
+    return reader if draw is None or draw.view is None else ViewReader(reader, draw.view, classes)
+
+
+def _labelled(sample: Sample, around_HW: NDArray[np.uint8], around: Box) -> Sample:
+    y_HW = around_HW[sample.tile.core.relative_to(around).slices]
+    return replace(sample, y_HW=y_HW, around_HW=around_HW, around=around)
+
+
+def _hull(one: Box, other: Box) -> Box:
+    return Box(one.row.hull(other.row), one.col.hull(other.col))
+
+
+def _check(data: Dataset) -> None:
+    images, labels, tilings, normalization = data.images, data.labels, data.tilings, data.normalization
+    if not images:
+        raise RasterError("a data set without images; give at least one in data.images")
+    check_alike([reader.info for reader in images])
+    if len(normalization.mean) != images[0].info.bands:
+        raise RasterError(
+            f"normalisation has {len(normalization.mean)} bands but {images[0].info.path} has {images[0].info.bands}; "
+            "select the bands that the statistics were computed from"
+        )
+    if len(tilings) not in (0, len(images)) or (labels is not None and len(labels) != len(images)):
+        counts = f"{len(images)} images, {len(tilings)} tilings, {'no' if labels is None else len(labels)} labels"
+        raise RasterError(f"{counts}; give one tiling and one label raster for each image")
+    for reader, tiling in zip(images, tilings, strict=False):
+        if reader.info.shape != tiling.raster:
+            raise RasterError(f"{reader.info.path} is {reader.info.shape} but its tiling is of {tiling.raster}")
+        check_cut(reader.info, tiling)
+    for reader, tiling in zip(labels or (), tilings, strict=False):
+        check_cut(reader.info, tiling)
+    if (labels is None) != (data.label_map is None):
+        raise RasterError("labels and data.classes go together; give both or neither")
+    for image, label in zip(images, labels or (), strict=False):
+        check_grids_match(image.info, label.info)

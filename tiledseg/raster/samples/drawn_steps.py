@@ -1,0 +1,173 @@
+"""The steps of a run with what each tile draws: tiles of a tiling, or windows anywhere in the images.
+
+Draws depend on (seed, epoch, image), and the tile where each has its own, or on (seed, epoch, step) for windows: never
+on ranks, nor on what was drawn before. Every rank makes all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.halo import Footprint
+from tiledseg.geometry.tiling import Tiling, window_tile
+from tiledseg.raster.samples.content import Content, ContentSampler
+from tiledseg.raster.samples.draws import Draw, Drawer, drawn_number
+from tiledseg.raster.samples.sampling import DrawnStep, DrawnTile, Position, Sampler, Step
+from tiledseg.raster.samples.views import whole
+from tiledseg.raster.tile_reference import TileReference
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class DrawnTiles:
+    """The steps of `sampler`, each image (`each` "image") or tile of an epoch with a draw of its own.
+
+    Tiles that were drawn by their content are given with the `tilings`: a draw that moves pixels then shows the tile of
+    the changed raster in which the centre of the drawn one stands. `turned`: the images that have another shape after a
+    quarter turn; so shown the k-th of them is an image of its own, the k-th after all others, with as many tiles.
+    """
+
+    sampler: Sampler | ContentSampler
+    drawer: Drawer
+    each: str
+    tilings: tuple[Tiling, ...] = ()
+    turned: tuple[int, ...] = ()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.sampler.steps_per_epoch
+
+    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
+        for at, step in self.sampler.steps_from(position, epochs):
+            yield at, step if self.drawer.is_idle else self._drawn(step, at.epoch)
+
+    def _drawn(self, step: Step, epoch: int) -> DrawnStep:
+        found: dict[str, Draw | None] = {}
+        result = []
+        for reference in step:
+            tile = f" {reference.tile}" if self.each == "tile" else ""
+            words = f"tiledseg.augmentation {self.sampler.seed} {epoch} {reference.image}{tile}"
+            if words not in found:
+                found[words] = self.drawer.draw(words, reference.image)
+            result.append(self._shown(reference, found[words]))
+        return tuple(result)
+
+    def _shown(self, reference: TileReference, draw: Draw | None) -> DrawnTile:
+        image, tile = reference
+        if draw is None or draw.view is None:
+            return DrawnTile(image, tile, draw)
+        if draw.view.transposed and image in self.turned:
+            draw = replace(draw, source=image)
+            image = len(self.drawer.shapes) + self.turned.index(image)
+        if self.tilings:
+            core = self.tilings[reference.image].tiles[tile].core
+            tile = self.tilings[image].tile_at(*draw.view.find(*_centre(core))).index  # type: ignore[union-attr]
+        return DrawnTile(image, tile, draw)
+
+
+def _centre(box: Box) -> tuple[float, float]:
+    return (box.row.start + box.row.stop - 1) / 2, (box.col.start + box.col.stop - 1) / 2
+
+
+@dataclass(frozen=True)
+class DrawnWindows:
+    """Steps of `per_step` square windows of `side` pixels, drawn anywhere in the drawer's images, each with a draw of
+    its own: an image by its share of the pixels, then a place in it, each as likely as any other.
+
+    With a `footprint` a window is a tile with its exact halo: it begins at multiples of the network's alignment in its
+    raster, as drawn. Without one it begins anywhere and is an image of its own: number k of a step is image k, of a
+    single tile, and beyond it is nothing. An epoch has as many windows as cover all pixels once.
+
+    With `content` (of squares) a share of the windows is drawn by class, around a place in a square that has the class;
+    where empty squares are skipped, the others are drawn around a square that has a label.
+
+    A rotation is about the middle of the window, so that it shows what stands there.
+
+    Raises ConfigError where a window is larger than an image.
+    """
+
+    drawer: Drawer
+    side: int
+    per_step: int
+    seed: int
+    footprint: Footprint | None
+    content: Content | None = None
+
+    def __post_init__(self) -> None:
+        least = min(min(shape) for shape in self.drawer.shapes)
+        if self.side > least:
+            raise ConfigError(
+                f"train.window is {self.side}, but an image has {least} px along one side; give at most {least}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(sum(self._areas()) / (self.per_step * self.side**2))
+
+    def steps_from(self, position: Position, epochs: int) -> Iterator[tuple[Position, DrawnStep]]:
+        for epoch in range(position.epoch, epochs):
+            first = position.step if epoch == position.epoch else 0
+            for index in range(first, self.steps_per_epoch):
+                yield Position(epoch, index), self.step(Position(epoch, index))
+
+    def step(self, position: Position) -> DrawnStep:
+        return tuple(self._window(position, k) for k in range(self.per_step))
+
+    def _window(self, position: Position, k: int) -> DrawnTile:
+        words = f"tiledseg.windows {self.seed} {position.epoch} {position.step} {k}"
+        generator = random.Random(drawn_number(words, "place"))
+        place = self._place(generator)
+        image = place[0] if place else self._image(generator)
+        draw = self.drawer.draw(words, image)
+        view = whole(self.drawer.shapes[image]) if draw is None or draw.view is None else draw.view
+        upright = replace(view, rotation=None)
+        if place:
+            row, col = (self._around(at, size) for at, size in zip(upright.find(*place[1:]), view.shape, strict=True))
+        else:
+            row, col = (int(generator.random() * self._starts(size)) * self._unit for size in view.shape)
+        if draw is not None and view.rotation is not None:
+            middle = (self.side - 1) / 2
+            view = replace(view, rotation=view.rotation.about(row + middle, col + middle))
+            draw = replace(draw, view=view)
+        if self.footprint:
+            return DrawnTile(image, window_tile(view.shape, (row, col), self.side, self.footprint, k), draw)
+        seen = view.window(row, col, (self.side, self.side))
+        return DrawnTile(k, 0, Draw(seen, draw.photometry if draw else None, image))
+
+    def _place(self, generator: random.Random) -> tuple[int, float, float] | None:
+        """(image, row, col) that a window is to show, by content; None for any."""
+        content = self.content
+        if content is None:
+            return None
+        by_class = generator.random() < content.asked.balance
+        if not by_class and not content.asked.skip_empty:
+            return None
+        region = content.regions[content.by_class(generator) if by_class else content.by_label(generator)]
+        row, col = (side.start + generator.random() * side.size for side in (region.box.row, region.box.col))
+        return region.image, row, col
+
+    def _image(self, generator: random.Random) -> int:
+        ends = list(itertools.accumulate(self._areas()))
+        return bisect.bisect_right(ends, int(generator.random() * ends[-1]))
+
+    @property
+    def _unit(self) -> int:
+        return self.footprint.alignment if self.footprint else 1
+
+    def _starts(self, size: int) -> int:
+        """The places where a window may begin along a dim."""
+        return -(-(size - self.side) // self._unit) + 1
+
+    def _around(self, at: float, size: int) -> int:
+        """Where a window begins that has a place as near to its middle as can be."""
+        return max(0, min(self._starts(size) - 1, round((at - self.side / 2) / self._unit))) * self._unit
+
+    def _areas(self) -> list[int]:
+        return [height * width for height, width in self.drawer.shapes]

@@ -1,0 +1,112 @@
+"""What an augmentation becomes for one raster: drawn from (seed, epoch, image), and the tile where each has its own.
+
+Nothing depends on ranks, halo modes or what was drawn before: any rank, and a resumed run, draws the same. Each kind
+of change has a generator of its own, so that one more kind changes no draw of the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+
+from tiledseg.config.augmentation import Augmentation
+from tiledseg.raster.samples.photometry import Photometry
+from tiledseg.raster.samples.views import Line, Rotation, View
+from tiledseg.records import dataclass
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a tile is read: places by `view`, where they change, values by `photometry`, where they do; of image
+    `source`, where that is not the tile's."""
+
+    view: View | None = None
+    photometry: Photometry | None = None
+    source: int | None = None
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """Draws of an augmentation for images of `shapes` (height, width) with `bands` bands."""
+
+    augmentation: Augmentation
+    shapes: tuple[tuple[int, int], ...]
+    bands: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it never changes anything."""
+        return not (self.augmentation.moves or self.augmentation.recolours)
+
+    def draw(self, words: str, image: int) -> Draw | None:
+        """Of an image; `words` say what it depends on. None where nothing changes."""
+        asked = self.augmentation
+        if self.is_idle:
+            return None
+        view = draw_view(asked, words, self.shapes[image]) if asked.moves else None
+        photometry = draw_photometry(asked, words, self.bands) if asked.recolours else None
+        return Draw(None if view is None or view.is_whole else view, photometry)
+
+
+def draw_view(asked: Augmentation, words: str, shape: tuple[int, int]) -> View:
+    """Where each pixel comes from: the raster is reflected, turned, scaled about a point that is drawn too, and moved;
+    then rotated about another point.
+
+    A quarter turn shows a raster of `shape` as one of as many columns as that has rows.
+    """
+    reflect, turn, scale, move = (_generator(words, name) for name in ("reflect", "turn", "scale", "translate"))
+    quarters = {0: 0, 90: int(4 * turn.random()), 180: 2 * int(2 * turn.random())}[asked.turn]
+    backward = [wanted and reflect.random() < 0.5 for wanted in asked.reflect]
+    # Turned counter-clockwise, a raster's columns run backward after one or two quarters, its rows after two or three.
+    backward = [backward[0] != (quarters in (2, 3)), backward[1] != (quarters in (1, 2))]
+    least, largest = asked.scale
+    factor = least * (largest / least) ** scale.random()
+    shifts = [int(move.random() * (2 * asked.translate + 1)) - asked.translate for _ in range(2)]
+    row, col = (
+        _line(size, back, factor, scale.random(), shift)
+        for size, back, shift in zip(shape, backward, shifts, strict=True)
+    )
+    transposed = quarters % 2 == 1
+    shown = (shape[1], shape[0]) if transposed else shape
+    return View(shown, row, col, transposed, _rotation(asked.rotate, words, shown))
+
+
+def _rotation(most: float, words: str, shape: tuple[int, int]) -> Rotation | None:
+    """By at most `most` degrees, about a point of a view of `shape`."""
+    if not most:
+        return None
+    generator = _generator(words, "rotate")
+    angle = math.radians(most * (2 * generator.random() - 1))
+    row, col = (generator.random() * size - 0.5 for size in shape)
+    return Rotation(math.cos(angle), math.sin(angle), row, col)
+
+
+def _line(size: int, backward: bool, factor: float, point: float, shift: int) -> Line:
+    """Of a dim of `size` pixels that is run `backward`, scaled about the share `point` of it, then moved."""
+    base, sign = (size - 1, -1) if backward else (0, 1)
+    if factor == 1:
+        return Line(base + sign * shift, sign)
+    fixed = point * size - 0.5
+    return Line(base + sign * ((shift - fixed) / factor + fixed), sign / factor)
+
+
+def draw_photometry(asked: Augmentation, words: str, bands: int) -> Photometry:
+    """How values change, each band by itself. One band stays at least."""
+    contrast, brightness, drop = (_generator(words, name) for name in ("contrast", "brightness", "drop_bands"))
+    factors = tuple(1 + asked.contrast * (2 * contrast.random() - 1) for _ in range(bands))
+    offsets = tuple(asked.brightness * (2 * brightness.random() - 1) for _ in range(bands))
+    stays = int(bands * drop.random())
+    kept = tuple([drop.random() >= asked.drop_bands for _ in range(bands)])
+    if not any(kept):
+        kept = tuple(band == stays for band in range(bands))
+    return Photometry(factors, offsets, kept, asked.noise, drawn_number(words, "noise"))
+
+
+def _generator(words: str, name: str) -> random.Random:
+    return random.Random(drawn_number(words, name))
+
+
+def drawn_number(words: str, name: str) -> int:
+    """64 bits."""
+    return int.from_bytes(hashlib.sha256(f"{words} {name}".encode()).digest()[:8], "big")

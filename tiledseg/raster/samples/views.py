@@ -1,0 +1,201 @@
+"""A raster seen through a map of places: reflected, turned, moved, resized, rotated, without a file of its own.
+
+A view says, for each row and column that it shows, where in the raster that lies: along either dim a line,
+`start + step * position`, before which positions may be rotated about a point. Every box of a view is read from the
+raster by these positions alone, so tiles, blocks and halos of a view fit together as those of a raster on a disk do.
+What lies beyond the raster is not valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
+from tiledseg.raster.mirrored_reader import RasterReader
+from tiledseg.raster.samples.rotation import Rotation, read_places
+from tiledseg.records import dataclass
+
+
+class Line(NamedTuple):
+    """Where positions of a view lie in the raster along one dim: `start + step * position`, at centres of pixels."""
+
+    start: float
+    step: float
+
+    @property
+    def on_pixels(self) -> bool:
+        """Whether each position of the view is a pixel of the raster: whole numbers, one after the other."""
+        return abs(self.step) == 1 and self.start == int(self.start)
+
+    def shift(self, by: int) -> Line:
+        """The line of positions that are counted from position `by`."""
+        return Line(self.start + self.step * by, self.step)
+
+    def source(self, positions: Interval) -> Interval:
+        """Of a line on pixels: the pixels that the positions are, in the raster's order."""
+        first = int(self.start + self.step * positions.start)
+        last = int(self.start + self.step * (positions.stop - 1))
+        return Interval(min(first, last), max(first, last) + 1)
+
+
+@dataclass(frozen=True)
+class View:
+    """`shape`: (height, width) that it shows. `row`, `col`: lines to the raster's rows and columns. `transposed`: the
+    raster's rows run along the view's columns, and `row` takes the view's columns. `rotation`: what positions of the
+    view are moved by before the lines take them."""
+
+    shape: tuple[int, int]
+    row: Line
+    col: Line
+    transposed: bool = False
+    rotation: Rotation | None = None
+
+    @property
+    def on_pixels(self) -> bool:
+        return self.rotation is None and self.row.on_pixels and self.col.on_pixels
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it shows places as they are."""
+        return not self.transposed and self.row == self.col == (0, 1) and self.rotation is None
+
+    def find(self, row: float, col: float) -> tuple[float, float]:
+        """Where a place of the raster stands in the view, (row, col), beyond it too."""
+        along = (row - self.row.start) / self.row.step, (col - self.col.start) / self.col.step
+        found = along[::-1] if self.transposed else along
+        return self.rotation.back.moved(*found) if self.rotation else found
+
+    def window(self, row: int, col: int, shape: tuple[int, int]) -> View:
+        """What it shows of a box of `shape` that begins at (row, col)."""
+        along_rows, along_cols = (col, row) if self.transposed else (row, col)
+        rotation = self.rotation and self.rotation.counted_from(row, col)
+        lines = self.row.shift(along_rows), self.col.shift(along_cols)
+        return View(shape, *lines, self.transposed, rotation)
+
+    def places(self, box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where in the raster each position of `box` lies, row and column, (height, width) or to be broadcast to it."""
+        rows = np.arange(box.row.start, box.row.stop, dtype=np.float64)[:, None]
+        cols = np.arange(box.col.start, box.col.stop, dtype=np.float64)
+        rows, cols = self.rotation.moved(rows, cols) if self.rotation else (rows, cols)
+        along_rows, along_cols = (cols, rows) if self.transposed else (rows, cols)
+        return self.row.start + self.row.step * along_rows, self.col.start + self.col.step * along_cols
+
+
+def whole(shape: tuple[int, int]) -> View:
+    """The view that changes nothing."""
+    return View(shape, Line(0, 1), Line(0, 1))
+
+
+class ViewReader(RasterReader):
+    """Reads a view of `source`, which stays its owner's to close.
+
+    `classes`: pixels are class numbers, the nearest is taken where the view resizes; else they are interpolated
+    (bilinear), as float32, or float64 where the raster has more than float32's 24 bits, and are valid where all that
+    they were made of is.
+    """
+
+    def __init__(self, source: RasterReader, view: View, classes: bool = False) -> None:
+        self._source, self._view = source, view
+        self._nearest = classes
+        dtype = source.info.dtype if classes or view.on_pixels else str(interpolated(np.dtype(source.info.dtype)))
+        self.info = replace(source.info, height=view.shape[0], width=view.shape[1], dtype=dtype)
+
+    def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        view = self._view
+        if view.rotation is not None:
+            pixels_CHW, valid_HW = read_places(self._source, *view.places(box), self.info.dtype, self._nearest)
+        else:
+            pixels_CHW, valid_HW = self._read_lines(box)
+        return np.ascontiguousarray(pixels_CHW), np.ascontiguousarray(valid_HW)
+
+    def _read_lines(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        view = self._view
+        wanted = Box(box.col, box.row) if view.transposed else box
+        pixels_CHW, valid_HW = self._on_pixels(wanted) if view.on_pixels else self._resized(wanted)
+        return (pixels_CHW.swapaxes(1, 2), valid_HW.T) if view.transposed else (pixels_CHW, valid_HW)
+
+    def _on_pixels(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        """`box`: positions along the raster's rows and columns."""
+        view = self._view
+        wanted = Box(view.row.source(box.row), view.col.source(box.col))
+        pixels_CHW, valid_HW = self._part(wanted)
+        order = slice(None, None, int(view.row.step)), slice(None, None, int(view.col.step))
+        return pixels_CHW[:, *order], valid_HW[order]
+
+    def _part(self, wanted: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        """A box of the raster; not valid beyond its border."""
+        inside = wanted.clip(Box.of_shape(self._source.info.shape))
+        if inside == wanted:
+            return self._source.read(wanted)
+        pixels_CHW = np.zeros((self.info.bands, *wanted.shape), self._source.info.dtype)
+        valid_HW = np.zeros(wanted.shape, np.bool_)
+        if inside.area:
+            at = inside.relative_to(wanted).slices
+            pixels_CHW[:, *at], valid_HW[at] = self._source.read(inside)
+        return pixels_CHW, valid_HW
+
+    def _resized(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:
+        height, width = self._source.info.shape
+        rows = _taps(self._view.row, box.row, height, self._nearest)
+        cols = _taps(self._view.col, box.col, width, self._nearest)
+        pixels_CHW, valid_HW = self._source.read(Box(rows.hull, cols.hull))
+        inside_HW = rows.inside[:, None] & cols.inside
+        if self._nearest:
+            at = np.ix_(rows.low, cols.low)
+            return pixels_CHW.take(rows.low, 1).take(cols.low, 2), valid_HW[at] & inside_HW
+        pixels_CHW = pixels_CHW.astype(self.info.dtype)
+        if not valid_HW.all():
+            pixels_CHW[:, ~valid_HW] = 0  # nodata values such as -3e38 or NaN
+        for dim, taps in ((1, rows), (2, cols)):
+            pixels_CHW = _between(pixels_CHW, taps, dim)
+            valid_HW = valid_HW.take(taps.low, dim - 1) & valid_HW.take(taps.high, dim - 1)
+        return pixels_CHW, valid_HW & inside_HW
+
+    def release(self) -> None:
+        """Its source's owner releases."""
+
+    def close(self) -> None:
+        """Its source's owner closes."""
+
+
+class _Taps(NamedTuple):
+    """What each position along a dim is made of: pixels `low` and `high`, counted from `hull`, and the share of the
+    latter; `inside`: whether it lies within the raster."""
+
+    low: NDArray[np.intp]
+    high: NDArray[np.intp]
+    share: NDArray[np.float64]
+    inside: NDArray[np.bool_]
+    hull: Interval
+
+
+def _taps(line: Line, positions: Interval, size: int, nearest: bool) -> _Taps:
+    at = line.start + line.step * np.arange(positions.start, positions.stop, dtype=np.float64)
+    inside = (at >= -0.5) & (at < size - 0.5)
+    at = np.floor(at + 0.5) if nearest else at
+    at = np.clip(at, 0, size - 1)
+    low = np.floor(at).astype(np.intp)
+    share = at - low
+    high = low + (share > 0)
+    hull = Interval(int(low.min()), int(high.max()) + 1)
+    return _Taps(low - hull.start, high - hull.start, share, inside, hull)
+
+
+def _between(pixels_CHW: NDArray, taps: _Taps, dim: int) -> NDArray:
+    share = taps.share.astype(pixels_CHW.dtype).reshape((-1, 1) if dim == 1 else (1, -1))
+    found_CHW = pixels_CHW.take(taps.low, dim)
+    found_CHW *= 1 - share
+    other_CHW = pixels_CHW.take(taps.high, dim)
+    other_CHW *= share
+    found_CHW += other_CHW
+    return found_CHW
+
+
+def interpolated(dtype: np.dtype) -> np.dtype:
+    """The dtype of pixels between pixels."""
+    return np.dtype(np.float64 if dtype.itemsize > 2 and dtype != np.float32 else np.float32)

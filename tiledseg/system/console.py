@@ -1,0 +1,94 @@
+"""What a command says: its answer on standard output, which is a result, and words on standard error, which are none.
+
+An answer that cannot be written is a failure of the command (one line, exit 1); a warning or a progress line that
+cannot be is passed over, for a full disk under a log is no reason to end a run. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import IO, NoReturn
+
+from tiledseg.errors import WriteError
+from tiledseg.system.writing import write_error
+
+_STANDARD_OUTPUT = "standard output"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of a thing whose plural ends in an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def answer(text: str) -> None:
+    """Write `text` and a line's end to standard output, now. Raises WriteError where that cannot be."""
+    if sys.stdout is None:
+        raise WriteError(f"cannot write {_STANDARD_OUTPUT}: it is closed; send it to a file, or to /dev/null")
+    with answering():
+        sys.stdout.write(text + "\n")
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """All that is printed inside is on standard output at the end. Raises WriteError where that cannot be, and
+    SystemExit(1), which nothing reports, where its reader has seen enough (`| head`)."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except WriteError:
+        raise
+    except BrokenPipeError:
+        _drop(sys.stdout)
+        raise SystemExit(1) from None
+    except OSError as error:
+        _drop(sys.stdout)
+        raise write_error(_STANDARD_OUTPUT, error) from error
+
+
+def say(line: str) -> None:
+    """Write one line to standard error, in one piece, where that can be. Names of files may hold what is no text."""
+    words = line.encode("utf-8", "backslashreplace").decode()
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(words + "\n")
+            sys.stderr.flush()
+
+
+def flush() -> None:
+    """Empty both buffers as far as that can be: what a failing command does before it speaks."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+
+
+def end(code: int) -> NoReturn:
+    """End the process with `code`, without the interpreter's own shutdown: it would try full buffers again, and exit
+    with 120."""
+    flush()
+    os._exit(code)
+
+
+def keep_descriptors() -> None:
+    """Standard descriptors that came closed lead nowhere from here on.
+
+    Else the next file opened has the number of one, and what a library prints goes into it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+
+
+def _drop(stream: IO[str]) -> None:
+    """What waits in the buffer goes nowhere: the interpreter would try it again at its end, and exit with 120."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()

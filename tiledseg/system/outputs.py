@@ -1,0 +1,149 @@
+"""The one guard of files that are written: asked by every command, for all its files at once, before the first write.
+
+The law: nothing that a command reads, and nothing that it writes under another name, is replaced by what it writes.
+Files are compared as they lie on the disk (device and inode, else real paths), together with the names that a file has
+until it is whole. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
+from pathlib import Path
+
+from tiledseg.errors import OutputError
+from tiledseg.records import dataclass
+from tiledseg.system.files import irregular_kind
+
+_NAME_BYTES = 255
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written: the flag or key that named it, the path as typed, and its bytes where they are known.
+
+    `beside` are the other names that are written or removed with it: temporary names, files that describe an older one.
+    """
+
+    key: str
+    path: str | Path
+    beside: tuple[Path, ...] = field(default=())
+    size: int = 0
+
+    @property
+    def names(self) -> tuple[Path, ...]:
+        """Every name that writing this file touches, its own first."""
+        return Path(self.path), *self.beside
+
+
+def temporary(path: str | Path) -> Path:
+    """The name beside `path` that a file has until it is whole."""
+    path = Path(path)
+    return path.with_name(f".{path.name}.part")
+
+
+def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = ()) -> Output:
+    """A file that is written under its temporary name and then renamed; of an older file there, those beside it with
+    these `sidecars` as suffixes are removed."""
+    target = Path(path)
+    if not target.name:
+        return Output(key, path)
+    return Output(key, path, (temporary(target), *(target.with_name(target.name + end) for end in sidecars)), size)
+
+
+def files_below(folder: str | Path) -> list[Path]:
+    return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
+
+
+def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | Path] = ()) -> None:
+    """Raise OutputError unless each of `outputs` can be written, as a regular file, without replacing one of `inputs`
+    or another output."""
+    sources = {identity: Path(source) for source in inputs for identity in _identities(source)}
+    taken: dict[object, Output] = {}
+    for output in outputs:
+        _check_place(output)
+        for name in output.names:
+            _check_name(output, name)
+            for identity in _identities(name):
+                if identity in sources:
+                    raise OutputError(
+                        f"{_subject(output, name)} is the input {sources[identity]}; choose another output"
+                    )
+                other = taken.setdefault(identity, output)
+                if other is not output:
+                    raise OutputError(
+                        f"{output.key} {output.path} and {other.key} {other.path} would be one file; give two names"
+                    )
+    _check_room(outputs)
+
+
+def _identities(path: str | Path) -> Iterator[object]:
+    """What two paths to one file have in common: the real path always, device and inode where the file is there."""
+    yield os.path.realpath(path)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return
+    yield status.st_dev, status.st_ino
+
+
+def _subject(output: Output, name: Path) -> str:
+    """The beginning of a refusal for one of the names of an output."""
+    if name == Path(output.path):
+        return f"cannot write {output.key} {output.path}: it"
+    return f"cannot write {output.key} {output.path}: {name}, which is written with it,"
+
+
+def _check_place(output: Output) -> None:
+    """The folder is there and may be written, and the path is that of a file."""
+    typed = str(output.path)
+    if not typed:
+        raise OutputError(f"{output.key} is empty; give a file name")
+    if "\0" in typed:
+        raise OutputError(f"{output.key} holds a null character, {typed!r}; give a file name")
+    folder = Path(typed).parent
+    if irregular_kind(folder) != "a folder":
+        raise OutputError(f"cannot write {output.key} {typed}: {folder} is not a folder; make it first")
+    if typed.endswith("/") or typed.rsplit("/", 1)[-1] in (".", ".."):
+        raise OutputError(f"cannot write {output.key} {typed}: it names a folder; give a file name")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"cannot write {output.key} {typed}: no permission in {folder}; choose another output")
+
+
+def _check_name(output: Output, name: Path) -> None:
+    length = len(os.fsencode(name.name))
+    if length > _NAME_BYTES:
+        raise OutputError(f"{_subject(output, name)} has a name of {length} bytes; give one of {_NAME_BYTES} at most")
+    kind = irregular_kind(name)
+    if kind is not None:
+        raise OutputError(f"{_subject(output, name)} is {kind}; give a file name")
+    if os.path.islink(name) and not os.path.exists(name):
+        raise OutputError(f"{_subject(output, name)} is a link to {os.readlink(name)}, which is not there; remove it")
+
+
+def _check_room(outputs: Sequence[Output]) -> None:
+    """The disks take all files together, and the limit of a file's size each of them."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    needed: dict[int, int] = {}
+    for output in outputs:
+        folder = Path(output.path).parent
+        if limit != resource.RLIM_INFINITY and output.size > limit:
+            raise OutputError(
+                f"cannot write {output.key} {output.path}: it takes {output.size} bytes, but files may have {limit} "
+                "here; raise the limit (ulimit -f)"
+            )
+        device = os.stat(folder).st_dev
+        needed[device] = needed.get(device, 0) + output.size
+        free = shutil.disk_usage(folder).free
+        if needed[device] > free:
+            raise OutputError(
+                f"cannot write {output.key} {output.path}: it needs {_gib(needed[device])} GiB, {folder} has "
+                f"{_gib(free)} GiB free; make room"
+            )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3g}"

@@ -1,0 +1,72 @@
+"""How files are written in the middle of a run: whole or not at all, and one line where the disk does not take them.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tiledseg.errors import TiledsegError, WriteError
+from tiledseg.system.outputs import temporary
+
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
+}
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """The one place where a refusal of the operating system while `path` is written becomes a WriteError that names it.
+
+    What has been written before stays as it is; errors of this project pass as they are.
+    """
+    try:
+        yield
+    except TiledsegError:
+        raise
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: str | Path, error: Exception) -> WriteError:
+    """The one line for a file that could not be written."""
+    number = getattr(error, "errno", None)
+    reason = os.strerror(number) if number else " ".join(str(error).split())
+    remedy = _REMEDIES.get(number or 0, "see that it can be written")
+    return WriteError(f"cannot write {path}: {reason}; {remedy}, then run the command again")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """The temporary name to write `path` under; at the end of the block that file, flushed to the disk, is `path`.
+
+    Ended at any moment, `path` is the old file or the new one. A failed write leaves no temporary file, and is a
+    WriteError.
+    """
+    part = temporary(path)
+    with writing(path):
+        try:
+            part.unlink(missing_ok=True)  # of a killed run; and a link there must not be followed
+            yield part
+            flush(part)
+            os.replace(part, path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def flush(path: Path) -> None:
+    """Make what was written to a file, or renamed in a folder, last."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,166 @@
+"""A node for a call of single pixels: its tensors in their layouts, and the weights that stand beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Pixelwise, Slot
+from tiledseg.models.layers.pixelwise import PixelFunction, Weights
+from tiledseg.tracing.functions.layouts import Dims, is_channels
+from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value
+from tiledseg.tracing.record import Given, values_in
+
+TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
+
+
+def pixelwise(
+    step: Step,
+    function: str,
+    arguments: Sequence[Any],
+    keywords: dict[str, Any],
+    layout: Layout | None = None,
+    broadcasts: bool = True,
+) -> list[Value]:
+    """A node for a call of single pixels; `layout`: of what it gives, that of the inputs unless given. `broadcasts`:
+    whether its weights stand beside the tensor's dims."""
+    inputs: list[Value] = []
+    weights: list[Given] = []
+    plainly = function.removeprefix("Tensor.") not in TENSORS_ALONE
+    given = _slots((tuple(arguments), tuple(sorted(keywords.items()))), inputs, weights, plainly)
+    beside = [value.tensor for value in values_in((tuple(arguments), keywords)) if isinstance(value, Given)]
+    common = _common_layout(inputs)
+    after = layout or common
+    for weight in beside if broadcasts else ():
+        _check_weight(weight, common)
+    made = []
+    for part, shape in enumerate(step.call.shapes):
+        layer = Pixelwise(
+            function,
+            given[0],
+            _channels(after, shape),
+            given[1],
+            tuple(value.layout for value in inputs),
+            after,
+            tuple(tuple(weight.tensor.shape) for weight in weights),
+            part if len(step.call.shapes) > 1 else None,
+        )
+        node = step.lowering.add(
+            step, function.removeprefix("Tensor."), layer, PixelFunction(layer, shared(weights)), inputs
+        )
+        made.append(step.made(node, after, part))
+    return made
+
+
+def _slots(value: Any, inputs: list[Value], weights: list[Given], plainly: bool = True) -> Any:
+    """`plainly`: tensors of one number stand as that number."""
+    if isinstance(value, Value):
+        if value not in inputs:
+            inputs.append(value)
+        return Slot(inputs.index(value))
+    if isinstance(value, Given):
+        return _given_slot(value, weights, plainly)
+    if isinstance(value, tuple | list):
+        return tuple(_slots(each, inputs, weights, plainly) for each in value)
+    return value
+
+
+def _given_slot(value: Given, weights: list[Given], plainly: bool = True) -> Any:
+    if value.name is None and value.weights:
+        return formula(value, weights)
+    if value.name is None and value.tensor.numel() == 1 and plainly:
+        return value.tensor.item()
+    place = next((at for at, weight in enumerate(weights) if weight.tensor is value.tensor), len(weights))
+    if place == len(weights):
+        weights.append(value)
+    return Slot(place, True)
+
+
+def shared(weights: Sequence[Given]) -> Weights:
+    return Weights([weight.owner or weight.tensor for weight in weights])
+
+
+def formula(value: Given, weights: list[Given]) -> Any:
+    """How a weight is computed from others, which are added to `weights`."""
+    if value.name is not None or value.recipe is None or not value.weights:
+        return _given_slot(value, weights)
+    function, arguments, keywords, part = value.recipe
+    if function.endswith("_") and not function.endswith("__"):
+        raise RefusalError(f"takes a weight that {function} has written over; compute it without")
+    given = _formula_arguments(arguments, weights)
+    named = tuple((key, _formula_arguments(each, weights)) for key, each in sorted(keywords.items()))
+    return Formula(function, given, named, part)
+
+
+def _formula_arguments(value: Any, weights: list[Given]) -> Any:
+    if isinstance(value, Given):
+        return formula(value, weights)
+    if isinstance(value, tuple):
+        return tuple(_formula_arguments(each, weights) for each in value)
+    return Cut(value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+
+def _common_layout(inputs: Sequence[Value]) -> Layout:
+    """That of what the inputs give together: pixels where one of them has pixels."""
+    if any(value.node is None for value in inputs):
+        raise UnknownError
+    full = [value.layout for value in inputs if not value.layout.one_pixel] or [value.layout for value in inputs]
+    ranks = {len(value.layout.dims) for value in inputs}
+    kinds = {replace(layout, channels=()) for layout in full}
+    if len(kinds) > 1 or len(ranks) > 1 or any(not _fits(value.layout, full[0]) for value in inputs):
+        raise RefusalError("joins tensors that lie in different layouts; bring them to one before")
+    return full[0]
+
+
+def _fits(one: Layout, other: Layout) -> bool:
+    """Whether dims that hold pixels, or channels, are the same in both."""
+    pairs = zip(one.dims, other.dims, strict=False)
+    return all(is_channels(a) == is_channels(b) or not (a and b) for a, b in pairs)
+
+
+def _check_weight(weight: torch.Tensor, layout: Layout) -> None:
+    """Refuse a weight that has values of its own for pixels, or images."""
+    if weight.dim() > len(layout.dims):
+        raise RefusalError(f"takes a weight of shape {tuple(weight.shape)}, which has more dims than the tensor")
+    if weight.dim() == 0:
+        return
+    for dim, size in zip(layout.dims[-weight.dim() :], weight.shape, strict=True):
+        if size > 1 and not is_channels(dim):
+            raise RefusalError(
+                f"takes a weight of shape {tuple(weight.shape)}, one for each pixel of one size of image; use one a "
+                "channel"
+            )
+
+
+def _channels(layout: Layout, shape: Sequence[int]) -> int:
+    if layout.channels:
+        return prod(layout.channels)
+    return prod(size for dim, size in zip(layout.dims, shape, strict=True) if is_channels(dim))
+
+
+def channel_dims(value: Value, dims: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Dims by number from the front. Refuses those that hold pixels or images."""
+    count = len(value.layout.dims)
+    numbers = range(count) if dims is None else [dims] if isinstance(dims, int) else dims
+    found = tuple(sorted(number % count for number in numbers))
+    if not all(is_channels(value.layout.dims[number]) for number in found):
+        raise RefusalError("works along pixels or images, of which a tile has a part only; work along channels")
+    return found
+
+
+def without(layout: Layout, dims: Sequence[int], keep: bool) -> Layout:
+    """The layout after channels have been reduced to one."""
+    gone = {atom for number in dims for atom in layout.dims[number]}
+    stay = [(f"C{index}", size) for index, size in enumerate(layout.channels) if f"C{index}" not in gone]
+    names = {atom: f"C{index}" for index, (atom, _) in enumerate(stay)}
+    one: tuple[str, ...] = () if stay else ("C0",)  # a single channel is left
+    left: Dims = tuple(
+        one if number in dims else tuple(names.get(atom, atom) for atom in dim)
+        for number, dim in enumerate(layout.dims)
+        if keep or number not in dims
+    )
+    return replace(layout, dims=left, channels=tuple(size for _, size in stay) if len(stay) > 1 else ())

@@ -1,0 +1,142 @@
+"""The loss of a network that gives edges beside classes, as G-SCNN (Takikawa et al., 2019, section 3.3).
+
+Four terms, each a sum over pixels, so that tiles and ranks add up:
+
+- the cross-entropy of the classes;
+- `edge_weight` times the cross-entropy of the edges, in which an edge pixel counts `edge_balance`, another the rest;
+- `attention_weight` times the cross-entropy of the classes again, where the network is sure of an edge (above 0.8);
+- `dual_weight` times |z - z'| / sqrt(2), summed over classes: z is the length of the gradient of the smoothed
+  probabilities, z' that of the labels.
+
+All are divided by the number of valid pixels of the step; where classes have weights, the first and the third by the
+sum of these pixels' weights (`AttentionObjective`). The published code divides each by the number of pixels in
+which it is not zero, or weighs edges by their share in the image; it draws noise for the probabilities, and divides
+gradients by their largest. Such numbers are known when all tiles are done, and are then too late for the gradients.
+
+What looks at neighbours is exact over tiles: gradients of probabilities are an output of the network's graph, with a
+halo like any other; edges and gradients of labels come from the labels around a tile.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
+from tiledseg.records import dataclass
+from tiledseg.training.losses.objective import Sums, class_weighted, counted
+from tiledseg.training.losses.pixel_losses import cross_entropies, weights_of
+
+SURE = 0.8  # of an edge
+_LEAST = 1e-6  # under the root: where nothing changes, its slope would be infinite
+
+
+@dataclass(frozen=True)
+class EdgeObjective:
+    """See above; `edge_radius`: an edge pixel has another class within so many pixels. `classes`: with the terms of
+    classes, the first and the third; else these are objectives of their own."""
+
+    ignore_index: int
+    edge_weight: float = 20.0
+    edge_balance: float = 0.9
+    edge_radius: int = 2
+    attention_weight: float = 1.0
+    dual_weight: float = 1.0
+    classes: bool = True
+
+    @property
+    def margin(self) -> int:
+        return max(self.edge_radius, REACH)
+
+    @property
+    def in_words(self) -> str:
+        terms = [(self.edge_weight, "edges"), (self.dual_weight, "dual")]
+        if self.classes:
+            terms = [(1.0, "cross-entropy"), terms[0], (self.attention_weight, "attention"), terms[1]]
+        return " + ".join(counted(factor, name) for factor, name in terms if factor)
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        scores_BKHW, edges_BCHW, gradients_BCHW = outputs_BKHW
+        own_BHW = _inner(target_BHW, self.margin)
+        valid_P = (own_BHW != self.ignore_index).reshape(-1)
+        scores_P = edges_BCHW.reshape(-1)
+        losses_P = torch.zeros_like(scores_P)
+        if self.classes:
+            classes_P = cross_entropies(scores_BKHW, own_BHW, self.ignore_index)
+            losses_P = classes_P + self.attention_weight * sure_of_edge(edges_BCHW) * classes_P
+        edge_P = edges_of(target_BHW, self.edge_radius, self.ignore_index, self.margin).reshape(-1)
+        weights_P = torch.where(edge_P, self.edge_balance, 1 - self.edge_balance) * valid_P
+        bce_P = functional.binary_cross_entropy_with_logits(scores_P, edge_P.to(scores_P.dtype), reduction="none")
+        losses_P = losses_P + self.edge_weight * weights_P.to(scores_P.dtype) * bce_P
+        dual_P = _dual(gradients_BCHW, target_BHW, self.ignore_index, self.margin).reshape(-1)
+        losses_P = losses_P + self.dual_weight * dual_P
+        return losses_P.sum(dtype=torch.float64), valid_P.sum(dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class AttentionObjective:
+    """The cross-entropy of the classes, by their `weights`, where the network is sure of an edge; the mean is over all
+    valid pixels, by their weights."""
+
+    ignore_index: int
+    factor: float
+    weights: tuple[float, ...] = ()
+    margin: int = 0
+
+    @property
+    def in_words(self) -> str:
+        return class_weighted(counted(self.factor, "attention"), self.weights)
+
+    def sums(self, outputs_BKHW: tuple[torch.Tensor, ...], target_BHW: torch.Tensor) -> Sums:
+        classes_P = cross_entropies(outputs_BKHW[0], target_BHW, self.ignore_index, self.weights)
+        losses_P = self.factor * sure_of_edge(outputs_BKHW[1]) * classes_P
+        return losses_P.sum(dtype=torch.float64), weights_of(target_BHW, self.ignore_index, self.weights)
+
+
+def sure_of_edge(edges_BCHW: torch.Tensor) -> torch.Tensor:
+    """Of each pixel, image by image and row by row, whether its score says an edge by more than `SURE`."""
+    return torch.sigmoid(edges_BCHW.detach().reshape(-1)) > SURE
+
+
+def edges_of(target_BHW: torch.Tensor, radius: int, ignore_index: int, margin: int) -> torch.Tensor:
+    """Whether a valid pixel of another class lies within `radius` of a valid pixel; without `margin` pixels around."""
+    valid_BHW = _valid(target_BHW, ignore_index)
+    height, width = (size - 2 * margin for size in target_BHW.shape[1:])
+    own_BHW, found_BHW = _inner(target_BHW, margin), _inner(torch.zeros_like(valid_BHW), margin)
+    for row in range(-radius, radius + 1):
+        for col in range(-radius, radius + 1):
+            if row**2 + col**2 <= radius**2:
+                part = (
+                    slice(None),
+                    slice(margin + row, margin + row + height),
+                    slice(margin + col, margin + col + width),
+                )
+                found_BHW = found_BHW | (valid_BHW[part] & (target_BHW[part] != own_BHW))
+    return found_BHW & _inner(valid_BHW, margin)
+
+
+def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int, margin: int) -> torch.Tensor:
+    """|z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel whose class is not known."""
+    near_BHW = _inner(target_BHW, margin - REACH)
+    classes, dtype = gradients_BCHW.shape[1] // len(GRADIENTS), gradients_BCHW.dtype
+    filters = torch.tensor(GRADIENTS, dtype=dtype, device=gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
+    # Beyond the raster there is no class: zeros, as around the probabilities.
+    labels_BKHW = torch.stack([near_BHW == k for k in range(classes)], 1).to(dtype)
+    known_BCHW = functional.max_pool2d((near_BHW == ignore_index).to(dtype)[:, None], 2 * REACH + 1, 1) == 0
+    labels_BCHW = functional.conv2d(labels_BKHW, filters, groups=classes)
+    differences_BKHW = (_lengths(gradients_BCHW) - _lengths(labels_BCHW)).abs()
+    return differences_BKHW.sum(1) / 2**0.5 * known_BCHW[:, 0]
+
+
+def _lengths(gradients_BCHW: torch.Tensor) -> torch.Tensor:
+    """Of a class's two channels, by column and by row, the root of the sum of squares."""
+    return (gradients_BCHW.unflatten(1, (-1, 2)).square().sum(2) + _LEAST).sqrt()
+
+
+def _valid(target_BHW: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    return (target_BHW >= 0) & (target_BHW != ignore_index)
+
+
+def _inner(values_BHW: torch.Tensor, margin: int) -> torch.Tensor:
+    height, width = values_BHW.shape[1:]
+    return values_BHW[:, margin : height - margin, margin : width - margin]

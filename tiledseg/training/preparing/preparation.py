@@ -1,0 +1,401 @@
+"""Everything that can be known, and refused, before a run starts: files, network, and its plan.
+
+One rank looks at the files and tells the others; nothing is written and no pixel is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.architecture.network import Network
+from tiledseg.architecture.presets import build_network
+from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
+from tiledseg.config.augmentation import Augmentation, augmentation
+from tiledseg.config.data import IMAGENET, DataConfig
+from tiledseg.config.memory import ALL
+from tiledseg.config.recompute import recompute_of
+from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
+from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.errors import ConfigError
+from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
+from tiledseg.geometry.shapes import count_parameters, tensor_channels
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.models.frozen import freeze, frozen_nodes
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.parallelism import parallelism
+from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.question import RunQuestion
+from tiledseg.planning.run.remedy import naming_settings
+from tiledseg.planning.run.windows import Windows
+from tiledseg.raster.finding.sources import (
+    HELD_OUT,
+    HELD_OUT_ALONE,
+    LEARNT,
+    Parts,
+    as_list,
+    has_validation,
+    pair_sources,
+)
+from tiledseg.raster.info import RasterInfo, reference_notes
+from tiledseg.raster.labels.class_counts import median_frequency_weights
+from tiledseg.raster.labels.label_map import LabelMap
+from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.labels.pair_reading import PairReading
+from tiledseg.raster.samples.content import ByContent
+from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
+from tiledseg.raster.samples.draws import Drawer
+from tiledseg.raster.samples.layout import layout_warning
+from tiledseg.raster.samples.sampling import Sampler, Steps
+from tiledseg.raster.samples.spatial_split import SpatialSplit
+from tiledseg.raster.statistics import check_alike
+from tiledseg.records import dataclass
+from tiledseg.tracing.build import known, network_modules
+from tiledseg.training.best import judge_of
+from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
+from tiledseg.training.losses.class_weights import given_weights
+from tiledseg.training.losses.objective import Objective
+from tiledseg.training.preparing.auto import find_settings, with_settings
+from tiledseg.training.preparing.first_weights import check_imagenet
+from tiledseg.training.preparing.raster_set import Found, RasterSet, inspect
+from tiledseg.training.preparing.splitting import SplitAsked, split_of
+from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
+from tiledseg.training.steps.optimizer import parameter_groups
+from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
+from tiledseg.user_files.machine import machine_of
+
+_TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
+
+
+if TYPE_CHECKING:
+    from tiledseg.planning.memory.store import Store
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A run that can start: a value that one rank computes and all share."""
+
+    recipe: Recipe
+    question: RunQuestion
+    plan: RunPlan
+    label_map: LabelMap
+    objective: Objective
+    class_weights: tuple[float, ...]  # of the loss; none where all are 1, or as long as they are not counted
+    sampler: Steps
+    training: RasterSet
+    validation: RasterSet | None
+    warnings: tuple[str, ...]
+    files: tuple[str, ...]  # all that the rasters are read from
+    found: FoundSettings | None = None  # what `parallel.auto` leaves to the program
+
+
+def prepare(
+    config: Config,
+    memory_bytes: int,
+    ranks: int,
+    batch_pixels: int = 0,
+    machine: Machine | None = None,
+    before: SavedState | None = None,
+    ranks_a_host: int = 1,
+) -> Preparation:
+    """Check a configuration against the files that it names, and plan the run on them.
+
+    `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
+    that pays on their devices, `ranks_a_host` how many share a disk: all change speed and memory only, and so do, where
+    `parallel.auto` leaves settings to the program, the `machine` that the ranks run on, and what the run had `before`.
+    Raises InputError of some kind for the first thing that cannot be.
+    """
+    config.check()
+    label_map = label_map_of(config.data)
+    reading = reading_of(config.data, label_map)
+    found = inspect(*_paths(config.data, _TRAINING, LEARNT), reading)
+    check_used(reading.labels, found.label_paths)
+    if config.data.normalize == IMAGENET:
+        check_imagenet(found.images[0])
+    held_out = found if config.data.split else _held_out(config.data, reading)
+    if held_out:
+        check_alike([found.images[0], *held_out.images])
+    network = known(build_network(config.model, found.images[0].bands, label_map.count), config.model.freeze_norm)
+    train, budget = config.train, config.memory.bytes()
+    recompute = recompute_of(config.memory, config.parallel)
+    memory_bytes = memory_bytes if budget is None else budget
+    weights = given_weights(train.class_weights, label_map)
+    objective = objective_of(config, network, label_map, weights)
+    windows, profiled = windows_of(train), machine_of(config.parallel.machine)
+    store = _store(config, profiled, ranks_a_host)
+    question = RunQuestion(
+        network,
+        found.extents,
+        ranks,
+        memory_bytes - (_average_bytes(network, train.precision) if train.ema else 0),
+        parallelism(config.parallel, recompute.stages),
+        train.precision,
+        held_out=held_out.extents if held_out else (),
+        grid=config.tiling.grid_shape(),
+        halo=config.tiling.halo_width(),
+        tiles_per_step=windows.per_step if windows and windows.exact else train.tiles_per_step,
+        images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
+        windows=windows,
+        turned=() if windows else _turned(augmentation(train.augment), found.images),
+        frozen=_frozen(network, config.optimizer, config.model.freeze_norm),
+        still_norms=config.model.freeze_norm,
+        recompute=recompute.nodes,
+        tiles_per_batch=train.batch(),
+        batch_pixels=batch_pixels,
+        blocks=blocks_asked(config, store),
+        offload=config.memory.offload == ALL,
+        store=store if config.memory.chooses_offload else None,
+        budgeted=budget is not None,
+        loss=loss_bytes_of(config, network, label_map, objective),
+        machine=profiled,
+    )
+    _check_norms(config.model, network)
+    settings = find_settings(question, config, machine, before) if config.parallel.auto else None
+    question = with_settings(question, config, settings) if settings else question
+    with naming_settings(question):
+        plan = plan_run(question)
+    tilings = () if windows else plan.tilings[: len(found.images)]
+    split, split_notes = _split(config, plan, question.graph, found.images)
+    trained, validated = split.parts() if split else ((), ())
+    rasters = found.cut(tilings, config.data.area, trained)
+    sampler = steps_of(train, plan, windows, found, _kept(train, plan, rasters))
+    every = [part for part in (found, held_out) if part]
+    notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
+    return Preparation(
+        recipe_of(config, judge_of(train.best, train.early_stop, label_map, held_out is not None)),
+        question,
+        plan,
+        label_map,
+        objective,
+        weights,
+        sampler,
+        rasters,
+        held_out.cut(plan.held_out, config.data.area, validated) if held_out else None,
+        (*notes, *split_notes, *_notes(found.images, tilings), *plan.warnings),
+        (*(file for part in every for file in part.files), *_area_files(config.data)),
+        settings,
+    )
+
+
+def _split(
+    config: Config, plan: RunPlan, graph: Graph, infos: Sequence[RasterInfo]
+) -> tuple[SpatialSplit | None, tuple[str, ...]]:
+    data, halo = config.data, max(plan.footprint.before, plan.footprint.after)
+    if data.split is None:
+        return None, ()
+    asked = SplitAsked(data.split, data.split_share, data.split_gap, data.split_seed)
+    return split_of(asked, graph, halo, augmentation(config.train.augment).reach, config.parallel.exact, infos)
+
+
+def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:
+    """The tiles that hold pixels that count, where tiles stay in their places and are computed one by one."""
+    found = rasters.kept(rasters.tilings) if rasters.tilings else None
+    return None if plan.spread.shares_images or augmentation(train.augment).moves else found
+
+
+def _area_files(data: DataConfig) -> tuple[str, ...]:
+    if not data.area:
+        return ()
+    from tiledseg.raster.labels.polygons import vector_files
+
+    return vector_files(data.area)
+
+
+def _held_out(data: DataConfig, reading: PairReading) -> Found | None:
+    """The rasters to validate on: named by keys of their own, or of a split in the list of images."""
+    if data.val_images:
+        return inspect(*_paths(data, _VALIDATION, HELD_OUT_ALONE), reading)
+    if has_validation(as_list(data.images)):
+        return inspect(*_paths(data, _TRAINING, HELD_OUT), reading)
+    return None
+
+
+def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    images, labels = (as_list(getattr(data, key)) for key in keys)
+    return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
+
+
+def reading_of(data: DataConfig, label_map: LabelMap | None) -> PairReading:
+    labels = LabelReading(
+        label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
+    )
+    return PairReading(data.bands, data.nodata, data.references, labels, data.warp_images)
+
+
+def windows_of(train: TrainConfig) -> Windows | None:
+    """What is trained on in place of tiles."""
+    if train.window is None or train.windows_per_step is None:
+        return None
+    return Windows(train.window, train.windows_per_step, train.window_halo == "exact")
+
+
+def steps_of(
+    train: TrainConfig,
+    plan: RunPlan,
+    windows: Windows | None,
+    found: Found,
+    kept: tuple[tuple[int, ...], ...] | None = None,
+) -> Steps:
+    """All steps of a run, with what each tile draws."""
+    drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
+    if windows is None:
+        counts = tuple(map(len, plan.tilings[: len(found.images)] if kept is None else kept))
+        sampler = Sampler(counts, train.seed, train.tiles_per_step, train.images_per_step, kept)
+        turned = _turned(augmentation(train.augment), found.images)
+        return DrawnTiles(sampler, drawer, train.augment_each, turned=turned)
+    return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)
+
+
+def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...]:
+    """The images that a quarter turn gives another shape."""
+    return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
+
+
+def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
+    """What a run with this configuration is told beside its plan; `judge`: of its validations."""
+    data, train, run = config.data, config.train, config.run
+    asked = ByContent(train.skip_empty, train.balance_classes)
+    by_content = asked if asked.skip_empty or asked.balance else None
+    return Recipe(
+        config.model.name,
+        Path(run.output),
+        run.verbosity,
+        run.panels,
+        train.resume,
+        train.seed,
+        train.precision,
+        train.deterministic,
+        config.model.pretrained,
+        config.model.freeze_norm,
+        data.normalize is not False,
+        data.normalize == IMAGENET,
+        train.class_weights == MEDIAN_FREQUENCY,
+        by_content,
+        train.ema,
+        data.workers,
+        data.prefetch,
+        _cadence(train, judge or Judge()),
+        update_of(config.optimizer),
+        rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
+        json.loads(json.dumps(asdict(config))),
+        store=config.memory.store,
+        recompute=recompute_of(config.memory, config.parallel).nodes,
+        compiles=train.compiles() == "on",  # auto: nowhere yet, since no GPU has measured it
+    )
+
+
+def _cadence(train: TrainConfig, judge: Judge) -> Cadence:
+    kept = train.checkpoint_every, train.keep_checkpoints
+    return Cadence(train.epochs, train.validate_every, *kept, judge, train.largest_loss)
+
+
+def blocks_asked(config: Config, store: Store | None) -> BlocksAsked | None:
+    """What the group `memory` says of blocks; None where tiles are computed whole. `store`: the rates of a file."""
+    memory, in_file = config.memory, config.memory.in_file
+    if memory.in_blocks:
+        return BlocksAsked(memory.blocks_shape(), in_file)
+    compiles = config.train.compiles() == "on"  # which does not go with blocks
+    return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
+
+
+def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
+    """The rates of the store where the plan may choose what lies there. Raises ConfigError where it is no folder."""
+    config.memory.check_folder()
+    if not config.memory.in_file or not (config.memory.chooses_offload or config.memory.may_block):
+        return None
+
+    from tiledseg.training.preparing.measured_store import measured_store
+
+    return measured_store(config.memory.store, ranks, machine, config.train.precision)
+
+
+def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
+    """What the network is trained for. Weights that are still to be counted stand as 1, so that all is refused now."""
+    counted = config.train.class_weights == MEDIAN_FREQUENCY
+    stand_in = (1.0,) * label_map.count if counted else weights
+    edges, losses = ({key: getattr(config.train, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    return choose_objective(network, edges, losses, label_map.ignore_index, stand_in)
+
+
+def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
+    """What the loss needs beyond the network's usual one, without weights of classes."""
+    plain = TrainConfig()
+    edges, losses = ({key: getattr(plain, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
+    usual = choose_objective(network, edges, losses, label_map.ignore_index)
+    if objective == usual:
+        return USUAL_LOSS
+    from tiledseg.training.losses.loss_memory import further_bytes  # runs with the usual loss need nothing of it
+
+    graph = network.graph()
+    channels = tensor_channels(graph, network.bands)
+    outputs = [channels[tensor] for tensor in graph.results]
+    return further_bytes(objective, usual, outputs, config.train.precision)
+
+
+def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
+    """With the weights of classes in its loss."""
+    return replace(preparation, class_weights=weights, objective=weighted(preparation.objective, weights))
+
+
+def with_counts(preparation: Preparation, counts: NDArray[np.int64]) -> Preparation:
+    """With the weights of classes by how often each is in the training images; a warning for one that none has."""
+    absent = [str(k) for k, count in enumerate(counts.sum(axis=0).tolist()) if not count]
+    note = f"no training pixel is of class {', '.join(absent)}: its weight in the loss is 1"
+    preparation = replace(preparation, warnings=(*preparation.warnings, *([note] if absent else [])))
+    return with_class_weights(preparation, median_frequency_weights(counts))
+
+
+def _average_bytes(network: Network, precision: str) -> int:
+    """What an average of the weights takes of a rank's memory, beside its steps."""
+    return count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[precision])
+
+
+def update_of(optimizer: OptimizerConfig) -> Update:
+    return Update(**{key: getattr(optimizer, key) for key in Update.__dataclass_fields__})
+
+
+def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
+    """`batch`: tiles, windows or images of a step, on all ranks together, by which a linear rate grows."""
+    rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
+    return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
+
+
+def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:
+    """The nodes that `optimizer.lr_factors` freezes. Raises ConfigError where its patterns do not fit the network."""
+    if not optimizer.lr_factors:
+        return frozenset()
+    modules = freeze(network_modules(network, still=still), optimizer.lr_factors)
+    parameter_groups(modules.parameters_by_node(), update_of(optimizer))
+    return frozen_nodes(modules)
+
+
+def _check_norms(model: ModelConfig, network: Network) -> None:
+    """Nothing is accepted and ignored."""
+    if model.freeze_norm and not any(layer.tracks for layer in network.graph().layers):
+        raise ConfigError(
+            f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
+            "statistics; leave it out"
+        )
+
+
+def label_map_of(data: DataConfig) -> LabelMap:
+    """What the labels of a configuration mean. Raises ConfigError."""
+    if isinstance(data.classes, str):
+        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
+    return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
+
+
+def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:
+    notes = [note for info in infos for note in info.notes]
+    slow = [w for info, tiling in zip(infos, tilings, strict=bool(tilings)) if (w := layout_warning(info, tiling))]
+    if len(slow) > 1:
+        slow = [f"{slow[0]} (and {len(slow) - 1} more files)"]
+    return notes + slow

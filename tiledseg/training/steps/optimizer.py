@@ -1,0 +1,106 @@
+"""Optimizers, and the learning rate as a pure function of the step and the run's course: nothing that could drift."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiledseg.errors import ConfigError
+from tiledseg.models.frozen import factor_of
+from tiledseg.training.recipe import Rate, Update
+from tiledseg.training.steps.course import Course
+
+
+class _Eager:
+    """torch.optim's methods without what wraps them for `torch.compile`: each wrapper loads `torch._dynamo` at its
+    first call, which takes as long as importing torch, and does nothing where nothing is compiled."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class AdamW(_Eager, torch.optim.AdamW):
+    """torch's AdamW, to the last bit."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class SGD(_Eager, torch.optim.SGD):
+    """torch's SGD, to the last bit."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+Groups = list[dict[str, Any]]
+
+
+def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], update: Update) -> Groups:
+    """A network's parameters by their factor of the rate and their decay, each with its number in the network.
+
+    The first of `update.lr_factors` whose pattern fits a name decides. A norm's weights and all biases have one dim.
+    Those of factor 0 are in a group too; they have no gradient, and the optimizer passes over them.
+    Raises ConfigError for a pattern that fits no name, and where no weight is left to train.
+    """
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    unused = set(update.lr_factors)
+    for index, (name, parameter) in enumerate(named):
+        unused = {pattern for pattern in unused if not fnmatchcase(name, pattern)}
+        factor = factor_of(name, update.lr_factors)
+        decay = update.weight_decay if update.decay_norms or parameter.ndim > 1 else 0.0
+        new = {"params": [], "indices": [], "factor": factor, "weight_decay": decay}
+        group = groups.setdefault((factor, decay), new)
+        group["params"].append(parameter)
+        group["indices"].append(index)
+    if unused:
+        raise ConfigError(
+            f"optimizer.lr_factors has '{min(unused)}', which fits no name of a weight; give patterns of names such as "
+            f"{name}"
+        )
+    if groups and not any(group["factor"] for group in groups.values()):
+        raise ConfigError(
+            f"optimizer.lr_factors has 0 for all {index + 1} weights, {name} among them; leave some to be trained"
+        )
+    return list(groups.values())
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter] | Groups, update: Update) -> torch.optim.Optimizer:
+    """The optimizer that does as `update` says, which decides about all but the gradient's length."""
+    if update.name == "sgd":
+        return SGD(parameters, lr=update.lr, momentum=update.momentum, weight_decay=update.weight_decay, foreach=True)
+    return AdamW(parameters, lr=update.lr, weight_decay=update.weight_decay, foreach=True)
+
+
+def learning_rate(rate: Rate, step: int, course: Course) -> float:
+    """The rate of optimizer step `step`, counted from 0.
+
+    constant: lr. step: lr * gamma^(epoch // step_size). polynomial: lr * (1 - t)^power and cosine:
+    lr * (1 + cos(pi t)) / 2, with t the share of the epochs after the warm-up that is done. Over the first
+    `warmup_steps` the rate rises linearly to lr.
+
+    The warm-up counts steps, the policy epochs: t goes on from where it was, where a resumed run has other steps an
+    epoch, and ends with the last epoch. With another number of epochs the rate is that of a run of so many.
+    """
+    if step < rate.warmup_steps:
+        return rate.lr * (step + 1) / rate.warmup_steps
+    match rate.policy:
+        case "step":
+            return rate.lr * rate.gamma ** (math.floor(course.epochs_after(step)) // rate.step_size)
+        case "polynomial":
+            return rate.lr * (1 - course.share_after(step, rate.warmup_steps)) ** rate.power
+        case "cosine":
+            return rate.lr * (1 + math.cos(math.pi * course.share_after(step, rate.warmup_steps))) / 2
+    return rate.lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every parameter group this rate, times its own factor where it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("factor", 1.0)

@@ -1,0 +1,163 @@
+"""One optimizer step over the tiles of all ranks: sums of losses and weights, one all-reduce, one update."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from tiledseg.comm.axes import Axes
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.stopwatch import Stopwatch
+from tiledseg.comm.watching.doing import waiting
+from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.memory import peak_memory
+from tiledseg.execution.passes.part_passes import Key, Passes
+from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
+from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
+from tiledseg.models.dropout import DropoutKey
+from tiledseg.raster.samples.dataset import Dataset, Sample
+from tiledseg.records import dataclass
+from tiledseg.training.losses.objective import ClassObjective, Objective
+from tiledseg.training.steps.culprit import DivergedError, Found, find
+from tiledseg.training.steps.step_loss import StepLoss
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave, the same on every rank.
+
+    `loss`: mean over the valid core pixels of all tiles, by their classes' weights (None where these add up to 0);
+    `pixels`: their number;
+    `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
+    together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop; `pipeline`: None without
+    stages.
+    """
+
+    loss: float | None
+    pixels: int
+    seconds: float
+    data_seconds: float
+    communication_seconds: float
+    halo_bytes: int
+    halo_messages: int
+    memory_bytes: int
+    stop: bool
+    pipeline: PipelineResult | None = None
+
+
+class StepRules(NamedTuple):
+    """`ignore_index`: the class of pixels that count nowhere; `seed`: of dropout; `clip_norm`: the longest gradient (0:
+    any); `wide_sums`: gradients are summed in float64; `objective`: the cross-entropy of classes unless given;
+    `largest_loss`: of a step with which the run goes on, None for any finite one."""
+
+    ignore_index: int
+    seed: int
+    clip_norm: float = 0.0
+    wide_sums: bool = True
+    objective: Objective | None = None
+    largest_loss: float | None = None
+
+
+class Stepper:
+    """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, mesh: Mesh, passes: Passes, axes: Axes, rules: StepRules
+    ) -> None:
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._passes = passes
+        self._axes = axes
+        self._halos = axes.point_to_point.meter
+        self._rules = rules
+        objective = rules.objective or ClassObjective(rules.ignore_index)
+        self._loss = StepLoss(objective, rules.ignore_index, mesh)
+        self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
+        self._waits = Stopwatch(mesh.device)
+
+    def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
+        """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
+        rank calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
+        is the optimizer's.
+
+        Raises DivergedError, on every rank and before the update, where the loss or the gradient is not finite, or the
+        loss larger than it may be: see `culprits`.
+        """
+        begun = time.perf_counter()
+        self._reducer.zero()
+        self._halos.reset()
+        self._loss.reset()
+        waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
+        self._loss.agree()  # where this rank had no piece
+        self._waits.reset()
+        with self._waits.running():
+            self._reducer.finish()
+        sums, each = self._over_ranks(stop, waited)
+        loss, factor = self._loss.of_step(sums.loss, sums.weight)
+        if loss is not None:
+            self._check(step, loss, math.isfinite(sums.weight) and math.isfinite(sums.gradient))
+            self._update(factor)
+        return StepResult(
+            loss=loss,
+            pixels=int(sums.pixels),
+            seconds=time.perf_counter() - begun,
+            data_seconds=sums.data_seconds / self._mesh.size,
+            communication_seconds=sums.communication_seconds / self._mesh.size,
+            halo_bytes=int(sums.halo_bytes),
+            halo_messages=int(sums.halo_messages),
+            memory_bytes=int(max(figures.memory_bytes for figures in each)),
+            stop=sums.stops > 0,
+            pipeline=pipeline_result(sums, each, self._axes),
+        )
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the loss wants the sums of the whole step before any gradient."""
+        return self._loss.looks_first
+
+    def rounds(self, parts: Sequence[Part]) -> int:
+        """How often `run` takes the samples of `parts`, one after the other."""
+        return self._passes.rounds(parts, self.looks_first)
+
+    def culprits(self, step: int, dataset: Dataset, parts: Sequence[Part]) -> list[Found]:
+        """What each tile of the step that `run` has raised for is made of; the stepper's last work. Collective."""
+        self.close()
+        rules = self._rules
+        return find(self._passes, self._loss, self._key(step), dataset, parts, self._mesh, rules.wide_sums)
+
+    def _key(self, step: int) -> Key:
+        return lambda image: DropoutKey(self._rules.seed, step, image)
+
+    def close(self) -> None:
+        """Let go of the network: another stepper may then take it."""
+        self._reducer.close()
+
+    def _over_ranks(self, stop: bool, waited: float) -> tuple[StepSums, tuple[RankFigures, ...]]:
+        with waiting("the end of the pass"):  # on a GPU, whose kernels may wait for other ranks: the one wait of a step
+            loss, weight, gradient = self._loss.own(self._reducer.total().to(self._mesh.device))
+        halos, stages = self._halos, self._passes.figures()
+        communicated = halos.seconds + self._waits.seconds()
+        sums = StepSums(loss, weight, float(stop), waited, communicated, halos.bytes, halos.messages)
+        sums = sums._replace(pixels=self._loss.pixels, gradient=gradient)
+        own = RankFigures(peak_memory(self._mesh.device))
+        if stages is not None:
+            sums = sums._replace(stage_bytes=stages.bytes, stage_messages=stages.messages)
+            own = own._replace(busy_seconds=stages.busy_seconds, seconds=stages.seconds)
+        return over_ranks(sums, own, self._mesh.communicator)
+
+    def _check(self, step: int, loss: float, gradient: bool) -> None:
+        """The same on all ranks, as the sums are. `gradient`: it is finite, and what it is divided by."""
+        largest = self._rules.largest_loss
+        if not (math.isfinite(loss) and gradient) or (largest is not None and loss > largest):
+            raise DivergedError(step, loss, gradient, largest)
+
+    def _update(self, factor: float) -> None:
+        scale_gradients(self._reducer, factor)
+        if self._rules.clip_norm:
+            clip_gradients(self._reducer, self._rules.clip_norm, self._axes.pipeline, self._mesh.device)
+        self._reducer.deliver()
+        self._optimizer.step()

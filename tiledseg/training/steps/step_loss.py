@@ -1,0 +1,124 @@
+"""What of each piece of a step is differentiated, so that the gradients add up to that of the step's loss.
+
+Where the loss is one sum over another, and the other one of labels alone, each piece's part of the first is
+differentiated by itself, and the gradient divided in the end: one pass.
+
+Where it is a ratio of what the network gives (`Ratios`), its slopes at the sums of the whole step come first: a pass
+without gradients, or the pieces themselves where a rank holds all of its own at once; one all-reduce of the sums; then
+each piece's own sums, times the slopes, are differentiated. The loss is a function of these sums alone, so that is the
+chain rule, and exact over any tiles and ranks.
+
+It cannot deadlock: every rank starts that all-reduce once a step, before any sum of gradients, a rank without a piece
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.watching.doing import waiting
+from tiledseg.execution.halos.halo_modes import Piece
+from tiledseg.execution.input.carrying import labels
+from tiledseg.geometry.box import Box
+from tiledseg.models.sending import sent
+from tiledseg.raster.samples.dataset import Sample
+from tiledseg.training.losses.objective import Objective, Ratios, Sums
+
+
+class StepLoss:
+    """The loss of one step after the other: `reset` before each. See `execution.passes.part_passes.Loss`."""
+
+    def __init__(self, objective: Objective, ignore_index: int, mesh: Mesh) -> None:
+        self._objective, self._ignore_index, self._mesh = objective, ignore_index, mesh
+        self._ratios = objective if isinstance(objective, Ratios) else None
+        self.reset()
+
+    @property
+    def looks_first(self) -> bool:
+        return self._ratios is not None
+
+    def reset(self) -> None:
+        size = 2 if self._ratios is None else self._ratios.size
+        self._totals = torch.zeros(size, dtype=torch.float64, device=self._mesh.device)
+        self._slopes: torch.Tensor | None = None
+        self._value: float | None = None
+        self.pixels = 0
+
+    def look(self, piece: Piece, sample: Sample) -> None:
+        self._add(_flat(self.sums(piece, sample)), piece, sample)
+
+    def agree(self) -> None:
+        if self._ratios is None or self._slopes is not None:
+            return
+        with waiting("the sums of the step's loss"):
+            self._mesh.communicator.all_reduce_sum(self._totals).wait()
+        with torch.enable_grad():  # on the host, which waits for the sums once
+            totals = self._totals.to("cpu", copy=True).requires_grad_()
+            value = self._ratios.value(totals)
+        slopes = torch.zeros_like(totals) if value is None else torch.autograd.grad(value, totals)[0]
+        self._slopes = sent(slopes, self._mesh.device)
+        self._value = None if value is None else float(value.detach())
+
+    def __call__(self, pieces: Sequence[tuple[Piece, Sample]]) -> torch.Tensor:
+        sums = [self.sums(piece, sample) for piece, sample in pieces]
+        if self._slopes is None:
+            for own, (piece, sample) in zip(sums, pieces, strict=True):
+                self._add(_flat(own).detach(), piece, sample)
+        self.agree()
+        if self._slopes is None:
+            parts = [own[0] for own in sums]
+        else:
+            parts = [(_flat(own) * self._slopes).sum() for own in sums]
+        return parts[0] if len(parts) == 1 else torch.stack(parts or [self._totals[0] * 0]).sum()
+
+    def own(self, further: torch.Tensor) -> tuple[float, float, float]:
+        """This rank's sums of losses and of weights, where the step's loss is one over the other; and `further`, a
+        float64 of the same device, which is read with them."""
+        if self.looks_first:
+            return 0.0, 0.0, float(further)
+        loss, weight, read = torch.cat([self._totals, further.reshape(1)]).tolist()
+        return loss, weight, read
+
+    def of_step(self, loss: float, weight: float) -> tuple[float | None, float]:
+        """The step's loss, None where no pixel counted, and what gradients are to be multiplied by, of `own` summed
+        over the ranks."""
+        if self.looks_first:
+            return self._value, 1.0
+        return (loss / weight, 1 / weight) if weight else (None, 1.0)
+
+    def sums(self, piece: Piece, sample: Sample) -> Sums:
+        """What the objective says of a piece."""
+        target_BHW = self._target(piece, sample)[None]
+        outputs_BKHW = (piece.logits_BKHW, *piece.others)
+        return self._objective.sums(tuple(o.to(logits_dtype(o)) for o in outputs_BKHW), target_BHW)
+
+    def _target(self, piece: Piece, sample: Sample) -> torch.Tensor:
+        """The classes of a piece, on the device, with the margin that the objective looks at: -1 beyond the raster."""
+        labels_HW, margin, around = labels(sample, self._mesh.device), self._objective.margin, sample.around
+        if around is None:
+            return labels_HW[piece.in_part.slices]
+        wanted = Box(piece.core.row.expand(margin, margin), piece.core.col.expand(margin, margin))
+        if not margin:
+            return labels_HW[wanted.relative_to(around).slices]
+        there = wanted.clip(around)
+        found_HW = labels_HW.new_full(wanted.shape, -1, dtype=torch.int16)
+        found_HW[there.relative_to(wanted).slices] = labels_HW[there.relative_to(around).slices]
+        return found_HW
+
+    def _add(self, sums: torch.Tensor, piece: Piece, sample: Sample) -> None:
+        assert sample.y_HW is not None, "it has been looked at"
+        self._totals += sums
+        self.pixels += int(np.count_nonzero(sample.y_HW[piece.in_part.slices] != self._ignore_index))
+
+
+def _flat(sums: Sums) -> torch.Tensor:
+    return torch.cat([part.reshape(-1) for part in sums])
+
+
+def logits_dtype(logits: torch.Tensor) -> torch.dtype:
+    """The loss is taken in float32 at least."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,0 +1,139 @@
+"""YAML as configurations need it: a small, flat, plain part of the language, and a refusal of the rest.
+
+YAML can hang a reader (a FIFO, aliases that multiply), exhaust it (nesting), and lose what it was told (a key given
+twice). A configuration needs none of that: one document, no aliases, each key once, little nesting, 1 MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from tiledseg.config.checks import shown
+from tiledseg.errors import ConfigError
+from tiledseg.system.files import irregular_kind
+
+DEEPEST = 16
+LARGEST_BYTES = 2**20
+_LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # none that a float can hold
+
+
+class _RefusedError(Exception):
+    """What is wrong, with the remedy, and the line (from 1) where it stands."""
+
+    def __init__(self, words: str, mark: Any) -> None:
+        super().__init__(words)
+        self.place = f", line {mark.line + 1}" if mark else ""
+
+
+def read_yaml(path: str) -> Any:
+    """What the YAML file `path` holds. Raises ConfigError, naming the file and the line."""
+    text = _read_text(path)
+    try:
+        refuse_hazards(text)
+        return yaml.safe_load(text)
+    except _RefusedError as error:
+        raise ConfigError(f"{path}{error.place} {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place} is not YAML: {getattr(error, 'problem', None) or error}; mend it") from None
+    except ValueError as error:  # a number of thousands of digits, a date that is none
+        raise ConfigError(f"{path} holds a value that cannot be: {error}; mend it") from None
+
+
+def check_keys(path: str, values: Any, known: Mapping[str, Collection[str]]) -> Mapping[str, Any]:
+    """What the file `path` holds: a map of groups that hold maps of keys, and of keys outside groups, which are `known`
+    with no key below them. Raises ConfigError, naming the file, for all else."""
+    kind = "group" if all(known.values()) else "key"
+    if not isinstance(values, Mapping):
+        wanted = "groups of keys" if kind == "group" else "keys"
+        raise ConfigError(f"{path} holds {_kind(values)} instead of {wanted}; give some of {', '.join(known)}")
+    for name, group in values.items():
+        if name not in known:
+            raise ConfigError(f"{path} has the unknown {kind} '{shown(name)}'; give some of {', '.join(known)}")
+        if known[name] and not isinstance(group, Mapping):
+            raise ConfigError(f"{path}: {name} holds {_kind(group)}; give keys below it, or leave it out")
+        unknown = [key for key in group if key not in known[name]] if known[name] else []
+        if unknown:
+            raise ConfigError(
+                f"{path} has the unknown key {name}.{shown(unknown[0])}; give some of {', '.join(sorted(known[name]))}"
+            )
+    return values
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"the {type(value).__name__} {shown(value)}"
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise ConfigError for a flag's value, itself YAML, with aliases, a key given twice or deep nesting."""
+    for word in words:
+        if not any(sign in word for sign in "[{\n") and not _LONG_NUMBER.fullmatch(word.partition("=")[2] or word):
+            continue
+        try:
+            refuse_hazards(word)
+        except _RefusedError as error:
+            raise ConfigError(f"{word[:40]!r} {error}") from None
+        except yaml.YAMLError:
+            continue  # text, as far as YAML goes: its key will judge it
+
+
+def _read_text(path: str) -> str:
+    kind = irregular_kind(path)
+    if kind is not None and kind != "a folder":
+        raise ConfigError(f"cannot read the configuration {path}: it is {kind}; give a YAML file")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read the configuration {path}: {reason}; give a YAML file") from None
+    if len(data) > LARGEST_BYTES:
+        size = os.path.getsize(path)
+        raise ConfigError(f"{path} has {size} bytes; give a configuration of {LARGEST_BYTES} at most, with globs")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the configuration {path}: it is not text in UTF-8; give a YAML file") from None
+
+
+def refuse_hazards(text: str) -> None:
+    """Raise for what a configuration has no use for; YAMLError where the text is no YAML at all."""
+    depth = documents = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # events are read one by one: nothing is built from them
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            words = "uses an alias or an anchor (* or &), which no configuration needs; write it out, or quote it"
+            raise _RefusedError(words, event.start_mark)
+        if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value) and event.style is None:
+            raise _RefusedError(f"holds a number of {len(event.value)} characters; no key needs that", event.start_mark)
+        if depth > DEEPEST:
+            raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
+        if documents > 1:
+            raise _RefusedError("starts a second document, which would be left out; keep one", event.start_mark)
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        _refuse_lost_keys(root)
+
+
+def _refuse_lost_keys(node: yaml.Node) -> None:
+    """No map of a tree, as deep as `DEEPEST`, may give a key twice or merge another map."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_lost_keys(item)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    known = set()
+    for key, value in node.value:
+        if key.tag == "tag:yaml.org,2002:merge":
+            raise _RefusedError("merges a map with <<, which configurations do not; write it out", key.start_mark)
+        if isinstance(key, yaml.ScalarNode) and key.value in known:
+            raise _RefusedError(f"gives the key '{key.value[:40]}' a second time; keep one of them", key.start_mark)
+        known.add(str(key.value))
+        _refuse_lost_keys(value)
