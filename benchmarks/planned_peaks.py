@@ -59,9 +59,10 @@ def walk_of(network: Network, width: int = 4, context: tuple[int, int] = CONTEXT
 
 
 def allocated_peak(network: Network, policy: MemoryPolicy) -> int:
-    """Most bytes of one forward and backward pass, without weights and their gradients."""
-    module = module_by(network, policy)
-    x_BCHW = torch.randn(1, network.bands, *CONTEXT)
+    """Most bytes of one forward and backward pass, without weights and their gradients; channels last, as commands
+    train."""
+    module = in_channels_last(module_by(network, policy))
+    x_BCHW = torch.randn(1, network.bands, *CONTEXT).contiguous(memory_format=torch.channels_last)
     with AllocationMeter(weights_of(module)) as meter:
         step(module, x_BCHW.clone())
     return meter.peak

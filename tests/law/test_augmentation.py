@@ -122,7 +122,7 @@ def test_an_oblong_image_is_turned_with_its_grid(tmp_path: Path) -> None:
     write(tmp_path, image_CHW, labels_HW)
     expected, turns = [], []
     for epoch in range(4):
-        draw = Drawer(augmentation(["turn"]), ((36, SIZE),), BANDS).draw(f"tiledseg.config.augmentation 0 {epoch} 0", 0)
+        draw = Drawer(augmentation(["turn"]), ((36, SIZE),), BANDS).draw(f"tiledseg.augmentation 0 {epoch} 0", 0)
         quarters = 0 if draw is None or draw.view is None else quarters_of(draw.view)
         disk = tmp_path / f"disk-{epoch}"
         write(disk, np.rot90(image_CHW, quarters, (1, 2)), np.rot90(labels_HW, quarters))
@@ -161,7 +161,7 @@ def test_each_tile_is_one_of_its_own_changed_raster(tmp_path: Path) -> None:
     expected = []
     for step, ((_, tile),) in enumerate(Sampler((4,), 0, 1).steps(0)):
         disk = tmp_path / f"disk-{tile}"
-        draw = drawer.draw(f"tiledseg.config.augmentation 0 0 0 {tile}", 0)
+        draw = drawer.draw(f"tiledseg.augmentation 0 0 0 {tile}", 0)
         assert draw is not None
         write(disk, *changed(image_CHW, labels_HW, draw))
         expected.append(still(square(disk, "plain", [], tiles_per_step=1))[step])

@@ -106,10 +106,12 @@ def test_stages_of_networks_that_others_wrote(name: str, stages: int) -> None:
     balance = [each + (stage < more) for stage in range(stages)]
     prices = StagePrices(graph, layer_costs(graph, network.bands, context), 4)
     measured = measured_chunks(network, cut_network(graph, balance, "1f1b", stages), context)
+    unseen = prices.costs[-1].output_bytes  # the loss's gradient, which torch's own convolutions copy within
     for run, found in zip(cuts(balance), measured, strict=True):
         memory = prices.memory(*run)
+        planned = memory.activations + memory.backward
         assert found.kept == pytest.approx(memory.activations, rel=0.01, abs=1024)
-        assert found.kept + found.backward == pytest.approx(memory.activations + memory.backward, rel=0.01)
+        assert 0.99 * (planned - unseen) <= found.kept + found.backward <= 1.01 * planned
 
 
 def received(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,10 @@ class _Weighted(Layer):
         return (0,)
 
     @property
+    def straightens_gradient(self) -> bool:
+        return True
+
+    @property
     def is_cheap(self) -> bool:
         return False
 

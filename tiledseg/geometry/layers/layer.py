@@ -181,6 +181,11 @@ class Layer:
         return "new"
 
     @property
+    def straightens_gradient(self) -> bool:
+        """Whether its backward pass copies its output's gradient where that does not lie channels last in one piece."""
+        return False
+
+    @property
     def returns_view(self) -> bool:
         """Whether its output is a view of another tensor: what is written over it is copied in the backward pass."""
         return False

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from tiledseg.models.rerun.homes import hooks_around
+from tiledseg.models.rerun.looking import Looking
+
 Pair = tuple[int, ...]
 _IMAGES = 16  # that the rows of one are seen as
 
@@ -46,8 +49,12 @@ class _Convolved(torch.autograd.Function):
     def forward(
         ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
     ) -> torch.Tensor:
-        ctx.save_for_backward(x_BCHW, weight)
-        ctx.how = how
+        ctx.how, hooks = how, hooks_around()
+        if hooks is not None and isinstance(hooks.pack, Looking):
+            hooks.pack(x_BCHW)  # which may have seen enough, before anything is computed, as of torch's own convolution
+            hooks.pack(weight)
+        else:
+            ctx.save_for_backward(x_BCHW, weight)
         return _forward(x_BCHW, weight, bias, how)
 
     @staticmethod

@@ -22,7 +22,20 @@ from torch import nn
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import passing
 from tiledseg.geometry.memory_words import OFFLOAD, REBUILD, MemoryPolicy
-from tiledseg.models.rerun.homes import Compute, Home, Hooks, Kept, Look, NodeRun, Seen, Step, check_version, value
+from tiledseg.models.rerun.homes import (
+    Compute,
+    Home,
+    Hooks,
+    Kept,
+    Look,
+    NodeRun,
+    Seen,
+    Step,
+    check_version,
+    hooks_around,
+    value,
+)
+from tiledseg.models.rerun.looking import AllSeenError, Looking
 from tiledseg.models.rerun.notes import Notes
 
 
@@ -71,10 +84,6 @@ class Handle:
         return seen.look.seen(tensor)
 
 
-class _AllSeenError(Exception):
-    """What was wanted of a second run has been seen."""
-
-
 class Inside:
     """What a node keeps besides its own tensors, by the order in which it keeps it; had from a second run."""
 
@@ -93,16 +102,7 @@ class Inside:
         return self._found.pop(place)
 
     def _look(self, places: set[int]) -> None:
-        seen = 0
-
-        def pack(tensor: torch.Tensor) -> None:
-            nonlocal seen
-            if seen in places:
-                self._found[seen] = tensor.detach()
-            seen += 1
-            if seen > max(places):
-                raise _AllSeenError
-
+        pack = Looking(places, self._found)
         step = self._step
         there = {place.home: value(place.home) for place in step.places if isinstance(place, Seen)}
         inputs = [x.detach().requires_grad_(w) for x, w in zip(step.inputs(there), step.wants, strict=True)]
@@ -110,9 +110,9 @@ class Inside:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _nothing):
             try:
                 step.run.again(step, inputs)
-            except _AllSeenError:
+            except AllSeenError:
                 return
-        raise AssertionError(f"a second run of node {step.k} has kept {seen} tensors, fewer than the first")
+        raise AssertionError(f"a second run of node {step.k} has kept {pack.seen} tensors, fewer than the first")
 
 
 def _nothing(packed: object) -> torch.Tensor:
@@ -139,7 +139,7 @@ class Rebuilding:
         self._passing = passing(graph, policy)
         self._homes: dict[int, Home] = {}  # of tensors to rebuild that are still to be taken
         self._run: NodeRun | None = None
-        self._around = _hooks_around()
+        self._around = hooks_around()
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         step = self._step(k, inputs)
@@ -226,9 +226,3 @@ class _Large:
 
     def __call__(self, tensor: torch.Tensor) -> bool:
         return tensor.numel() >= self._least and all(tensor.shape != w.shape for w in self._weights.parameters())
-
-
-def _hooks_around() -> Hooks | None:
-    """The saved-tensor hooks that are in force, which ours would hide."""
-    found = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return None if found is None else Hooks(*found)

@@ -88,6 +88,7 @@ class BackwardWalk:
         self.graph, self.costs, self.bytes_per_value = graph, costs, bytes_per_value
         self.first, self.stop = first, stop
         self.waiting: dict[int, int] = {}  # of each tensor with a gradient, the bytes that this holds alone
+        self.scattered: set[int] = set()  # whose gradients are views of larger ones, or the loss has made
         self.live = self.at_first = 0
         self.during = self.after = 0  # the most while nodes run backward, and once they have let go what they keep
 
@@ -103,6 +104,7 @@ class BackwardWalk:
             self.live = kept
             self.during = self.at_first + loss_peak(results, self.bytes_per_value)
             self.waiting = {tensor: self._bytes(tensor) for tensor in self.graph.results}
+            self.scattered.update(self.graph.results)
             return
         leaving = [t for t in self.graph.leaving(self.first, self.stop) if self.graph.wants_gradient[t]]
         received = {tensor: self._later_readers(tensor) * self._bytes(tensor) for tensor in leaving}
@@ -127,11 +129,15 @@ class BackwardWalk:
         made = self._gradients(k, gradient)
         weights = self.costs[k].trained * wide_bytes(self.bytes_per_value)
         own = gradient + weights + sum(each.allocated for each in made) + max(-gradient, self._transient(k))
-        self.during = max(self.during, self._lying + own)
+        self.during = max(self.during, self._lying + own + self._straightened(k))
         self.live -= kept
+        hands_parts = self.graph.layers[k].gradient == "parts"
         for each in made:
             held = each.held
+            if hands_parts and not each.allocated:
+                self.scattered.add(each.tensor)
             if each.tensor in self.waiting:
+                self.scattered.discard(each.tensor)
                 self._reach(held + self._bytes(each.tensor))
                 held = self._bytes(each.tensor)
             self.waiting[each.tensor] = held
@@ -154,6 +160,10 @@ class BackwardWalk:
         if measured is not None:
             return measured.bytes_of(measured.transient, cost.shape, self.bytes_per_value)
         return self.graph.layers[k].transient_bytes(cost.input_bytes, cost.shape)
+
+    def _straightened(self, k: int) -> int:
+        """The copy of an output's gradient that does not lie channels last, where a node computes from such."""
+        return self._bytes(k + 1) if k + 1 in self.scattered and self.graph.layers[k].straightens_gradient else 0
 
     def _bytes(self, tensor: int) -> int:
         return self.costs[tensor - 1].output_bytes
