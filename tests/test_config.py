@@ -97,6 +97,17 @@ def test_batches_need_a_grid() -> None:
     config.check()
 
 
+@pytest.mark.parametrize("keys", [{"halo": "exchange"}, {"stages": 2}, {"halo": "layer", "fusion": 2}])
+def test_a_store_that_nothing_goes_to_is_refused(keys: dict[str, Any]) -> None:
+    config = good()
+    config.memory.store = "/scratch"
+    config.check()
+    for key, value in keys.items():
+        setattr(config.parallel, key, value)
+    with pytest.raises(ConfigError, match=r"memory\.store is /scratch, but with parallel\..*nothing would lie there"):
+        config.check()
+
+
 @pytest.mark.parametrize(("images", "labels", "counts"), [(["a"], [], "1 .* 0"), ([], ["a", "b"], "0 .* 2")])
 def test_validation_needs_both(images: list[str], labels: list[str], counts: str) -> None:
     config = good()

@@ -203,6 +203,7 @@ class Config:
         recompute_of(self.memory, self.parallel)
         self._check_windows()
         self._check_auto()
+        self._check_store()
         if self.train.augment_each == "tile" and self.parallel.shares_images:
             raise ConfigError(
                 f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
@@ -241,6 +242,23 @@ class Config:
         for name, (key, said) in given.items():
             if name in self.parallel.auto and said != AUTO:
                 raise ConfigError(f"parallel.auto names {name}, but {key} is {shown(said)}; leave one of them out")
+
+    def _check_store(self) -> None:
+        """A folder that the plan may put blocks into is of use where tiles may go in blocks."""
+        memory, parallel = self.memory, self.parallel
+        if not memory.in_file or memory.in_blocks or memory.offloads or parallel.auto:
+            return
+        against = {
+            f"parallel.halo {parallel.halo}": parallel.shares_images and not parallel.shares_layers,
+            f"parallel.stages {parallel.stages}": parallel.stages > 1,
+            f"parallel.fusion {parallel.fusion}": parallel.fusion_depth() != 1,
+            "parallel.overlap true": parallel.overlap,
+        }
+        for key in (key for key, holds in against.items() if holds):
+            raise ConfigError(
+                f"memory.store is {memory.store}, but with {key} nothing is computed in blocks, and memory.offload is "
+                "none: nothing would lie there; leave store out, or give memory.offload"
+            )
 
     def _check_windows(self) -> None:
         """Windows with halos are dealt to ranks; those that are images may be shared in `layer`, where a batch norm
