@@ -30,7 +30,7 @@ from tiledseg.config.run import Config
 from tiledseg.execution.agreement import check_agreement, check_finite
 from tiledseg.models.network import build_network
 from tiledseg.system.writing import flush
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.saving import Saver
 from tiledseg.training.steps.optimizer import build_optimizer
 

@@ -144,7 +144,8 @@ def _passes(module: Any, tiling: Tiling) -> tuple[Any, Any, Any]:
     from tiledseg.comm.launch import SERIAL
     from tiledseg.comm.mesh import Mesh
     from tiledseg.comm.transports.collectives import SerialCommunicator
-    from tiledseg.execution.halos.halo_modes import Part, ReadMode
+    from tiledseg.execution.halos.halo_modes import ReadMode
+    from tiledseg.execution.halos.part import Part
     from tiledseg.execution.passes.part_passes import SerialPasses
     from tiledseg.raster.samples.dataset import Sample
 

@@ -15,7 +15,7 @@ from tiledseg.commands.config_file import parse_config
 from tiledseg.config.run import Config
 from tiledseg.models.network import build_modules
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.training.preparing.preparation import rate_of, update_of
+from tiledseg.training.preparing.from_config import rate_of, update_of
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.user_files.classes import read_classes
 

@@ -28,7 +28,7 @@ from tiledseg.raster.samples.dataset import Sample
 from tiledseg.raster.samples.normalizer import Normalizer, Rule
 from tiledseg.raster.statistics import Normalization
 from tiledseg.raster.tile_reference import TileReference
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 from tiledseg.training.steps.step import Stepper, StepResult, StepRules
 

@@ -14,7 +14,7 @@ from tiledseg.checkpoint.folder import contents_of, save_checkpoint
 from tiledseg.checkpoint.snapshot import Snapshot
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import WriteError
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 

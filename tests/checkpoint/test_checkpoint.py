@@ -23,7 +23,7 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.checkpoint.loading import load_network, load_optimizer
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 

@@ -19,7 +19,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.mapper import checkpoint_mapper
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 FILES = (MODEL, OPTIMIZER, AVERAGE)

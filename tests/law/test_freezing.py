@@ -26,7 +26,7 @@ from tiledseg.execution.agreement import own_state
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.models.frozen import factor_of, freeze
 from tiledseg.models.network import GraphNetwork
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups
 from tiledseg.training.steps.step import Stepper, StepRules
 

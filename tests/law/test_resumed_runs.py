@@ -18,7 +18,7 @@ from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.execution.agreement import check_finite
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.preparation import update_of
+from tiledseg.training.preparing.from_config import update_of
 from tiledseg.training.steps.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("without_plots")

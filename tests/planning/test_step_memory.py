@@ -15,7 +15,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import Config, TrainConfig
-from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.precision import INPUT_DTYPES
 from tiledseg.geometry.box import Box
@@ -33,7 +33,7 @@ from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.tracing.allocations import AllocationMeter
-from tiledseg.training.preparing.preparation import loss_bytes_of, objective_of
+from tiledseg.training.preparing.from_config import loss_bytes_of, objective_of
 from tiledseg.training.steps.step import Stepper, StepRules
 from tiledseg.units.widths import ACTIVATION_BYTES
 

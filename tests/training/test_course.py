@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.raster.samples.sampling import Position
-from tiledseg.training.preparing.preparation import rate_of
+from tiledseg.training.preparing.from_config import rate_of
 from tiledseg.training.steps.course import Course
 from tiledseg.training.steps.optimizer import learning_rate
 

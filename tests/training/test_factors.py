@@ -15,7 +15,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.errors import ConfigError
 from tiledseg.models.network import build_modules
-from tiledseg.training.preparing.preparation import rate_of, update_of
+from tiledseg.training.preparing.from_config import rate_of, update_of
 from tiledseg.training.steps.optimizer import build_optimizer, parameter_groups, set_learning_rate
 
 NETWORK = UNet(2, 1, base_channels=2, norm="pixel")

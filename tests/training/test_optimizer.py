@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.config.run import OptimizerConfig
 from tiledseg.gradients import GradientReducer, clip_gradients
-from tiledseg.training.preparing.preparation import rate_of, update_of
+from tiledseg.training.preparing.from_config import rate_of, update_of
 from tiledseg.training.steps.course import Course
 from tiledseg.training.steps.optimizer import build_optimizer, learning_rate, set_learning_rate
 

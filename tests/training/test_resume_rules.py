@@ -17,7 +17,8 @@ from tiledseg.checkpoint.saved_state import Resumed
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.training.losses.choose_objective import EDGE_KEYS
-from tiledseg.training.preparing.preparation import prepare, recipe_of
+from tiledseg.training.preparing.from_config import recipe_of
+from tiledseg.training.preparing.preparation import prepare
 from tiledseg.training.resume.begin import begin, flat
 from tiledseg.training.resume.rules import EDGE, MAY, OTHER, REFUSED, RULES, table
 

@@ -13,7 +13,8 @@ import torch
 
 from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.halos.halo_modes import ExchangeMode, HaloMode, LayerMode, ReadMode
+from tiledseg.execution.halos.halo_modes import ExchangeMode, LayerMode, ReadMode
+from tiledseg.execution.halos.part import HaloMode
 from tiledseg.execution.halos.scatter_mode import ScatterMode
 from tiledseg.execution.passes.part_passes import Passes, SerialPasses
 from tiledseg.execution.precision import PARAMETER_DTYPES, autocast

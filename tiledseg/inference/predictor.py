@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
-from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel

@@ -42,12 +42,7 @@ from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.by_content import content_units, with_content
 from tiledseg.training.preparing.compiling import check_compiling
 from tiledseg.training.preparing.first_weights import first_weights, imagenet
-from tiledseg.training.preparing.preparation import (
-    Preparation,
-    prepare,
-    with_class_weights,
-    with_counts,
-)
+from tiledseg.training.preparing.preparation import Preparation, prepare, with_class_weights, with_counts
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged

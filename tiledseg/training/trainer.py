@@ -20,7 +20,7 @@ from tiledseg.checkpoint.loading import load_average, load_network, load_optimiz
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, stepping
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
-from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES

@@ -13,7 +13,7 @@ from torch import nn
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
-from tiledseg.execution.halos.halo_modes import Piece
+from tiledseg.execution.halos.part import Piece
 from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.scores.metrics import confusion_matrix, scores

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from tiledseg.comm.transports.point_to_point import Message
-from tiledseg.execution.halos.halo_modes import ExchangeMode, Part
+from tiledseg.execution.halos.halo_modes import ExchangeMode
+from tiledseg.execution.halos.part import Part
 from tiledseg.geometry.sharing.blocks import exchange_block
 from tiledseg.raster.samples.dataset import Sample, settled
 

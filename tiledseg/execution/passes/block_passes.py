@@ -15,7 +15,8 @@ import torch
 
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.watching.doing import doing
-from tiledseg.execution.halos.halo_modes import MicroBatch, Part, Piece, ReadMode
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box

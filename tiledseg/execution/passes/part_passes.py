@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tiledseg.comm.watching.doing import doing, reading
-from tiledseg.execution.halos.halo_modes import HaloMode, MicroBatch, Part, Piece
+from tiledseg.execution.halos.part import HaloMode, MicroBatch, Part, Piece
 from tiledseg.execution.input.carrying import sender
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import DropoutKey, set_dropout_key

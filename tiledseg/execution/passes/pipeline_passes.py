@@ -13,7 +13,7 @@ from torch import nn
 
 from tiledseg.comm.transports.point_to_point import MessageMeter
 from tiledseg.comm.transports.stopwatch import Stopwatch
-from tiledseg.execution.halos.halo_modes import HaloMode, MicroBatch, Part, Piece
+from tiledseg.execution.halos.part import HaloMode, MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, StageFigures, Timed
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import set_dropout_key

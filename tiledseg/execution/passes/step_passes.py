@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from tiledseg.comm.watching.doing import doing
-from tiledseg.execution.halos.halo_modes import LayerMode, MicroBatch, Part, Piece
+from tiledseg.execution.halos.halo_modes import LayerMode
+from tiledseg.execution.halos.part import MicroBatch, Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed, batched, unbatched
 from tiledseg.geometry.graph import Graph
 from tiledseg.gradients import GradientReducer

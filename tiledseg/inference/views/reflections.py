@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from tiledseg.execution.halos.halo_modes import Part, Piece
+from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval

@@ -19,7 +19,8 @@ import torch
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.transports.point_to_point import Message
 from tiledseg.comm.watching.doing import ticking
-from tiledseg.execution.halos.halo_modes import Part, Piece, SharedMode
+from tiledseg.execution.halos.halo_modes import SharedMode
+from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.execution.passes.part_passes import Passes
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.handing_over import hand_over

@@ -16,7 +16,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.sharing.decomposition import decompose

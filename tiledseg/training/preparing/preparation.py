@@ -5,10 +5,8 @@ One rank looks at the files and tells the others; nothing is written and no pixe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,15 +20,13 @@ from tiledseg.config.data import IMAGENET, DataConfig
 from tiledseg.config.memory import ALL
 from tiledseg.config.recompute import recompute_of
 from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
-from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
+from tiledseg.config.train import TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
-from tiledseg.geometry.shapes import count_parameters, tensor_channels
+from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -48,9 +44,8 @@ from tiledseg.raster.finding.sources import (
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.class_counts import median_frequency_weights
 from tiledseg.raster.labels.label_map import LabelMap
-from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.labels.label_sources import check_used
 from tiledseg.raster.labels.pair_reading import PairReading
-from tiledseg.raster.samples.content import ByContent
 from tiledseg.raster.samples.drawn_steps import DrawnTiles, DrawnWindows
 from tiledseg.raster.samples.draws import Drawer
 from tiledseg.raster.samples.layout import layout_warning
@@ -60,14 +55,24 @@ from tiledseg.raster.statistics import check_alike
 from tiledseg.records import dataclass
 from tiledseg.tracing.build import known, network_modules
 from tiledseg.training.best import judge_of
-from tiledseg.training.losses.choose_objective import EDGE_KEYS, LOSS_KEYS, choose_objective, weighted
+from tiledseg.training.losses.choose_objective import weighted
 from tiledseg.training.losses.class_weights import given_weights
 from tiledseg.training.losses.objective import Objective
 from tiledseg.training.preparing.auto import find_settings, with_settings
 from tiledseg.training.preparing.first_weights import check_imagenet
+from tiledseg.training.preparing.from_config import (
+    blocks_asked,
+    label_map_of,
+    loss_bytes_of,
+    objective_of,
+    reading_of,
+    recipe_of,
+    update_of,
+    windows_of,
+)
 from tiledseg.training.preparing.raster_set import Found, RasterSet, inspect
 from tiledseg.training.preparing.splitting import SplitAsked, split_of
-from tiledseg.training.recipe import Cadence, Judge, Rate, Recipe, Update
+from tiledseg.training.recipe import Recipe
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
@@ -223,20 +228,6 @@ def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple
     return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
 
 
-def reading_of(data: DataConfig, label_map: LabelMap | None) -> PairReading:
-    labels = LabelReading(
-        label_map, data.references, data.label_layer, data.label_attribute, data.background, data.warp
-    )
-    return PairReading(data.bands, data.nodata, data.references, labels, data.warp_images)
-
-
-def windows_of(train: TrainConfig) -> Windows | None:
-    """What is trained on in place of tiles."""
-    if train.window is None or train.windows_per_step is None:
-        return None
-    return Windows(train.window, train.windows_per_step, train.window_halo == "exact")
-
-
 def steps_of(
     train: TrainConfig,
     plan: RunPlan,
@@ -259,53 +250,6 @@ def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...
     return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
 
 
-def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
-    """What a run with this configuration is told beside its plan; `judge`: of its validations."""
-    data, train, run = config.data, config.train, config.run
-    asked = ByContent(train.skip_empty, train.balance_classes)
-    by_content = asked if asked.skip_empty or asked.balance else None
-    return Recipe(
-        config.model.name,
-        Path(run.output),
-        run.verbosity,
-        run.panels,
-        train.resume,
-        train.seed,
-        train.precision,
-        train.deterministic,
-        config.model.pretrained,
-        config.model.freeze_norm,
-        data.normalize is not False,
-        data.normalize == IMAGENET,
-        train.class_weights == MEDIAN_FREQUENCY,
-        by_content,
-        train.ema,
-        data.workers,
-        data.prefetch,
-        _cadence(train, judge or Judge()),
-        update_of(config.optimizer),
-        rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
-        json.loads(json.dumps(asdict(config))),
-        store=config.memory.store,
-        recompute=recompute_of(config.memory, config.parallel).nodes,
-        compiles=train.compiles() == "on",  # auto: nowhere yet, since no GPU has measured it
-    )
-
-
-def _cadence(train: TrainConfig, judge: Judge) -> Cadence:
-    kept = train.checkpoint_every, train.keep_checkpoints
-    return Cadence(train.epochs, train.validate_every, *kept, judge, train.largest_loss)
-
-
-def blocks_asked(config: Config, store: Store | None) -> BlocksAsked | None:
-    """What the group `memory` says of blocks; None where tiles are computed whole. `store`: the rates of a file."""
-    memory, in_file = config.memory, config.memory.in_file
-    if memory.in_blocks:
-        return BlocksAsked(memory.blocks_shape(), in_file)
-    compiles = config.train.compiles() == "on"  # which does not go with blocks
-    return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
-
-
 def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
     """The rates of the store where the plan may choose what lies there. Raises ConfigError where it is no folder."""
     config.memory.check_folder()
@@ -315,29 +259,6 @@ def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
     from tiledseg.training.preparing.measured_store import measured_store
 
     return measured_store(config.memory.store, ranks, machine, config.train.precision)
-
-
-def objective_of(config: Config, network: Network, label_map: LabelMap, weights: tuple[float, ...]) -> Objective:
-    """What the network is trained for. Weights that are still to be counted stand as 1, so that all is refused now."""
-    counted = config.train.class_weights == MEDIAN_FREQUENCY
-    stand_in = (1.0,) * label_map.count if counted else weights
-    edges, losses = ({key: getattr(config.train, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    return choose_objective(network, edges, losses, label_map.ignore_index, stand_in)
-
-
-def loss_bytes_of(config: Config, network: Network, label_map: LabelMap, objective: Objective) -> LossBytes:
-    """What the loss needs beyond the network's usual one, without weights of classes."""
-    plain = TrainConfig()
-    edges, losses = ({key: getattr(plain, key) for key in keys} for keys in (EDGE_KEYS, LOSS_KEYS))
-    usual = choose_objective(network, edges, losses, label_map.ignore_index)
-    if objective == usual:
-        return USUAL_LOSS
-    from tiledseg.training.losses.loss_memory import further_bytes  # runs with the usual loss need nothing of it
-
-    graph = network.graph()
-    channels = tensor_channels(graph, network.bands)
-    outputs = [channels[tensor] for tensor in graph.results]
-    return further_bytes(objective, usual, outputs, config.train.precision)
 
 
 def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:
@@ -358,16 +279,6 @@ def _average_bytes(network: Network, precision: str) -> int:
     return count_parameters(network.graph(), network.bands) * wide_bytes(ACTIVATION_BYTES[precision])
 
 
-def update_of(optimizer: OptimizerConfig) -> Update:
-    return Update(**{key: getattr(optimizer, key) for key in Update.__dataclass_fields__})
-
-
-def rate_of(optimizer: OptimizerConfig, batch: int = 1) -> Rate:
-    """`batch`: tiles, windows or images of a step, on all ranks together, by which a linear rate grows."""
-    rate = Rate(**{key: getattr(optimizer, key) for key in Rate.__dataclass_fields__})
-    return replace(rate, lr=rate.lr * batch) if optimizer.scale_lr == "linear" else rate
-
-
 def _frozen(network: Network, optimizer: OptimizerConfig, still: bool) -> frozenset[str]:
     """The nodes that `optimizer.lr_factors` freezes. Raises ConfigError where its patterns do not fit the network."""
     if not optimizer.lr_factors:
@@ -384,13 +295,6 @@ def _check_norms(model: ModelConfig, network: Network) -> None:
             f"model.freeze_norm is true, but {network.in_words.splitlines()[0]} has no batch norm with running "
             "statistics; leave it out"
         )
-
-
-def label_map_of(data: DataConfig) -> LabelMap:
-    """What the labels of a configuration mean. Raises ConfigError."""
-    if isinstance(data.classes, str):
-        raise ConfigError(f"data.classes is the file {data.classes}; give what user_files.classes makes of it")
-    return LabelMap.from_config(data.classes, data.ignore_index)  # type: ignore[arg-type]
 
 
 def _notes(infos: Sequence[RasterInfo], tilings: Sequence[Tiling]) -> list[str]:

@@ -20,7 +20,8 @@ from tiledseg.comm.axes import open_axes
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.rehearsed import Doings, RehearsedCommunicator, unmatched
-from tiledseg.execution.halos.halo_modes import Part, Piece, ReadMode
+from tiledseg.execution.halos.halo_modes import ReadMode
+from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import Passes
 from tiledseg.execution.precision import PARAMETER_DTYPES

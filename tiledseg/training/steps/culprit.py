@@ -22,7 +22,7 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.errors import TiledsegError
-from tiledseg.execution.halos.halo_modes import Part, Piece
+from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.execution.passes.part_passes import Key, Passes, read_ahead
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer

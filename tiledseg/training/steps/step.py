@@ -13,7 +13,7 @@ from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.watching.doing import waiting
-from tiledseg.execution.halos.halo_modes import Part
+from tiledseg.execution.halos.part import Part
 from tiledseg.execution.memory import peak_memory
 from tiledseg.execution.passes.part_passes import Key, Passes
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result

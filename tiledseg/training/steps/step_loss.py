@@ -21,7 +21,7 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import waiting
-from tiledseg.execution.halos.halo_modes import Piece
+from tiledseg.execution.halos.part import Piece
 from tiledseg.execution.input.carrying import labels
 from tiledseg.geometry.box import Box
 from tiledseg.models.sending import sent
