@@ -11,8 +11,11 @@ import torch
 
 
 def cropped(x_BCHW: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
-    """A view of these rows and columns; its values and its gradient are those of the slices."""
+    """A view of these rows and columns, or the tensor itself where that is all; values and gradient are those of
+    the slices."""
     part_BCHW = x_BCHW[:, :, rows, cols]
+    if part_BCHW.shape == x_BCHW.shape:
+        return x_BCHW
     if not (torch.is_grad_enabled() and x_BCHW.requires_grad) or torch.compiler.is_compiling():
         return part_BCHW  # of an exported network too, whose format has no strides
     return x_BCHW.as_strided(part_BCHW.shape, part_BCHW.stride(), part_BCHW.storage_offset())

@@ -21,6 +21,7 @@ from tiledseg.execution.passes.part_passes import Key, Loss, SerialPasses, Timed
 from tiledseg.execution.precision import autocast
 from tiledseg.geometry.box import Box
 from tiledseg.gradients import GradientReducer
+from tiledseg.models.cropping import cropped
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.raster.samples.dataset import Sample
@@ -169,5 +170,5 @@ class _Tile(NamedTuple):
     def _piece(self, block: int, owned: Box, outputs: Outputs) -> Piece:
         """`owned`: in raster positions."""
         rows, cols = owned.relative_to(self.place.in_raster(block)).slices
-        first, *others = (output_BKHW[:, :, rows, cols] for output_BKHW in outputs)
+        first, *others = (cropped(output_BKHW, rows, cols) for output_BKHW in outputs)
         return Piece(first, owned, owned.relative_to(self.micro_batch.part.core), tuple(others))
