@@ -159,3 +159,13 @@ def counts_of(text: str) -> tuple[int, ...] | None:
     if not words or not all(re.fullmatch(r"\s*[+-]?\d{1,18}\s*", word) for word in words):
         return None
     return tuple(map(int, words))
+
+
+def rows_cols(key: str, value: int | list[int] | str, remedy: str) -> tuple[int, int]:
+    """A number for both dims, or [rows, cols]. Raises ConfigError for anything else."""
+    if isinstance(value, str):
+        raise ConfigError(f"{key} is '{shown(value)}'; give {remedy}")
+    values = value if isinstance(value, list) else [value, value]
+    if len(values) != 2:
+        raise ConfigError(f"{key} is {shown(value)}; give {remedy}")
+    return values[0], values[1]

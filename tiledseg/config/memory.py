@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from tiledseg.config.checks import AUTO, check_values, number, one_of, shown
+from tiledseg.config.checks import AUTO, check_values, number, one_of, rows_cols, shown
 from tiledseg.config.schedules import IN_STAGES
 from tiledseg.config.schedules import RECOMPUTE as MODES
 from tiledseg.errors import ConfigError
@@ -137,9 +137,4 @@ class MemoryConfig:
         """(rows, cols), or None for auto and none."""
         if self.blocks in (AUTO, NONE):
             return None
-        if isinstance(self.blocks, str):
-            raise ConfigError(f"memory.blocks is '{shown(self.blocks)}'; give {BLOCKS}")
-        values = self.blocks if isinstance(self.blocks, list) else [self.blocks, self.blocks]
-        if len(values) != 2:
-            raise ConfigError(f"memory.blocks is {shown(self.blocks)}; give {BLOCKS}")
-        return values[0], values[1]
+        return rows_cols("memory.blocks", self.blocks, BLOCKS)

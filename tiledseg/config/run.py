@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, shown
+from tiledseg.config.checks import AUTO, LARGEST_HALO, MOST, check_values, number, one_of, rows_cols, shown
 from tiledseg.config.data import DataConfig
 from tiledseg.config.memory import ALL, MemoryConfig
 from tiledseg.config.parallel import ParallelConfig
@@ -43,12 +43,7 @@ class TilingConfig:
         """(rows, cols), or None for auto."""
         if self.grid == "auto":
             return None
-        if isinstance(self.grid, str):
-            raise ConfigError(f"tiling.grid is '{shown(self.grid)}'; give {GRID}")
-        values = self.grid if isinstance(self.grid, list) else [self.grid, self.grid]
-        if len(values) != 2:
-            raise ConfigError(f"tiling.grid is {shown(self.grid)}; give {GRID}")
-        return values[0], values[1]
+        return rows_cols("tiling.grid", self.grid, GRID)
 
     def halo_width(self) -> int | None:
         """Pixels, or None for auto."""

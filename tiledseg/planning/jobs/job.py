@@ -39,7 +39,7 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
         raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
     per_node = site.gpus or question.gpus_per_node
     gpus = question.gpus or math.prod(planned.tiling.grid)
-    flags = [f"--tiling.grid {_two(planned.tiling.grid)}"]
+    flags = [f"--tiling.grid {shell_word(planned.tiling.grid)}"]
     if question.precision != "fp32":
         flags.append(f"--train.precision {question.precision}")
     if question.memory_budget is not None:
@@ -75,7 +75,7 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
         return ranks, [f"--train.tiles_per_step {ranks}"], "one a GPU"
     image = modes["ranks"]
     ranks = _full(gpus, image, per_node)
-    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {_two(modes['mesh'])}"]
+    flags = [f"--parallel.halo {mode}", f"--parallel.mesh {shell_word(modes['mesh'])}"]
     if fusion not in (None, 1):
         flags.append(f"--parallel.fusion {fusion}")
     flags += ["--train.tiles_per_step null", f"--train.images_per_step {ranks // image}"]
@@ -85,11 +85,11 @@ def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) 
 def _pipelines(pipeline: StagedPipeline, gpus: int, per_node: int) -> tuple[int, list[str], str]:
     case = pipeline.case
     ranks = _full(gpus, case.stages, per_node)
-    modes = case.modes[0] if len(set(case.modes)) == 1 else f"'[{','.join(case.modes)}]'"
+    modes = case.modes[0] if len(set(case.modes)) == 1 else shell_word(case.modes)
     flags = [
         f"--parallel.stages {case.stages}",
         f"--parallel.schedule {case.schedule}",
-        f"--parallel.balance '[{','.join(map(str, pipeline.balance))}]'",
+        f"--parallel.balance {shell_word(pipeline.balance)}",
         f"--parallel.recompute {modes}",
         f"--parallel.micro_batches {case.micro_batches}",
         f"--train.tiles_per_step {ranks // case.stages * case.micro_batches}",
@@ -109,5 +109,6 @@ def _full(gpus: int, group: int, per_node: int) -> int:
     )
 
 
-def _two(pair: tuple[int, int] | list[int]) -> str:
-    return f"'[{pair[0]},{pair[1]}]'"  # quoted: brackets are the shell's
+def shell_word(value: Any) -> str:
+    """A flag's value as a shell takes it: brackets are the shell's."""
+    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list | tuple) else str(value)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tiledseg.planning.answer.search import memory_keys
-from tiledseg.planning.jobs.job import Job
+from tiledseg.planning.jobs.job import Job, shell_word
 from tiledseg.planning.jobs.site import Site
 from tiledseg.planning.question import Question
 from tiledseg.planning.search.price import Priced
@@ -14,12 +12,12 @@ from tiledseg.planning.search.price import Priced
 def searched_job(question: Question, images_per_step: int, priced: Priced, site: Site, minutes: int) -> Job:
     """A job of the winner on the GPUs that it keeps busy."""
     candidate, per_node = priced.candidate, site.gpus or question.gpus_per_node
-    flags = [f"--tiling.grid '[{candidate.grid[0]},{candidate.grid[1]}]'"]
-    flags += [f"--parallel.{key} {_word(value)}" for key, value in candidate.keys(priced.plan).items()]
+    flags = [f"--tiling.grid {shell_word(candidate.grid)}"]
+    flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
     if question.precision != "fp32":
         flags.append(f"--train.precision {question.precision}")
     kept = memory_keys(priced)
-    flags += [f"--memory.{key} {_word(value)}" for key, value in kept.items()]
+    flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
     flags += ['--memory.store "$local"'] if kept else []
     if priced.plan.rebuilt is not None:
         flags.append(f"--memory.budget {priced.limit}")
@@ -28,7 +26,3 @@ def searched_job(question: Question, images_per_step: int, priced: Priced, site:
     nodes = -(-ranks // per_node)
     title = f"Trains on {ranks} GPUs, {nodes} nodes of {per_node}, {images_per_step} images a step: {priced.in_words}."
     return Job(ranks, min(per_node, ranks), minutes, tuple(flags), title)
-
-
-def _word(value: Any) -> str:
-    return f"'[{','.join(map(str, value))}]'" if isinstance(value, list) else str(value)  # brackets are the shell's

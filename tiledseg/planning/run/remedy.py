@@ -34,7 +34,8 @@ def settings_that_fit(question: RunQuestion, memory: int) -> tuple[str, ...]:
     parallel = replace(question.parallel, timed=False)
     asked = replace(question, memory=memory, budgeted=False, parallel=parallel)  # what needs more is not asked here
     ways = (_recomputed, _in_a_file, _finer, _of_more_ranks)
-    return tuple(words for way in ways for words, each in way(asked) if _fits(each))[:3]
+    found = (next((words for words, each in way(asked) if _fits(each)), None) for way in ways)
+    return tuple(words for words in found if words)[:3]
 
 
 def _fits(question: RunQuestion) -> bool:
@@ -62,23 +63,18 @@ def _in_a_file(asked: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
 
 
 def _finer(asked: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
-    """The coarsest of some grids that fits."""
+    """Some grids, the coarsest first."""
     if asked.windows or asked.parallel.halo == "layer" or asked.grid is None:
         return
     rows, cols = asked.grid
     for times in _FINER:
-        finer = replace(asked, grid=(rows * times, cols * times))
-        if _fits(finer):
-            yield f"tiling.grid [{rows * times},{cols * times}]", finer
-            return
+        yield f"tiling.grid [{rows * times},{cols * times}]", replace(asked, grid=(rows * times, cols * times))
 
 
 def _of_more_ranks(asked: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
-    """The fewest that fit, where ranks share an image."""
+    """Where ranks share an image, the fewest first."""
     if asked.parallel.halo != "layer" or asked.parallel.mesh is not None:
         return
     for times in _RANKS:
         more = replace(asked, ranks=asked.ranks * times)
-        if _fits(more):
-            yield f"{more.ranks} ranks", more
-            return
+        yield f"{more.ranks} ranks", more
