@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_slots_given_back_while_written_are_not_written_by_the_former_owner(
         store.write(second, drawn(second.size, 2))
         store.read(second, into).wait()
         assert np.array_equal(into, drawn(second.size, 2))
+
+
+def test_nothing_holds_what_is_copied_or_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool's thread comes to a stopped copy late, and goes on for a while after a whole one."""
+    held = threading.Event()
+    slowed(monkeypatch, held)
+    with FileStore(tmp_path, 64 * MEBI, threads=1) as store:
+        copied, stopped = drawn(MEBI), drawn(MEBI)
+        ends = [weakref.ref(copied), weakref.ref(stopped)]
+        running, waiting = (store.write(store.take(MEBI), each) for each in (copied, stopped))
+        waiting.stop()
+        del stopped
+        assert ends[1]() is None, "though its thread is at the other still"
+        del copied
+        assert ends[0]() is not None
+        held.set()
+        running.wait()
+        assert ends[0]() is None
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, held: threading.Event) -> None:

@@ -307,7 +307,8 @@ def test_a_store_that_is_too_small_is_an_error_that_says_so(tmp_path: Path) -> N
 
 
 def test_a_thousand_steps_take_no_more_than_ten(tmp_path: Path) -> None:
-    """Resident memory, descriptors, the file's length, what the ledger knows."""
+    """Resident memory, descriptors, the file's length, what the ledger knows. A slot is free once its copy has ended,
+    so that how many a step takes at once depends on the disk: at most one for each storage that it keeps."""
     x = leaf(64, 64, step=1)
     stores: list[FileStore] = []
 
@@ -322,11 +323,12 @@ def test_a_thousand_steps_take_no_more_than_ten(tmp_path: Path) -> None:
     with Offload(mover, 2 * x.nbytes, KIBI) as moving:
         for _ in range(10):
             step()
-        before = resident_bytes(), len(os.listdir("/proc/self/fd")), stores[0].length
+        before = resident_bytes(), len(os.listdir("/proc/self/fd"))
         for _ in range(990):
             step()
-        after = resident_bytes(), len(os.listdir("/proc/self/fd")), stores[0].length
-    assert after[1:] == before[1:]
+        after = resident_bytes(), len(os.listdir("/proc/self/fd"))
+        assert stores[0].length <= 4 * x.nbytes
+    assert after[1] == before[1]
     assert after[0] - before[0] < 4 << 20
     assert moving.figures.known_steps == 999
     assert moving.figures.bytes_out > 1000 * x.nbytes

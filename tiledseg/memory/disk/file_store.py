@@ -21,7 +21,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -139,10 +139,12 @@ class FileStore:
         self.close()
 
     def _begin(self, pool: ThreadPoolExecutor, copy: Callable[[int, Bytes], None], slot: Slot, data: Bytes) -> Transfer:
-        pieces: list[Future[None]] = []
-        for begin in range(0, slot.size, PIECE):
-            pieces.append(pool.submit(copy, slot.offset + begin, data[begin : begin + PIECE]))
-        return Transfer(pieces)
+        parts = {begin: data[begin : begin + PIECE] for begin in range(0, slot.size, PIECE)}
+
+        def piece(begin: int) -> None:
+            copy(slot.offset + begin, parts.pop(begin))
+
+        return Transfer([pool.submit(piece, begin) for begin in tuple(parts)], parts)
 
     def _lengthen(self, stop: int) -> None:
         """Ask the disk for room now, so that a full one is known before a step has begun to rely on it."""

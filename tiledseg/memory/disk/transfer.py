@@ -6,12 +6,19 @@ import copy
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 
+from tiledseg.memory.disk.aligned import Bytes
+
 
 class Transfer:
-    """One copy, which runs in pieces. Reads may wait for writes, never the other way: so nobody waits in a circle."""
+    """One copy, which runs in pieces. Reads may wait for writes, never the other way: so nobody waits in a circle.
 
-    def __init__(self, pieces: Sequence[Future[None]]) -> None:
-        self._pieces = tuple(pieces)
+    `parts`: the memory that pieces are still to copy. Each takes its own out as it begins, and nothing else may hold
+    it: a pool's thread keeps what it was given for a while after its piece has ended, and a stopped one until it comes
+    to it.
+    """
+
+    def __init__(self, pieces: Sequence[Future[None]], parts: dict[int, Bytes]) -> None:
+        self._pieces, self._parts = tuple(pieces), parts
 
     def done(self) -> bool:
         """Whether all has been copied, or has failed. Does not wait."""
@@ -32,6 +39,7 @@ class Transfer:
         """Return once no piece runs; those not begun never will. Errors are passed over: nobody wants the copy."""
         for piece in [piece for piece in self._pieces if not piece.cancel()]:
             _error_of(piece)
+        self._parts.clear()
 
 
 def _error_of(piece: Future[None]) -> BaseException | None:
