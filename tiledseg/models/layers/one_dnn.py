@@ -2,23 +2,32 @@
 
 torch asks oneDNN for the gradients of a weight and of a bias at once, for which oneDNN takes a slower kernel; it leaves
 a convolution of single pixels to its BLAS where there is one thread; and oneDNN sums a weight's gradient over a few
-large images slower than over many small ones, of which a kernel that does not reach over its stride sees no difference.
+large images slower than over many small ones, of which a kernel that does not reach over its stride sees no difference;
+over one image of few channels it sums on one core alone. The gradient of an input is a convolution too, by the weight
+turned about.
 Outputs are those of torch, to the last bit; gradients to rounding, the same on any number of ranks.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from tiledseg.models.layers.beside import can_share, side_by_side
+from tiledseg.models.layers.two_pixels import PIXELS, apart, of_two, takes_two
 from tiledseg.models.rerun.homes import hooks_around
 from tiledseg.models.rerun.looking import Looking
 
 Pair = tuple[int, ...]
 _IMAGES = 16  # that the rows of one are seen as
+_BANDS = 8  # of rows, whose sums are added up in one order whoever has computed them
+_CHANNELS = 16  # of a block
+_WORTH_BANDS = 1 << 20  # values: less is summed before other threads have woken
 
 
 class How(NamedTuple):
@@ -28,6 +37,11 @@ class How(NamedTuple):
     padding: Pair
     dilation: Pair
     transposed: bool = False
+
+    @property
+    def dense(self) -> bool:
+        """Whether every pixel of the input is read by pixels beside each other."""
+        return self.stride == self.dilation == (1, 1)
 
 
 def convolved(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
@@ -41,7 +55,10 @@ def convolved(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def _forward(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
     if how.transposed:
         return functional.conv_transpose2d(x_BCHW, weight, bias, how.stride, how.padding, dilation=how.dilation)
-    return torch.mkldnn_convolution(x_BCHW, weight, bias, how.padding, how.stride, how.dilation, 1)
+    if not (how.dense and takes_two(x_BCHW, weight, how.padding)):
+        return torch.mkldnn_convolution(x_BCHW, weight, bias, how.padding, how.stride, how.dilation, 1)
+    bias = None if bias is None else bias.repeat(PIXELS)
+    return apart(torch.mkldnn_convolution(x_BCHW, of_two(weight), bias, how.padding, (1, PIXELS), how.dilation, 1))
 
 
 class _Convolved(torch.autograd.Function):
@@ -71,8 +88,12 @@ class _Convolved(torch.autograd.Function):
 def _of_input(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How) -> torch.Tensor:
     if how.transposed:
         return _forward(g_BCHW, weight, None, how._replace(transposed=False))
-    if how == How((1, 1), (0, 0), (1, 1)) and weight[0, 0].numel() == 1:
-        return _forward(g_BCHW, weight.transpose(0, 1).contiguous(memory_format=torch.channels_last), None, how)
+    if how.dense:
+        padding = tuple(size - 1 - each for size, each in zip(weight.shape[2:], how.padding, strict=True))
+        back = weight.transpose(0, 1)
+        if math.prod(back.shape[2:]) == 1 or takes_two(g_BCHW, back, padding):
+            back = back.flip(2, 3).contiguous(memory_format=torch.channels_last)
+            return _forward(g_BCHW, back, None, how._replace(padding=padding))
     return _gradients(g_BCHW, x_BCHW, weight, how, [True, False, False])[0]
 
 
@@ -83,7 +104,40 @@ def _of_weight(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor,
     if not reaches and x_BCHW.shape[2] == rows * step:
         pieces = math.gcd(rows, _IMAGES)
         g_BCHW, x_BCHW = _rows_as_images(g_BCHW, pieces), _rows_as_images(x_BCHW, pieces)
+    if _leaves_cores_idle(g_BCHW, x_BCHW) and can_share():
+        bands = itertools.pairwise(_cuts(rows, how))
+        sums = side_by_side([partial(_of_rows, g_BCHW, x_BCHW, weight, how, *band) for band in bands])
+        return torch.stack(sums).sum(0)
     return _gradients(g_BCHW, x_BCHW, weight, how, [False, True, False])[1]
+
+
+def _leaves_cores_idle(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor) -> bool:
+    """Whether oneDNN would leave cores idle: what it deals out are images and blocks of channels, not pixels."""
+    blocks = math.prod(math.ceil(each.shape[1] / _CHANNELS) for each in (g_BCHW, x_BCHW))
+    return x_BCHW.shape[0] == 1 and blocks < torch.get_num_threads() and x_BCHW.numel() >= _WORTH_BANDS
+
+
+def _cuts(rows: int, how: How) -> list[int]:
+    """Where bands of output rows begin and end: equal ones, and apart from them the first and last rows, for which
+    padding is read."""
+    edge = min(-(-how.padding[0] // how.stride[0]), rows // 2)
+    inner = rows - 2 * edge
+    return sorted({0, rows, *(edge + inner * k // _BANDS for k in range(_BANDS + 1))})
+
+
+def _of_rows(
+    g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How, begin: int, stop: int
+) -> torch.Tensor:
+    """The weight's gradient by rows [begin, stop) of the output. Rows of one image lie in one piece, so that nothing is
+    copied but rows beside padding."""
+    low = begin * how.stride[0] - how.padding[0]
+    high = (stop - 1) * how.stride[0] - how.padding[0] + (weight.shape[2] - 1) * how.dilation[0] + 1
+    height = x_BCHW.shape[2]
+    read_BCHW = x_BCHW[:, :, max(low, 0) : min(high, height)]
+    if low < 0 or high > height:
+        read_BCHW = functional.pad(read_BCHW, (0, 0, max(-low, 0), max(high - height, 0)))
+    how = how._replace(padding=(0, how.padding[1]))
+    return _gradients(g_BCHW[:, :, begin:stop], read_BCHW, weight, how, [False, True, False])[1]
 
 
 def _gradients(

@@ -1,0 +1,179 @@
+"""oneDNN's convolutions by other ways: two pixels at once, bands of rows on all cores. Bits of outputs are torch's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tiledseg.models.layers import one_dnn, two_pixels
+from tiledseg.models.layers.beside import can_share, side_by_side
+from tiledseg.models.layers.one_dnn import How, convolved
+from tiledseg.models.layers.two_pixels import takes_two
+from tiledseg.tracing.allocations import AllocationMeter
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def image(*shape: int, seed: int = 1) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_pixels, "_WORTH_IT", 1)
+    monkeypatch.setattr(one_dnn, "_WORTH_BANDS", 1)
+
+
+@pytest.mark.usefixtures("small_ones_too")
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_pixels_at_once_have_the_bits_of_one(count: int) -> None:
+    """Of any size, whether it takes two or not: a tile of odd width has the bits of an even one."""
+    draw, taken = random.Random(3), 0
+    with threads(count), torch.no_grad():
+        for seed in range(400):
+            inputs, rows, cols = draw.choice((2, 3, 4, 8, 16, 32)), draw.choice((1, 3, 5)), draw.choice((2, 3, 4, 5))
+            size = draw.randint(1, 2), inputs, draw.randint(rows, 30), draw.randint(cols, 160)
+            x_BCHW, weight = image(*size, seed=seed), image(8, inputs, rows, cols, seed=seed + 1)
+            bias = image(1, 8, 1, 1).flatten() if draw.random() < 0.5 else None
+            padding = draw.randint(0, rows - 1), draw.randint(0, cols - 1)
+            made = convolved(x_BCHW, weight, bias, How((1, 1), padding, (1, 1)))
+            assert torch.equal(made, torch.mkldnn_convolution(x_BCHW, weight, bias, padding, (1, 1), (1, 1), 1))
+            assert made.is_contiguous(memory_format=torch.channels_last)
+            taken += takes_two(x_BCHW, weight, padding)
+    if torch.backends.cpu.get_cpu_capability() == "AVX512" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        assert taken > 60
+
+
+CASES = {
+    "same": (4, 8, (3, 3), How((1, 1), (1, 1), (1, 1))),
+    "valid": (8, 8, (3, 3), How((1, 1), (0, 0), (1, 1))),
+    "padded in rows alone": (8, 5, (3, 3), How((1, 1), (1, 0), (1, 1))),
+    "padded widely": (8, 8, (3, 5), How((1, 1), (2, 4), (1, 1))),
+    "large kernel": (4, 16, (7, 5), How((1, 1), (3, 2), (1, 1))),
+    "strides, dilation": (6, 8, (3, 3), How((2, 2), (2, 2), (2, 2))),
+    "strides that leave rows": (3, 8, (2, 2), How((3, 3), (0, 0), (1, 1))),
+    "pixels": (8, 5, (1, 1), How((1, 1), (0, 0), (1, 1))),
+    "one output": (8, 1, (3, 3), How((1, 1), (1, 1), (1, 1))),
+    "transposed": (16, 8, (2, 2), How((2, 2), (0, 0), (1, 1), transposed=True)),
+}
+
+
+@pytest.mark.usefixtures("small_ones_too")
+@pytest.mark.parametrize("height", [5, 37, 64])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_by_bands_are_those_of_torch(name: str, height: int) -> None:
+    inputs, outputs, size, how = CASES[name]
+    x_BCHW = image(1, inputs, height, 46)
+    weight = image(*((inputs, outputs) if how.transposed else (outputs, inputs)), *size, seed=2)
+    theirs = [each.double().requires_grad_() for each in (x_BCHW, weight, torch.ones(outputs))]
+    kind = torch.nn.functional.conv_transpose2d if how.transposed else torch.nn.functional.conv2d
+    expected = kind(theirs[0], theirs[1], theirs[2], how.stride, how.padding, dilation=how.dilation)
+    g_BCHW = image(*expected.shape, seed=3)
+    wanted = torch.autograd.grad(expected, theirs, g_BCHW.double())
+    found = []
+    for count in (1, 3, 2, 2):
+        with threads(count):
+            ours = [
+                each.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+                for each in (x_BCHW, weight, torch.ones(outputs))
+            ]
+            made = convolved(ours[0], ours[1], ours[2], how)
+            found.append(torch.autograd.grad(made, ours, g_BCHW))
+        for their, own in zip(wanted, found[-1], strict=True):
+            assert own.shape == their.shape
+            torch.testing.assert_close(own.double(), their, rtol=0, atol=2e-5 * their.abs().max().item())
+    assert all(torch.equal(*pair) for pair in zip(found[-2], found[-1], strict=True)), "whoever takes which band"
+
+
+def test_an_activation_may_overwrite_what_two_at_once_give() -> None:
+    x_BCHW, weight = image(1, 8, 64, 64).requires_grad_(), image(8, 8, 3, 3, seed=2).requires_grad_()
+    made = convolved(x_BCHW, weight, None, How((1, 1), (1, 1), (1, 1))).relu_()
+    assert made.shape == (1, 8, 64, 64)
+    made.sum().backward()
+
+
+def test_bands_cover_all_rows_once() -> None:
+    for rows, padding, stride in itertools.product((1, 2, 3, 9, 64), (0, 1, 3), (1, 2)):
+        cuts = one_dnn._cuts(rows, How((stride, stride), (padding, 0), (1, 1)))
+        assert cuts[0] == 0
+        assert cuts[-1] == rows
+        assert cuts == sorted(set(cuts))
+
+
+# Side by side.
+
+
+def test_pieces_run_on_all_threads_and_come_back_in_order() -> None:
+    seen: set[int] = set()
+    both = threading.Barrier(2, timeout=20)
+
+    def piece(k: int) -> torch.Tensor:
+        seen.add(threading.get_ident())
+        if k < 2:
+            both.wait()  # two at once, or never
+        assert torch.get_num_threads() == 1
+        assert not torch.is_grad_enabled()
+        return torch.tensor(k)
+
+    with threads(2):
+        made = side_by_side([lambda k=k: piece(k) for k in range(9)])  # type: ignore[misc]
+        assert torch.get_num_threads() == 2
+    assert [int(each) for each in made] == list(range(9))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("failing", [0, 1, 5])
+def test_an_error_of_a_piece_comes_after_all_have_ended(failing: int) -> None:
+    ended: list[int] = []
+
+    def piece(k: int) -> torch.Tensor:
+        if k == failing:
+            raise ValueError(f"piece {k}")
+        ended.append(k)
+        return torch.zeros(())
+
+    with threads(3):
+        for _ in range(20):
+            with pytest.raises(ValueError, match=f"piece {failing}"):
+                side_by_side([lambda k=k: piece(k) for k in range(6)])  # type: ignore[misc]
+            count = len(ended)
+            assert torch.get_num_threads() == 3
+            assert len(ended) == count
+
+
+def test_what_one_thread_does_or_somebody_follows_is_not_shared() -> None:
+    with threads(1):
+        assert not can_share()
+    with threads(2):
+        assert can_share()
+        with AllocationMeter([]):
+            assert not can_share()
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    with threads(2):
+        side_by_side([lambda: torch.zeros(())] * 4)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = len(side_by_side([lambda: torch.zeros(())] * 4)) - 4
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
