@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,17 +78,13 @@ def measure_exchanges(mesh: Mesh, ranks: int, link: Link) -> Exchange:
 
 
 def measure_together(mesh: Mesh, few: int, many: int) -> float:
-    """How many times longer a step takes while the first `many` ranks compute, each its own, than the first `few`.
-    Collective."""
+    """How many times longer a step takes while the first `many` ranks compute, each its own, than the first `few`:
+    the median of turns, for what two cores take of each other comes and goes. Collective."""
     own = make_tiling((SIDES[1], SIDES[1]), (1, 1), network_footprint(WIDER.graph()))
     alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator())
     with _stepping(alone, WIDER, (own,), Spread()) as step:
-        found: dict[int, list[float]] = {few: [], many: []}
-        for turn in range(2 + 2 * _REPEATS):  # by turns: what disturbs the machine disturbs both
-            ranks = (few, many)[turn % 2]
-            found[ranks].append(_longest(mesh, step, ranks))
-    one, all_of_them = (min(times[1:]) for times in found.values())
-    return max(1.0, all_of_them / one)
+        found = [[_longest(mesh, step, ranks) for ranks in (few, many)] for _ in range(1 + 2 * _REPEATS)]
+    return max(1.0, statistics.median(together / alone for alone, together in found[1:]))
 
 
 def _longest(mesh: Mesh, step: Callable[[], object], ranks: int) -> float:
@@ -103,8 +100,8 @@ def _longest(mesh: Mesh, step: Callable[[], object], ranks: int) -> float:
 
 
 def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
-    """Seconds by which a step in mode `layer` is longer than one in which each rank has an image of its own: by turns,
-    the quickest of either."""
+    """Seconds by which a step in mode `layer` is longer than one in which each rank has an image of its own: the median
+    of turns, for the quickest of all has the fewest waits."""
     footprint, parts = network_footprint(network.graph()), (shape.rows, shape.cols)
     shared = make_tiling((side * shape.rows, side * shape.cols), parts, footprint)
     own = make_tiling((side, side), (1, 1), footprint)
@@ -114,8 +111,7 @@ def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
     ):
         turns = range(1 + (2 * _REPEATS if shape.ranks == 2 else _REPEATS))
         found = [(_longest(mesh, spoken, mesh.size), _longest(mesh, silent, mesh.size)) for _ in turns]
-    together, apart = map(min, zip(*found[1:], strict=True))
-    return together - apart
+    return statistics.median(together - apart for together, apart in found[1:])
 
 
 def _size(shape: MeshShape, side: int) -> _Size:

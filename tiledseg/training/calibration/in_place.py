@@ -9,7 +9,7 @@ gradients of weights are added up in float64 as in a step: that is part of its t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,8 +25,8 @@ from tiledseg.training.losses.objective import pixel_sums
 
 
 def layer_times(network: UNet, side: int, precision: str, repeats: int) -> list[LayerTime]:
-    """Seconds of every node on a square image, on the CPU: of some steps after a first one, the least of each: what
-    disturbs a machine makes it slower."""
+    """Seconds of every node on a square image, on the CPU: of some steps after a first one the least of each, for what
+    disturbs a machine makes it slower, times what makes them the quickest whole step, in which not all are quickest."""
     graph = network.graph()
     module = build_modules(network, 0).to(PARAMETER_DTYPES[precision]).train()
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
@@ -57,9 +57,16 @@ def layer_times(network: UNet, side: int, precision: str, repeats: int) -> list[
         loss.backward()
         found.append((noted.forward, noted.backward(len(graph), time.perf_counter())))
     reducer.close()
-    passes = zip(*found[1:], strict=True)
-    forward, backward = ([min(times) for times in zip(*steps, strict=True)] for steps in passes)
-    return _untangled(graph, [LayerTime(*each) for each in zip(forward, backward, strict=True)])
+    return _untangled(graph, _quickest(found[1:]))
+
+
+def _quickest(steps: Sequence[tuple[list[float], list[float]]]) -> list[LayerTime]:
+    """Of the nodes' seconds forward and backward in each step."""
+    passes = zip(*steps, strict=True)
+    forward, backward = ([min(times) for times in zip(*each, strict=True)] for each in passes)
+    whole = min(sum(there) + sum(back) for there, back in steps)
+    longer = whole / (sum(forward) + sum(backward))
+    return [LayerTime(longer * there, longer * back) for there, back in zip(forward, backward, strict=True)]
 
 
 def _untangled(graph: Graph, times: list[LayerTime]) -> list[LayerTime]:

@@ -25,6 +25,7 @@ from tiledseg.version import VERSION
 
 _MOVED = 8 * TENSOR  # bytes to the disk, twice, and back
 SECONDS = 30.0  # of layers: what is left then is left out
+VISITS = 2
 TINY = Case(UNet(2, base_channels=8, classes=5), 8)
 
 
@@ -109,13 +110,23 @@ def _base(device: torch.device) -> int:
 
 
 def _layers(cases: Sequence[Case], device: torch.device) -> dict[str, list[Timed]]:
-    """By precision. The tiniest ones come first: they say what a launch takes."""
-    found: dict[str, list[Timed]] = {"fp32": measure_case(TINY, device)}
+    """By precision. The tiniest ones come first: they say what a launch takes. All cases are visited more than once,
+    some time apart, and of each layer the quickest visit counts: a moment in which the machine does something else
+    reaches one of them."""
+    tiny, found = measure_case(TINY, device), dict[int, list[Timed]]()
     begun = time.perf_counter()
-    for case in cases:
-        if time.perf_counter() - begun < SECONDS or case.precision not in found:
-            found.setdefault(case.precision, []).extend(measure_case(case, device))
-    return found
+    for _ in range(VISITS):
+        for number, case in enumerate(cases):
+            known = {cases[each].precision for each in found}
+            if time.perf_counter() - begun < SECONDS or case.precision not in known:
+                timed = measure_case(case, device)
+                found[number] = [
+                    one.or_quicker(last) for one, last in zip(timed, found.get(number, timed), strict=True)
+                ]
+    by_precision = {"fp32": tiny}
+    for number, timed in found.items():
+        by_precision.setdefault(cases[number].precision, []).extend(timed)
+    return by_precision
 
 
 def _fastest(rows: dict[str, list[list[float]]]) -> float:
