@@ -14,7 +14,7 @@ import pytest
 
 from tests.comm.launching import clean_environment, run_job
 from tests.conftest import NIGHTLY
-from tiledseg.comm.connections import open_files_needed
+from tiledseg.comm.connections import open_files_needed, store_operations
 from tiledseg.comm.launch import Launch
 from tiledseg.comm.session import check_open_files
 from tiledseg.comm.watching.board import Board
@@ -44,6 +44,13 @@ def test_store_work_grows_no_faster_than_p_log_p(starts: dict[int, dict[str, Any
     for few, many in pairwise(SIZES):
         grown = starts[many]["total"][what] / starts[few]["total"][what]
         assert many / few <= grown <= many * math.log2(many) / (few * math.log2(few))
+
+
+def test_what_a_rehearsal_says_of_the_store_is_a_bound_and_no_loose_one(starts: dict[int, dict[str, Any]]) -> None:
+    """A rank of a mesh of replicas x 2 x 4 x 2 is in four groups, and has five neighbours at most."""
+    for size in SIZES:
+        bound = store_operations(size, 4, 5)
+        assert 0.8 * bound < starts[size]["total"]["operations"] <= bound
 
 
 @pytest.mark.parametrize("what", ["operations", "bytes"])

@@ -6,7 +6,7 @@ import resource
 import time
 from dataclasses import dataclass
 
-from tiledseg.comm.connections import open_files_needed
+from tiledseg.comm.connections import open_files_needed, store_operations
 from tiledseg.comm.watching.rank_names import name_ranks
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.rehearsal.walk import walk
@@ -32,6 +32,7 @@ class Rehearsal:
     summed: int
     open_files: int
     open_files_of_root: int
+    store_operations: int
     seconds: float
     fails: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -63,6 +64,7 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         walked.summed,
         files,
         root,
+        store_operations(ranks, walked.groups, walked.peers),
         time.perf_counter() - begun,
         (*_too_large(preparation, gpu_memory), *_files(root), *walked.faults[:5]),
         (*preparation.warnings, *notes),
@@ -102,6 +104,7 @@ def in_words(found: Rehearsal) -> str:
         ),
         ("sums over ranks", f"at most {found.sums}, {found.summed} bytes: of gradients, and of norms"),
         ("open files", f"{found.open_files}; rank 0 {found.open_files_of_root}"),
+        ("store", f"at most {found.store_operations} operations until the first step has ended"),
     )
     width = max(len(name) for name, _ in rows)
     lines = [f"{found.ranks} ranks rehearsed in {found.seconds:.1f} s", *(f"  {n:{width}}  {v}" for n, v in rows)]
