@@ -14,7 +14,7 @@ import torch
 
 from tiledseg.models.layers import one_dnn, two_pixels
 from tiledseg.models.layers.beside import can_share, side_by_side
-from tiledseg.models.layers.one_dnn import How, convolved
+from tiledseg.models.layers.one_dnn import How, activated, convolved
 from tiledseg.models.layers.two_pixels import takes_two
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -55,6 +55,8 @@ def test_two_pixels_at_once_have_the_bits_of_one(count: int) -> None:
             made = convolved(x_BCHW, weight, bias, How((1, 1), padding, (1, 1)))
             assert torch.equal(made, torch.mkldnn_convolution(x_BCHW, weight, bias, padding, (1, 1), (1, 1), 1))
             assert made.is_contiguous(memory_format=torch.channels_last)
+            below = activated(x_BCHW, weight, bias, How((1, 1), padding, (1, 1)), 0.01)
+            assert torch.equal(below, torch.nn.functional.leaky_relu(made, 0.01))
             taken += takes_two(x_BCHW, weight, padding)
     if torch.backends.cpu.get_cpu_capability() == "AVX512" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
         assert taken > 60

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
-from tiledseg.models.layers.one_dnn import How, convolved
+from tiledseg.models.layers.one_dnn import How, activated, convolved
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, ...]
@@ -133,12 +133,10 @@ class SteadyConvolution(ChosenConvolution):
         return not isinstance(self.padding, str) and self.groups == 1 and _has_steady_kernel(x_BCHW, self.weight)
 
     def activated(self, x_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:
-        """What leaky ReLU makes of the output, to the last bit, in one pass over memory: oneDNN multiplies what is
-        below 0 before it writes it. Not differentiable."""
+        """See `one_dnn.activated`."""
+        assert not isinstance(self.padding, str), "it is asked first whether it can"
         x_BCHW, weight, stride = _as_seen(x_BCHW, self.weight, self.stride, self.padding)
-        how = self.padding, stride, self.dilation, self.groups, "leaky_relu", [negative_slope], ""
-        made: torch.Tensor = torch.ops.mkldnn._convolution_pointwise(x_BCHW, weight, self.bias, *how)
-        return made
+        return activated(x_BCHW, weight, self.bias, How(stride, self.padding, self.dilation), negative_slope)
 
 
 class TorchConvolution(ChosenConvolution):

@@ -55,10 +55,30 @@ def convolved(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
 def _forward(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
     if how.transposed:
         return functional.conv_transpose2d(x_BCHW, weight, bias, how.stride, how.padding, dilation=how.dilation)
-    if not (how.dense and takes_two(x_BCHW, weight, how.padding)):
-        return torch.mkldnn_convolution(x_BCHW, weight, bias, how.padding, how.stride, how.dilation, 1)
-    bias = None if bias is None else bias.repeat(PIXELS)
-    return apart(torch.mkldnn_convolution(x_BCHW, of_two(weight), bias, how.padding, (1, PIXELS), how.dilation, 1))
+    return _computed(x_BCHW, weight, bias, how, None)
+
+
+def activated(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How, negative_slope: float
+) -> torch.Tensor:
+    """What leaky ReLU makes of the output, to the last bit, in one pass over memory: oneDNN multiplies what is below 0
+    before it writes it. Not transposed, not differentiable."""
+    return _computed(x_BCHW, weight, bias, how, negative_slope)
+
+
+def _computed(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How, negative_slope: float | None
+) -> torch.Tensor:
+    stride, two = how.stride, how.dense and takes_two(x_BCHW, weight, how.padding)
+    if two:
+        weight, bias, stride = of_two(weight), None if bias is None else bias.repeat(PIXELS), (1, PIXELS)
+    asked = how.padding, stride, how.dilation, 1
+    if negative_slope is None:
+        made = torch.mkldnn_convolution(x_BCHW, weight, bias, *asked)
+    else:
+        after = "leaky_relu", [negative_slope], ""
+        made = torch.ops.mkldnn._convolution_pointwise(x_BCHW, weight, bias, *asked, *after)
+    return apart(made) if two else made
 
 
 class _Convolved(torch.autograd.Function):
