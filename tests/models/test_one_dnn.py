@@ -71,6 +71,8 @@ CASES = {
     "strides, dilation": (6, 8, (3, 3), How((2, 2), (2, 2), (2, 2))),
     "strides that leave rows": (3, 8, (2, 2), How((3, 3), (0, 0), (1, 1))),
     "pixels": (8, 5, (1, 1), How((1, 1), (0, 0), (1, 1))),
+    "pixels, padded": (8, 5, (1, 1), How((1, 1), (1, 1), (1, 1))),
+    "padded beyond its kernel": (8, 8, (1, 3), How((1, 1), (1, 3), (1, 1))),
     "one output": (8, 1, (3, 3), How((1, 1), (1, 1), (1, 1))),
     "transposed": (16, 8, (2, 2), How((2, 2), (0, 0), (1, 1), transposed=True)),
 }

@@ -111,7 +111,7 @@ def _of_input(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, 
     if how.dense:
         padding = tuple(size - 1 - each for size, each in zip(weight.shape[2:], how.padding, strict=True))
         back = weight.transpose(0, 1)
-        if math.prod(back.shape[2:]) == 1 or takes_two(g_BCHW, back, padding):
+        if min(padding) >= 0 and (math.prod(back.shape[2:]) == 1 or takes_two(g_BCHW, back, padding)):
             back = back.flip(2, 3).contiguous(memory_format=torch.channels_last)
             return _forward(g_BCHW, back, None, how._replace(padding=padding))
     return _gradients(g_BCHW, x_BCHW, weight, how, [True, False, False])[0]
