@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -58,7 +59,8 @@ def _train_until_killed(material: Material, folder: Path, options: tuple[str, ..
                 time.sleep(0.01)
             time.sleep(seconds)
             if job.poll() is None:
-                os.kill(int((notes / f"rank-{rank}").read_text()), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # the rank has ended, and mpirun has not yet
+                    os.kill(int((notes / f"rank-{rank}").read_text()), signal.SIGKILL)
             job.wait(SECONDS_TO_END)
         finally:
             job.terminate()

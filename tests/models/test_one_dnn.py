@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tiledseg.models.layers import one_dnn, two_pixels
 from tiledseg.models.layers.beside import can_share, side_by_side
@@ -110,6 +111,14 @@ def test_an_activation_may_overwrite_what_two_at_once_give() -> None:
     made = convolved(x_BCHW, weight, None, How((1, 1), (1, 1), (1, 1))).relu_()
     assert made.shape == (1, 8, 64, 64)
     made.sum().backward()
+
+
+@pytest.mark.usefixtures("small_ones_too")
+def test_who_counts_operations_sees_the_convolution_itself() -> None:
+    x_BCHW, weight = image(1, 8, 32, 64), image(8, 8, 3, 3, seed=2)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        convolved(x_BCHW, weight, None, How((1, 1), (1, 1), (1, 1)))
+    assert counter.get_total_flops() == 2 * 8 * 8 * 9 * 32 * 64
 
 
 def test_bands_cover_all_rows_once() -> None:

@@ -124,17 +124,17 @@ def _of_weight(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor,
     if not reaches and x_BCHW.shape[2] == rows * step:
         pieces = math.gcd(rows, _IMAGES)
         g_BCHW, x_BCHW = _rows_as_images(g_BCHW, pieces), _rows_as_images(x_BCHW, pieces)
-    if _leaves_cores_idle(g_BCHW, x_BCHW) and can_share():
+    if _on_one_core(g_BCHW, x_BCHW) and can_share():
         bands = itertools.pairwise(_cuts(rows, how))
         sums = side_by_side([partial(_of_rows, g_BCHW, x_BCHW, weight, how, *band) for band in bands])
         return torch.stack(sums).sum(0)
     return _gradients(g_BCHW, x_BCHW, weight, how, [False, True, False])[1]
 
 
-def _leaves_cores_idle(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor) -> bool:
-    """Whether oneDNN would leave cores idle: what it deals out are images and blocks of channels, not pixels."""
+def _on_one_core(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor) -> bool:
+    """Whether oneDNN would use one core: what it deals out are images and blocks of channels, not pixels."""
     blocks = math.prod(math.ceil(each.shape[1] / _CHANNELS) for each in (g_BCHW, x_BCHW))
-    return x_BCHW.shape[0] == 1 and blocks < torch.get_num_threads() and x_BCHW.numel() >= _WORTH_BANDS
+    return x_BCHW.shape[0] * blocks == 1 and x_BCHW.numel() >= _WORTH_BANDS
 
 
 def _cuts(rows: int, how: How) -> list[int]:
