@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiledseg.models.layers import one_dnn, two_pixels
-from tiledseg.models.layers.beside import can_share, side_by_side
-from tiledseg.models.layers.one_dnn import How, activated, convolved
-from tiledseg.models.layers.two_pixels import takes_two
+from tiledseg.models.layers.on_cpu import one_dnn, two_pixels
+from tiledseg.models.layers.on_cpu.beside import can_share, side_by_side
+from tiledseg.models.layers.on_cpu.one_dnn import How, activated, convolved
+from tiledseg.models.layers.on_cpu.two_pixels import takes_two
 from tiledseg.tracing.allocations import AllocationMeter
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
-from tiledseg.models.layers.one_dnn import How, activated, convolved
+from tiledseg.models.layers.on_cpu.one_dnn import How, activated, convolved
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, ...]

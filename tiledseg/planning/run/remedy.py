@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.planning.run.memory.blocks import BlocksAsked
@@ -35,7 +36,7 @@ def settings_that_fit(question: RunQuestion, memory: int) -> tuple[str, ...]:
     asked = replace(question, memory=memory, budgeted=False, parallel=parallel)  # what needs more is not asked here
     ways = (_recomputed, _in_a_file, _finer, _of_more_ranks)
     found = (next((words for words, each in way(asked) if _fits(each)), None) for way in ways)
-    return tuple(words for words in found if words)[:3]
+    return tuple(islice(filter(None, found), 3))
 
 
 def _fits(question: RunQuestion) -> bool:

@@ -19,6 +19,8 @@ from functools import cache
 import torch
 from torch.nn import functional
 
+from tiledseg.models.layers.on_cpu.followed import is_followed
+
 Pair = tuple[int, ...]
 PIXELS = 2
 _CHANNELS = 8
@@ -29,10 +31,10 @@ _WORTH_IT = 1 << 14  # values of the output: less takes less than another weight
 
 def takes_two(x_BCHW: torch.Tensor, weight: torch.Tensor, padding: Pair) -> bool:
     """Whether a convolution of stride and dilation 1 is quicker so, with the same bits: oneDNN has other kernels where
-    a row is mostly padding. Who follows each operation, to count them or their bytes, sees the convolution itself."""
-    out, inputs, rows, cols = weight.shape
-    if torch._C._len_torch_dispatch_stack():
+    a row is mostly padding."""
+    if is_followed():
         return False
+    out, inputs, rows, cols = weight.shape
     if out != _CHANNELS or inputs > _MOST_INPUTS or not 1 < cols <= _MOST_COLUMNS or not _has_wide_vectors():
         return False
     height, width = x_BCHW.shape[2] + 2 * padding[0] - rows + 1, x_BCHW.shape[3] + 2 * padding[1] - cols + 1

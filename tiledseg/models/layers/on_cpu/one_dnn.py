@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from tiledseg.models.layers.beside import can_share, side_by_side
-from tiledseg.models.layers.two_pixels import PIXELS, apart, of_two, takes_two
+from tiledseg.models.layers.on_cpu.beside import can_share, side_by_side
+from tiledseg.models.layers.on_cpu.two_pixels import PIXELS, apart, of_two, takes_two
 from tiledseg.models.rerun.homes import hooks_around
 from tiledseg.models.rerun.looking import Looking
 

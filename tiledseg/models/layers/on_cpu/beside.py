@@ -10,12 +10,14 @@ from functools import cache
 
 import torch
 
+from tiledseg.models.layers.on_cpu.followed import is_followed
+
 Work = Callable[[], torch.Tensor]
 
 
 def can_share() -> bool:
     """Whether torch has more than one thread, and nobody follows what this one computes."""
-    return torch.get_num_threads() > 1 and torch._C._len_torch_dispatch_stack() == 0 and _threads_to_use() is not None
+    return torch.get_num_threads() > 1 and not is_followed() and _threads_to_use() is not None
 
 
 def side_by_side(pieces: Sequence[Work]) -> list[torch.Tensor]:
