@@ -1,12 +1,16 @@
 """A step whose activations have a half, a third and a quarter of the memory that they would take: what it costs.
 
-`the plan`: the policy that `memory.budget` chooses. `large_model_support`: around the network of somebody's loop, which
-knows nothing of this project. Both compute tensors once more. Peaks are those of a GPU's allocator.
+`the plan`: the policy that `memory.budget` chooses with `memory.offload: auto`: tensors are computed once more, or
+leave for the host's memory, at rates that are measured first. `large_model_support`: around the network of somebody's
+loop, which knows nothing of this project; parts are computed once more, and what is still too much leaves. `copies
+alone`: the same without knowing the network, so that nothing is computed twice. Peaks are those of a GPU's allocator.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,11 +23,20 @@ from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.foreign.large_model_support import large_model_support
+from tiledseg.memory.host.host_mover import HostMover
+from tiledseg.memory.host.lanes import GpuLanes
+from tiledseg.memory.mover import Mover
+from tiledseg.memory.offload import Offload
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.choice import StepChoices, step_choices
+from tiledseg.planning.memory.store import Store
+from tiledseg.planning.run.memory.offloading import offload_by
 from tiledseg.training.losses.objective import cross_entropy_sums
+from tiledseg.training.offloading import hooks_of
+from tiledseg.training.preparing.measured_store import measured_store
 from tiledseg.units.widths import ACTIVATION_BYTES
 
+MOST_ON_HOST = 16 << 30
 SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
 IGNORED, BANDS, CLASSES = 255, 4, 5
 Whole = dict[str, Any] | None
@@ -34,22 +47,22 @@ class Loop:
 
     def __init__(self, network: nn.Module, side: int, device: torch.device) -> None:
         self.network = network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._device = device
+        self.device = device
         x_BCHW = torch.randn(1, BANDS, side, side, device=device)
         self._x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         self._target_BHW = torch.randint(0, CLASSES, (1, side, side), device=device)
 
     def step(self) -> None:
-        with autocast("bf16", self._device):
+        with autocast("bf16", self.device):
             logits_BKHW = self.network(self._x_BCHW)
         cross_entropy_sums(logits_BKHW.float(), self._target_BHW, IGNORED)[0].backward()
 
     def measure(self, repeats: int) -> dict[str, Any]:
         """Milliseconds of a step, and its peak over what lies there between two."""
         self.step()
-        forget_peak(self._device)
-        between = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else 0
-        seconds, peak = median_seconds(self.step, self._device, repeats), peak_bytes(self._device)
+        forget_peak(self.device)
+        between = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        seconds, peak = median_seconds(self.step, self.device, repeats), peak_bytes(self.device)
         return {"ms": 1e3 * seconds, "bytes": None if peak is None else peak - between}
 
 
@@ -59,10 +72,13 @@ def main() -> int:
     small = part.small or part.device.type == "cpu"
     levels, channels, side, repeats = (3, 4, 64, 1) if small else (5, 64, 1440, 5)
     unet = UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm="batch")
-    choices = step_choices(unet.graph(), BANDS, (side, side), ACTIVATION_BYTES["bf16"])
+    store = None if part.device.type == "cpu" else measured_store("host", 1, None, "bf16", part.device)
+    part.measure("the way to the host", "bytes a second", partial(rates, store))
+    choices = step_choices(unet.graph(), BANDS, (side, side), ACTIVATION_BYTES["bf16"], store)
     ways = {
         "the plan": (by_plan, Loop(build_modules(unet, seed=0), side, part.device)),
         "large_model_support": (by_support, Loop(PlainUNet(levels, channels, BANDS, CLASSES), side, part.device)),
+        "copies alone": (by_copies, Loop(PlainUNet(levels, channels, BANDS, CLASSES), side, part.device)),
     }
     for name, (limited, loop) in ways.items():
         whole = part.measure(f"{name}: everything kept", "ms", partial(loop.measure, repeats), needs=3)
@@ -70,6 +86,14 @@ def main() -> int:
             one = partial(limited, loop, choices, part_of, repeats, whole)
             part.measure(f"{name}: activations in {words}", "times as long", one, needs=5)
     return int(part.failed)
+
+
+def rates(store: Store | None) -> dict[str, float]:
+    """Both ways, and what the plan takes the GPU to reach."""
+    if store is None:
+        raise SkippedError("a CPU's tensors lie in the host's memory as it is")
+    speed = store.speed
+    return {"written": store.written, "read": store.read, "flops": speed.flops, "bandwidth": speed.memory_bandwidth}
 
 
 def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
@@ -80,18 +104,36 @@ def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole:
     found = choices.choose(budget)
     if found is None:
         raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least() / 1e9:.3g} GB is the least")
-    kept = network.memory
-    network.follow(found.policy)
+    kept, away = network.memory, offload_by(found)
+    moving = None if away is None else Offload(_mover(loop.device), away.staying, 1, all_kept=False)
+    network.follow(found.policy, hooks_of(moving))
     try:
-        return _beside(loop.measure(repeats), whole) | {"planned_extra": found.extra}
+        with moving or nullcontext():
+            return _beside(loop.measure(repeats), whole) | {"planned_extra": found.extra, "away": len(found.away)}
     finally:
         network.follow(kept)
+
+
+def _mover(device: torch.device) -> Callable[[], Mover]:
+    return lambda: HostMover(GpuLanes(device), MOST_ON_HOST)
 
 
 def by_support(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
     """Parts of the module are computed once more, as far as the budget demands."""
     with large_model_support(loop.network, budget=(choices.kept - choices.fixed) // part_of):
         return _beside(loop.measure(repeats), whole)
+
+
+def by_copies(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+    """Tensors leave for the host's memory, whatever the network."""
+    if loop.device.type == "cpu":
+        raise SkippedError("a CPU's tensors lie in the host's memory as it is")
+    with large_model_support(budget=(choices.kept - choices.fixed) // part_of) as support:
+        found = loop.measure(repeats)
+        return _beside(found, whole) | {
+            "bytes_out": support.figures.bytes_out,
+            "waited": support.counted().waited_seconds,
+        }
 
 
 def _beside(found: dict[str, Any], whole: Whole) -> dict[str, Any]:

@@ -9,17 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.law.test_training_steps import configuration, losses, run
+from tests.memory.stores import LateLanes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import ConfigError
 from tiledseg.memory import offload
+from tiledseg.memory.host import lanes
 from tiledseg.planning.memory import leaving
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.network_walk import Speed
-from tiledseg.training.offloading import check_device
+from tiledseg.training import start
+from tiledseg.training.offloading import check_store
 from tiledseg.training.preparing import measured_store, preparation
 
 pytestmark = pytest.mark.usefixtures("small_views")
@@ -48,7 +52,7 @@ def in_mode(shared: Path, mode: str, name: str, memory: MemoryConfig) -> Config:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("everything_moves")
+@pytest.mark.usefixtures("everything_moves", "as_on_a_gpu")
 def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: dict[str, Mesh]) -> None:
     mesh = meshes["mpi" if mode == "layer" else "gloo"]
     if mesh.size not in RANKS[mode]:
@@ -69,6 +73,18 @@ def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: di
     assert figures["steps"] > figures["known_steps"] > 0, "of two steps of a kind the second is known"
     assert list(store.iterdir()) == []
     assert threading.active_count() == threads
+    beside = run(in_mode(shared, mode, "beside", MemoryConfig(recompute=recompute, offload="all")), mesh)
+    assert losses(beside) == losses(kept)
+    there = json.loads((shared / f"{mode}-beside" / "summary.json").read_text())["offloaded"]
+    assert there["bytes_out"] == figures["bytes_out"]
+    assert there["store"] == "host"
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU's tensors leave for the host's memory as a GPU's do, by lanes that are late."""
+    monkeypatch.setattr(start, "check_store", lambda *asked: None)
+    monkeypatch.setattr(lanes, "GpuLanes", lambda device: LateLanes(7))
 
 
 @pytest.fixture
@@ -100,9 +116,19 @@ def test_what_a_budget_has_leave_changes_no_loss(mode: str, shared: Path, meshes
     assert 0 < summary["offloaded"]["peak_bytes"] <= planned.staying
 
 
-def test_what_has_no_way_to_a_file_is_refused(mesh: Mesh) -> None:
-    class Device:
-        type = "cuda"
-
-    with pytest.raises(ConfigError, match=r"memory.offload is all, but .* go to no file yet; use memory.recompute"):
-        check_device("all", replace(mesh, device=Device()))
+@pytest.mark.parametrize(
+    ("store", "device", "words"),
+    [
+        ("host", "cpu", r"memory.offload is all, but memory.store is host, the memory that is to be spared"),
+        (
+            "/scratch",
+            "cuda",
+            r"memory.store /scratch, but this machine's tensors are on cuda:0, .* use memory.store host",
+        ),
+    ],
+)
+def test_what_has_no_way_to_its_store_is_refused(store: str, device: str, words: str) -> None:
+    there = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    with pytest.raises(ConfigError, match=words):
+        check_store("all", store, there)
+    check_store("none", store, there)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiledseg.memory.disk.aligned import Bytes
 from tiledseg.memory.disk.file_mover import FileMover
 from tiledseg.memory.disk.file_store import FileStore
+from tiledseg.memory.disk.slots import PAGE
+from tiledseg.memory.host.host_mover import HostMover
+from tiledseg.memory.mover import Copying
 from tiledseg.memory.offload import Offload
 
 ROOM = 1 << 28
@@ -32,6 +39,113 @@ class SlowStore(FileStore):
 def offload(folder: Path, budget: int, kind: type[FileStore] = FileStore, least: int = 1) -> Offload:
     """Everything of `least` bytes on may be moved."""
     return Offload(lambda: FileMover(kind(folder, ROOM)), budget, least)
+
+
+class _Memory(NamedTuple):
+    """Memory that a copy reads or writes and does not hold: a device's copies hold nothing either."""
+
+    storage: StorageWeakRef
+    offset: int
+    size: int
+
+    @classmethod
+    def of(cls, flat_P: torch.Tensor) -> _Memory:
+        return cls(StorageWeakRef(flat_P.untyped_storage()), int(flat_P.storage_offset()), flat_P.numel())
+
+    def tensor(self) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        assert storage is not None, "memory was given back before a copy had ended, and nobody had waited for it"
+        return torch.empty(0, dtype=torch.uint8).set_(storage)[self.offset : self.offset + self.size]
+
+
+class LateLanes:
+    """A device's two lanes, without one: each copy is made as late as it may be, or (by `luck`) at some time before.
+    Until then what it brings is no number of anybody's."""
+
+    device = torch.device("cpu")
+    poison = 0xA5
+
+    def __init__(self, seed: int, luck: float = 0.3) -> None:
+        self._draw, self._luck = random.Random(seed), luck
+        self._out: list[LateCopy] = []
+        self._in: list[LateCopy] = []
+        self.stood = 0.0
+
+    def look(self) -> None:
+        """Computing is over when it returns here."""
+
+    def host(self, size: int) -> torch.Tensor:
+        return torch.full((size,), self.poison, dtype=torch.uint8)
+
+    def out(self, flat_P: torch.Tensor, parts: Sequence[torch.Tensor]) -> Copying:
+        copied = LateCopy(self, [*self._out, *self._in], flat_P.split([len(part) for part in parts]), parts)
+        self._out.append(copied)
+        return copied
+
+    def back(self, parts: Sequence[torch.Tensor], flat_P: torch.Tensor, after: Copying) -> Copying:
+        assert isinstance(after, LateCopy)
+        flat_P.fill_(self.poison)
+        copied = LateCopy(self, [after, *self._in], parts, flat_P.split([len(part) for part in parts]))
+        self._in.append(copied)
+        return copied
+
+    def lucky(self) -> bool:
+        return self._draw.random() < self._luck
+
+    def forget(self, copied: LateCopy) -> None:
+        for lane in (self._out, self._in):
+            if copied in lane:
+                lane.remove(copied)
+
+    def stood_still(self) -> float:
+        stood, self.stood = self.stood, 0.0
+        return stood
+
+    def end(self) -> None:
+        for copied in (*self._out, *self._in):
+            copied.make()
+
+
+class LateCopy:
+    def __init__(
+        self,
+        lanes: LateLanes,
+        after: Sequence[LateCopy],
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        self._lanes, self._after = lanes, list(after)
+        self._pairs = [(_Memory.of(a), _Memory.of(b)) for a, b in zip(sources, targets, strict=True)]
+        self._made = False
+
+    def make(self) -> None:
+        if self._made:
+            return
+        self._made = True
+        for before in self._after:
+            before.make()
+        self._after.clear()
+        with torch.no_grad():
+            for source, target in self._pairs:
+                target.tensor().copy_(source.tensor())
+        self._lanes.forget(self)
+
+    def done(self) -> bool:
+        if self._lanes.lucky():
+            self.make()
+        return self._made
+
+    def wait(self) -> None:
+        if not self._made:
+            self._lanes.stood += 1.0
+        self.make()
+
+    stop = wait
+
+
+def to_host(budget: int, seed: int = 0, least: int = 1, chunk: int = 3 * PAGE, limit: int = ROOM) -> Offload:
+    """The same to the host's memory, by lanes that are late. With small chunks most slots lie in several."""
+    return Offload(lambda: HostMover(LateLanes(seed), limit, chunk), budget, least)
 
 
 Making = Callable[[Path], Offload]

@@ -36,8 +36,8 @@ class MemoryConfig:
             [R, C], or auto (none where the budget can be met otherwise in less time, else the fewest that fit)
         offload: what autograd keeps for the backward pass leaves memory for `store` meanwhile: none of it, all but what
             is on its way, or auto (what the budget demands, where that is quicker than computing it once more)
-        store: where blocks lie meanwhile, or what has left: host (memory), or a folder on a local disk, in which a file
-            without a name is made
+        store: where blocks lie meanwhile, or what has left: host (memory, which a GPU's tensors leave for), or a folder
+            on a local disk (which a CPU's do), in which a file without a name is made
     """
 
     budget: int | str = number(AUTO, 1, MOST_BYTES, remedy=BUDGET)
@@ -79,11 +79,6 @@ class MemoryConfig:
             raise ConfigError(
                 f"memory.offload is {self.offload}, but memory.blocks is {shown(self.blocks)}, which keeps nothing "
                 "but blocks; leave offload out"
-            )
-        if self.offloads and not self.in_file:
-            raise ConfigError(
-                f"memory.offload is {self.offload}, but memory.store is host, the memory that is to be spared; give a "
-                "folder on a local disk"
             )
         if self.chooses_offload and self.recompute != AUTO:
             raise ConfigError(

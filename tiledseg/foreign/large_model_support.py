@@ -13,6 +13,7 @@ parts of it are computed once more in the backward pass before anything leaves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,7 +22,9 @@ from torch import nn
 from tiledseg.errors import ConfigError
 from tiledseg.memory.disk.file_mover import FileMover
 from tiledseg.memory.disk.file_store import FileStore
-from tiledseg.memory.mover import StayMover
+from tiledseg.memory.host.host_mover import HostMover
+from tiledseg.memory.host.lanes import GpuLanes
+from tiledseg.memory.mover import Mover, StayMover
 from tiledseg.memory.offload import Offload
 from tiledseg.memory.rerun.recomputing import Recomputing
 from tiledseg.system.console import say
@@ -41,10 +44,12 @@ def large_model_support(
     """A context in which what autograd keeps for the backward pass leaves memory as far as `budget` demands.
 
     `budget`: bytes ("16GiB", or a number) that autograd alone may hold in memory: not the weights, their gradients, the
-    batch, or what the running layer needs for itself. `store`: a folder on a local disk. `store_limit`: the most bytes
-    that may lie there. `model`: the network, of which parts (blocks of a few layers) are computed once more in the
-    backward pass as far as the budget demands, those that take least time for a byte first; what still does not fit
-    leaves for `store`, which may be left out then. Random numbers are drawn, and running statistics move, once.
+    batch, or what the running layer needs for itself. `store`: host, the memory beside a GPU, to which its tensors are
+    copied while it computes; for a CPU's a folder on a local disk. `store_limit`: the most bytes that may lie there.
+    `model`: the network, of which parts (blocks of a few layers) are computed once more in the backward pass as far as
+    the budget demands, those that take least time for a byte first; what still does not fit leaves for `store`, which
+    may be left out then: on a CPU nothing leaves without one. Random numbers are drawn, and running statistics move,
+    once.
 
     The first step records what is saved and used, in order; from the second one on, tensors leave
     as soon as nobody else holds them, those first that are unused for longest, and come back before they are wanted.
@@ -53,24 +58,39 @@ def large_model_support(
     be; in the block MemoryLimitError where the store is too small, WriteError where its disk is full.
     """
     room, most = _size("budget", budget), _size("store_limit", store_limit)
-    if model is not None and str(store) == HOST:
-        return Recomputing(model, StayMover, room, _NO_LIMIT)
-    if str(store) == HOST:
+    device = _device(model)
+    if str(store) == HOST and device.type == "cpu":
+        if model is not None:
+            return Recomputing(model, StayMover, room, _NO_LIMIT)
         raise ConfigError(
             "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
             "folder on a local disk, or model, the network, to compute parts of it once more"
         )
-    if torch.accelerator.is_available():
-        raise ConfigError(f"store is {store}, but tensors of this machine's GPU go to no file; give host")
+    mover = _mover(device, store, most)
+    return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
 
+
+def _device(model: nn.Module | None) -> torch.device:
+    """Whose tensors leave: the network's, else the GPU's that is current, where there is one. Raises ConfigError for
+    one that is neither a CPU nor takes CUDA."""
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    found = weight.device if weight is not None else torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return torch.device("cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"tensors of {found.type} go nowhere; large_model_support moves those of a CPU or of CUDA")
+    return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
+
+
+def _mover(device: torch.device, store: str | Path, most: int) -> Callable[[], Mover]:
+    if str(store) == HOST:
+        return lambda: HostMover(GpuLanes(device), most)
+    if device.type != "cpu":
+        raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
     with FileStore(store, most) as tried:  # a folder that cannot be is refused here
         if tried.note:
             say(f"warning: {tried.note}")
-
-    def mover() -> FileMover:
-        return FileMover(FileStore(store, most))
-
-    return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
+    return lambda: FileMover(FileStore(store, most))
 
 
 def _size(name: str, given: str | int) -> int:

@@ -29,7 +29,7 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
     """The one line. `held`: bytes that autograd alone held in memory, under a budget of `budget`."""
-    lacking = max(0, (_asked(str(error)) or 0) - (free_bytes() or 0))
+    lacking = max(0, (_asked(str(error)) or 0) - (_free(error) or 0))
     return MemoryLimitError(
         f"{what_was_asked(error)}; autograd alone held {held} of a budget of {budget} bytes: "
         f"{_remedy(min(held, budget), lacking)} ({first_line(error)})"
@@ -38,7 +38,7 @@ def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
 
 def what_was_asked(error: BaseException) -> str:
     """And what there was."""
-    asked, free = _asked(str(error)), free_bytes()
+    asked, free = _asked(str(error)), _free(error)
     wanted = "memory has run out" if asked is None else f"{asked} bytes of memory were asked for"
     return wanted if free is None else f"{wanted}, {free} were free"
 
@@ -54,6 +54,14 @@ def _asked(words: str) -> int | None:
     if found is None:
         return None
     return int(found[1]) if found[1] else int(float(found[2]) * _UNITS[found[3]])
+
+
+def _free(error: BaseException) -> int | None:
+    """Of the memory that has run out: a GPU's, where torch says so, with what its allocator has in store."""
+    if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_available():
+        return free_bytes()
+    in_store = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0] + in_store)
 
 
 def free_bytes() -> int | None:

@@ -104,6 +104,12 @@ class Ledger:
             if not self._closed:
                 self._closed = True
                 self._mover.close()
+                self.count_stalls()
+
+    def count_stalls(self) -> None:
+        """What a device, not the host, has waited for copies so far."""
+        with self._lock:
+            self.figures.waited_seconds += self._mover.stood_still()
 
     @property
     def resident_bytes(self) -> int:

@@ -8,7 +8,7 @@ import torch
 
 
 class Copying(Protocol):
-    """A copy that runs."""
+    """A copy that runs. Who waits for it is what computes: the host, or a device whose host goes on."""
 
     def done(self) -> bool:
         """Whether it has ended, well or not. Does not wait."""
@@ -61,6 +61,9 @@ class Mover(Protocol):
     def drop(self, sent: Sent) -> None:
         """Its place outside is free for others; a copy to it is stopped."""
 
+    def stood_still(self) -> float:
+        """Seconds, since this was last asked, for which a device has waited for copies while the host went on."""
+
     def close(self) -> None:
         """All is given back. Nothing that was sent can be brought any more."""
 
@@ -89,6 +92,9 @@ class StayMover:
 
     def drop(self, sent: Sent) -> None:
         raise AssertionError("nothing has left")
+
+    def stood_still(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         """Nothing was taken."""

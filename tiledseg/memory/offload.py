@@ -70,6 +70,12 @@ class Offload:
         """The optimizer has moved, and another step begins."""
         self._entered[-1][0].end_step()
 
+    def counted(self) -> Figures:
+        """The figures up to now, also of what a device has waited while the host went on."""
+        for ledger, _ in self._entered:
+            ledger.count_stalls()
+        return self.figures
+
     @property
     def resident_bytes(self) -> int:
         """What autograd alone holds in memory of what was saved in the innermost block."""

@@ -1,22 +1,31 @@
-"""A run in which what autograd keeps leaves memory for a file: opened for the run, and told of at its end."""
+"""A run in which what autograd keeps leaves memory for a store: opened for the run, and told of at its end.
+
+A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
+from tiledseg.execution.memory import host_memory
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.run.memory.offloading import OffloadPlan
 
 if TYPE_CHECKING:
+    from tiledseg.memory.mover import Mover
     from tiledseg.memory.offload import Offload
 
+HOST = "host"
 MIB = 2**20
 
 
 class Moved(NamedTuple):
-    """What has left for files in `store` and come back, bytes of all ranks together; the longest that a rank has waited
+    """What has left for `store` and come back, bytes of all ranks together; the longest that a rank has waited
     for it; the most bytes that autograd alone held in a rank's memory; the share of tensors that were on their way when
     they were wanted, None where none was; and passes forward and back, of which so many went on as an earlier one."""
 
@@ -33,25 +42,41 @@ class Moved(NamedTuple):
     def in_words(self) -> str:
         """For the user."""
         return (
-            f"offload: {self.bytes_out / MIB:.1f} MiB went to {self.store}, {self.bytes_in / MIB:.1f} MiB came back, "
-            f"{self.waited_seconds:.1f} s were waited"
+            f"offload: {self.bytes_out / MIB:.1f} MiB went to {store_in_words(self.store)}, "
+            f"{self.bytes_in / MIB:.1f} MiB came back, {self.waited_seconds:.1f} s were waited"
         )
 
 
-def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool) -> Offload | None:
-    """In its context what autograd keeps leaves for a file in the folder `store`, as planned; None where nothing does.
+def store_in_words(store: str) -> str:
+    """Where what has left lies."""
+    return "the host's memory" if store == HOST else f"a file in {store}"
+
+
+def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh) -> Offload | None:
+    """In its context what autograd keeps leaves for `store`, as planned; None where nothing does.
     Its end gives all back, however it comes about. `in_stages`: micro-batches go forward and back in turns, so that
     `end_step` tells the steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return None
-    from tiledseg.memory.disk.file_mover import FileMover
-    from tiledseg.memory.disk.file_store import FileStore
-    from tiledseg.memory.disk.shelf import free_bytes
     from tiledseg.memory.offload import LEAST, Offload
 
     least = 1 if plan.chosen else LEAST
-    all_kept = not plan.chosen
-    return Offload(lambda: FileMover(FileStore(store, free_bytes(store))), plan.staying, least, in_stages, all_kept)
+    return Offload(_mover(store, mesh), plan.staying, least, in_stages, all_kept=not plan.chosen)
+
+
+def _mover(store: str, mesh: Mesh) -> Callable[[], Mover]:
+    """Ranks of a host share its memory."""
+    if store == HOST:
+        from tiledseg.memory.host.host_mover import HostMover
+        from tiledseg.memory.host.lanes import GpuLanes
+
+        return lambda: HostMover(GpuLanes(mesh.device), host_memory() // mesh.launch.local_size)
+
+    from tiledseg.memory.disk.file_mover import FileMover
+    from tiledseg.memory.disk.file_store import FileStore
+    from tiledseg.memory.disk.shelf import free_bytes
+
+    return lambda: FileMover(FileStore(store, free_bytes(store)))
 
 
 def hooks_of(moving: Offload | None) -> Hooks | None:
@@ -59,12 +84,19 @@ def hooks_of(moving: Offload | None) -> Hooks | None:
     return None if moving is None else Hooks(moving.pack, lambda back: back(), moving.passed)
 
 
-def check_device(offload: str, mesh: Mesh) -> None:
-    """Raise ConfigError where something is to leave a memory that has no way to a file."""
-    if offload != "none" and mesh.device.type != "cpu":
+def check_store(offload: str, store: str, device: torch.device) -> None:
+    """Raise ConfigError where something is to leave a memory that has no way to its store."""
+    if offload == "none":
+        return
+    if device.type == "cpu" and store == HOST:
         raise ConfigError(
-            f"memory.offload is {offload}, but this machine's tensors are on {mesh.device}, and go to no file "
-            "yet; use memory.recompute, or memory.blocks"
+            f"memory.offload is {offload}, but memory.store is host, the memory that is to be spared; give a folder on "
+            "a local disk"
+        )
+    if device.type != "cpu" and store != HOST:
+        raise ConfigError(
+            f"memory.offload is {offload} and memory.store {store}, but this machine's tensors are on {device}, and "
+            "leave for the host's memory; use memory.store host, or leave it out"
         )
 
 
@@ -72,7 +104,7 @@ def moved_by_ranks(found: Offload | None, store: str, mesh: Mesh) -> Moved | Non
     """Collective: on all ranks the same. None where nothing was to leave."""
     if found is None:
         return None
-    each = mesh.communicator.gather_objects(found.figures)
+    each = mesh.communicator.gather_objects(found.counted())
     out, back = sum(figures.bytes_out for figures in each), sum(figures.bytes_in for figures in each)
     waited = max(figures.waited_seconds for figures in each)
     ahead, wanted = sum(f.expected for f in each), sum(f.expected + f.demanded for f in each)

@@ -36,7 +36,7 @@ from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import writing
-from tiledseg.training.offloading import check_device
+from tiledseg.training.offloading import check_store, store_in_words
 from tiledseg.training.out_of_memory import told_what_fits
 from tiledseg.training.preparing.auto import in_words
 from tiledseg.training.preparing.by_content import content_units, with_content
@@ -62,10 +62,10 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     """
     end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
+    mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
     memory = memory_per_rank(mesh)
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
     preparation: Preparation = mesh.on_root(lambda: _prepared(config, memory, mesh, early))
-    mesh.on_root(lambda: check_device(config.memory.offload, mesh))
     mesh.on_root(lambda: check_compiling(preparation, mesh.device))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
@@ -134,7 +134,8 @@ def _prepared(config: Config, memory: int, mesh: Mesh, early: Checkpoint | None)
     if config.parallel.auto and config.parallel.machine is None:
         device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
         here = machine_here(device, mesh.launch.local_size)
-    return prepare(config, memory, mesh.size, pixels, here, early.saved if early else None, mesh.launch.local_size)
+    saved, local = early.saved if early else None, mesh.launch.local_size
+    return prepare(config, memory, mesh.size, pixels, here, saved, local, mesh.device)
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
@@ -259,7 +260,7 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
             f"memory.recompute {preparation.question.recompute}: a step needs about {plan.memory / 2**20:.1f} MiB"
         )
     if plan.offloaded is not None:
-        progress.say(f"offload: {plan.offloaded.in_words}, the rest goes to a file in {preparation.recipe.store}")
+        progress.say(f"offload: {plan.offloaded.in_words}, the rest goes to {store_in_words(preparation.recipe.store)}")
     if plan.blocks is not None:
         progress.say(f"blocks: {plan.blocks.in_words}")
     if plan.pipeline is not None:

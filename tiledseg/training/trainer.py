@@ -94,7 +94,7 @@ class Trainer:
         self.about = replace(self.about, warnings=(*self.about.warnings, *self.notes))
         policy = plan.rebuilt.policy if plan.rebuilt else None
         graph, bands = self.network.graph, self.network.bands
-        self.offload = offload_to(recipe.store, plan.offloaded, plan.pipeline is not None)
+        self.offload = offload_to(recipe.store, plan.offloaded, plan.pipeline is not None, mesh)
         self.network.follow(policy or named_policy(graph, bands, recipe.recompute), hooks_of(self.offload))
         blocks = plan.blocks.shape if plan.blocks else None
         opened = plan.spread, self.network, mesh, recipe.precision, plan.pipeline, blocks, recipe.store, recipe.compiles

@@ -45,6 +45,9 @@ class FileMover:
     def drop(self, sent: Sent) -> None:
         self._store.give_back(sent.place)
 
+    def stood_still(self) -> float:
+        return 0.0
+
     def close(self) -> None:
         self._store.close()
 

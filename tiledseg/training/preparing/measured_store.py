@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from tiledseg.memory.disk.rates import TENSOR, store_rates
+from tiledseg.execution.precision import autocast
+from tiledseg.memory.disk.rates import TENSOR, StoreRates, store_rates
+from tiledseg.memory.disk.shelf import HOST
+from tiledseg.memory.host.lanes import GpuLanes
+from tiledseg.memory.host.rates import host_rates
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.memory.store import Store
@@ -12,28 +18,42 @@ from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.training.calibration.movement import least
 
 _CHANNELS, _SIDE, _VALUE = 32, 128, 4
+_CHANNELS_ON_GPU, _SIDE_ON_GPU = 256, 256
 _MOVED = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1 GB/s
 
 
-def measured_store(folder: str, ranks: int, machine: Machine | None, precision: str) -> Store:
-    """Of a folder that so many ranks share. How fast these compute the machine's profile says; without one, a
-    convolution and a copy.
+def measured_store(
+    store: str, ranks: int, machine: Machine | None, precision: str, device: torch.device | None = None
+) -> Store:
+    """Of a folder that so many ranks of a host share; on a GPU, of the host's memory, to which each GPU has a way of
+    its own. How fast these compute the machine's profile says; without one, a convolution and a copy.
 
     Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
     """
-    rates = store_rates(folder, _MOVED)
+    device = device or torch.device("cpu")
+    rates, sharing = _rates(store, ranks, device)
     profile = machine.profile if machine else None
-    speed = Speed(profile.flops[precision], profile.bandwidth) if profile else _measured_speed()
-    return Store(rates.written / ranks, rates.read / ranks, speed)
+    speed = Speed(profile.flops[precision], profile.bandwidth) if profile else _measured_speed(device, precision)
+    return Store(rates.written / sharing, rates.read / sharing, speed)
 
 
-def _measured_speed() -> Speed:
-    device = torch.device("cpu")
-    x_BCHW = torch.rand(1, _CHANNELS, _SIDE, _SIDE).contiguous(memory_format=torch.channels_last)
-    weight = torch.rand(_CHANNELS, _CHANNELS, 3, 3)
-    work = FLOPS_PER_MULTIPLY_ADD * 9 * _CHANNELS**2 * _SIDE**2
+def _rates(store: str, ranks: int, device: torch.device) -> tuple[StoreRates, int]:
+    """Alone, and how many ranks then share them."""
+    if device.type == "cpu" or store != HOST:
+        return store_rates(store, _MOVED), ranks
+    return host_rates(GpuLanes(device), _MOVED), math.ceil(ranks / torch.cuda.device_count())
+
+
+def _measured_speed(device: torch.device, precision: str) -> Speed:
+    on_cpu = device.type == "cpu"
+    channels, side = (_CHANNELS, _SIDE) if on_cpu else (_CHANNELS_ON_GPU, _SIDE_ON_GPU)
+    x_BCHW = torch.rand(1, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    weight = torch.rand(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
+    work = FLOPS_PER_MULTIPLY_ADD * 9 * channels**2 * side**2
     with torch.no_grad():
-        computing = least(device, lambda: torch.nn.functional.conv2d(x_BCHW, weight, padding=1))
-        one_P, other_P = torch.rand(TENSOR // _VALUE), torch.empty(TENSOR // _VALUE)
+        with autocast(precision, device):
+            computing = least(device, lambda: torch.nn.functional.conv2d(x_BCHW, weight, padding=1))
+        one_P = torch.rand(TENSOR // _VALUE, device=device)
+        other_P = torch.empty_like(one_P)
         moving = least(device, lambda: other_P.copy_(one_P))
     return Speed(work / computing, 2 * TENSOR / moving)

@@ -81,6 +81,8 @@ _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
 
 if TYPE_CHECKING:
+    import torch
+
     from tiledseg.planning.memory.store import Store
 
 
@@ -110,13 +112,14 @@ def prepare(
     machine: Machine | None = None,
     before: SavedState | None = None,
     ranks_a_host: int = 1,
+    device: torch.device | None = None,
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
     `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
-    that pays on their devices, `ranks_a_host` how many share a disk: all change speed and memory only, and so do, where
-    `parallel.auto` leaves settings to the program, the `machine` that the ranks run on, and what the run had `before`.
-    Raises InputError of some kind for the first thing that cannot be.
+    that pays on their devices, `ranks_a_host` how many share a disk, `device` that of this one (None: a CPU): all
+    change speed and memory only, and so do, where `parallel.auto` leaves settings to the program, the `machine` that
+    the ranks run on, and what the run had `before`. Raises InputError of some kind for the first thing that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -135,7 +138,7 @@ def prepare(
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     windows, profiled = windows_of(train), machine_of(config.parallel.machine)
-    store = _store(config, profiled, ranks_a_host)
+    store = _store(config, profiled, ranks_a_host, device)
     question = RunQuestion(
         network,
         found.extents,
@@ -250,15 +253,15 @@ def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...
     return tuple(k for k, info in enumerate(images) if asked.turn == 90 and info.height != info.width)
 
 
-def _store(config: Config, machine: Machine | None, ranks: int) -> Store | None:
+def _store(config: Config, machine: Machine | None, ranks: int, device: torch.device | None) -> Store | None:
     """The rates of the store where the plan may choose what lies there. Raises ConfigError where it is no folder."""
     config.memory.check_folder()
-    if not config.memory.in_file or not (config.memory.chooses_offload or config.memory.may_block):
+    if not config.memory.chooses_offload and not (config.memory.in_file and config.memory.may_block):
         return None
 
     from tiledseg.training.preparing.measured_store import measured_store
 
-    return measured_store(config.memory.store, ranks, machine, config.train.precision)
+    return measured_store(config.memory.store, ranks, machine, config.train.precision, device)
 
 
 def with_class_weights(preparation: Preparation, weights: tuple[float, ...]) -> Preparation:

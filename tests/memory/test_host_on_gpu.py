@@ -1,0 +1,108 @@
+"""A GPU's tensors in the host's memory: the law where copies, kernels and the host really run apart."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tiledseg
+from tests.foreign.modules import Somebody
+from tiledseg.execution.precision import make_deterministic
+from tiledseg.memory.host.host_mover import HostMover
+from tiledseg.memory.host.lanes import GpuLanes
+from tiledseg.memory.host.rates import host_rates
+
+MIB = 1 << 20
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    make_deterministic(True)
+
+
+def steps(network: nn.Module, x: torch.Tensor, count: int, late: bool) -> list[torch.Tensor]:
+    """Losses, weights and buffers. `late`: the GPU has something else to do first, so that the host is far ahead."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(count):
+        if late:
+            torch.cuda._sleep(50_000_000)
+        loss = network(x).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *network.state_dict().values()]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("stream", ["the usual", "another"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loop_ends_with_the_same_weights(precision: str, stream: str, late: bool) -> None:
+    torch.manual_seed(3)
+    network = Somebody(bands=3, width=32, norm=True).cuda()
+    again, x = copy.deepcopy(network), torch.randn(4, 3, 256, 256, device="cuda")
+    side = torch.cuda.Stream() if stream == "another" else torch.cuda.current_stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+        plain = steps(network, x, 4, late)
+        with tiledseg.large_model_support(budget="48MiB") as support:
+            found = steps(again, x, 4, late)
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    assert support.figures.bytes_out > 0
+    assert support.figures.known_steps >= 2
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """Sixteen storages as large as `x` are kept of it."""
+    for k in range(16):
+        x = (x * (1 + k / 8)).sin()
+    return x.sum()
+
+
+def test_the_allocators_peak_is_the_budgets_and_stays() -> None:
+    """Beside what the budget counts: `x`, its gradient, two of the running operation, and one on its way."""
+    budget, x = 96 * MIB, torch.randn(4 * MIB, device="cuda", requires_grad=True)
+    expected = torch.autograd.grad(chain(x), x)[0]
+    torch.cuda.empty_cache()
+    with tiledseg.large_model_support(budget=budget):
+        reserved = []
+        for step in range(200):
+            if step == 2:
+                torch.cuda.reset_peak_memory_stats()
+            assert torch.equal(torch.autograd.grad(chain(x), x)[0], expected)
+            reserved.append(torch.cuda.memory_reserved())
+    assert torch.cuda.max_memory_allocated() <= budget + 6 * x.nbytes
+    assert reserved[-1] == reserved[10]
+    assert reserved[-1] <= 1.1 * torch.cuda.max_memory_allocated() + 20 * MIB
+
+
+def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    mover = HostMover(GpuLanes(device), 64 * MIB, chunk=MIB)
+    data = torch.randint(0, 256, (5 * MIB + 17,), dtype=torch.uint8, device=device)
+    torch.cuda._sleep(50_000_000)
+    flat_P = data + 1  # made after the sleep, which the copy waits for
+    expected_P = flat_P.clone()
+    sent = mover.send(flat_P)
+    assert not sent.copying.done()
+    sent.copying.wait()
+    flat_P.zero_()
+    brought = mover.bring_beside(sent, len(data))
+    brought.copying.wait()
+    assert torch.equal(brought.flat_P, expected_P)
+    assert mover.stood_still() > 0
+    mover.close()
+
+
+def test_rates_of_the_way_to_the_host() -> None:
+    rates = host_rates(GpuLanes(torch.device("cuda", torch.cuda.current_device())), 256 * MIB)
+    assert min(rates) > 1e9

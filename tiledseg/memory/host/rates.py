@@ -1,0 +1,39 @@
+"""What the way between a device's memory and the host's reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from tiledseg.memory.disk.rates import TENSOR, StoreRates
+from tiledseg.memory.host.host_mover import CHUNK, HostMover
+from tiledseg.memory.host.lanes import Lanes
+from tiledseg.memory.mover import Brought, Sent
+
+
+def host_rates(lanes: Lanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK) -> StoreRates:
+    """Of `size` bytes in tensors of `tensor` bytes; sent once before, which makes the host's memory. Raises
+    MemoryLimitError where there is none."""
+    data_P = torch.zeros(tensor, dtype=torch.uint8, device=lanes.device)
+    mover, count = HostMover(lanes, size, chunk), size // tensor
+
+    def sent() -> list[Sent]:
+        return [mover.send(data_P) for _ in range(count)]
+
+    def seconds(copy: Callable[[], list[Sent] | list[Brought]]) -> tuple[float, list[Sent] | list[Brought]]:
+        lanes.end()
+        begun = time.perf_counter()
+        copies = copy()
+        lanes.end()
+        return time.perf_counter() - begun, copies
+
+    try:
+        for each in sent():
+            mover.drop(each)
+        out, there = seconds(sent)
+        back, _ = seconds(lambda: [mover.bring_beside(each, tensor) for each in there if isinstance(each, Sent)])
+    finally:
+        mover.close()
+    return StoreRates(count * tensor / out, count * tensor / back)
