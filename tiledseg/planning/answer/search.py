@@ -55,7 +55,8 @@ def searched(question: Question, images_per_step: int) -> Searched:
 
 def with_disk(asked: RunQuestion) -> RunQuestion:
     """The question with what the disk of its machine's hosts may take, where one is known: blocks, and what autograd
-    keeps of ranks that have no device of their own, whose tensors go to no file yet."""
+    keeps of ranks that have no device of their own. A GPU's tensors leave for its host's memory, which hardly pays
+    beside computing them once more (`docs/large-models.md`) and is not searched."""
     assert asked.machine is not None, "searchable"
     profile = asked.machine.profile
     if profile is None or profile.disk is None or asked.recompute != "auto":
