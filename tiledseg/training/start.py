@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -36,6 +37,7 @@ from tiledseg.system.console import counted
 from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import writing
+from tiledseg.training.cleared import clearing_in_words, pages_taken
 from tiledseg.training.offloading import check_store, store_in_words
 from tiledseg.training.out_of_memory import told_what_fits
 from tiledseg.training.preparing.auto import in_words
@@ -109,8 +111,15 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         if mesh.is_root:
             for warning in trainer.notes:
                 _progress(preparation).say(f"warning: {warning}")
+        pages, begun = pages_taken(), time.perf_counter()
         with told_what_fits(preparation.question, preparation.plan):
-            return trainer.run(end)
+            code = trainer.run(end)
+        if mesh.is_root and _holds_what_is_planned(preparation, mesh):
+            from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
+
+            told = pages_taken() - pages, first_touch(), time.perf_counter() - begun
+            _say(preparation, clearing_in_words(*told))
+        return code
 
 
 def _holds_what_is_planned(preparation: Preparation, mesh: Mesh) -> bool:
@@ -240,6 +249,20 @@ def _claim(folder: Path, text: str, beginning: Beginning, newest: int | None) ->
         point_best(folder / CHECKPOINTS, beginning.best.step if beginning.best else None)
 
 
+def _speed(preparation: Preparation) -> str:
+    """That predicted time rests on: assumed, or measured where the plan may choose what lies in a store."""
+    from tiledseg.planning.memory.choice import speed_with
+
+    asked = preparation.question.blocks
+    store = preparation.question.store or (asked.store if asked else None)
+    return f"{'measured' if store else 'assumed'} {speed_with(store).in_words}"
+
+
+def _say(preparation: Preparation, words: str | None) -> None:
+    if words:
+        _progress(preparation).say(words)
+
+
 def _progress(preparation: Preparation) -> StepProgress:
     return StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
 
@@ -262,11 +285,11 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
     if plan.offloaded is not None:
         progress.say(f"offload: {plan.offloaded.in_words}, the rest goes to {store_in_words(preparation.recipe.store)}")
     if plan.blocks is not None:
-        progress.say(f"blocks: {plan.blocks.in_words}")
+        progress.say(f"blocks: {plan.blocks.in_words}, at {_speed(preparation)}")
     if plan.pipeline is not None:
         progress.say(f"pipeline of {plan.pipeline.in_words}, mesh {plan.spread.mesh}")
     if plan.rebuilt is not None:
-        progress.say(plan.rebuilt.in_words)
+        progress.say(f"{plan.rebuilt.in_words}, at {_speed(preparation)}")
     if preparation.class_weights:
         progress.say(f"weights of the classes: {', '.join(f'{weight:.4g}' for weight in preparation.class_weights)}")
     if beginning.checkpoint is not None:

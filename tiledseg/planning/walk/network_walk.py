@@ -33,6 +33,11 @@ class Speed:
     flops: float = 10e12
     memory_bandwidth: float = 600e9
 
+    @property
+    def in_words(self) -> str:
+        """For the user, who knows the machine."""
+        return f"{self.flops / 1e9:,.0f} Gflop/s and {self.memory_bandwidth / 1e9:,.0f} GB/s of memory"
+
     def seconds(self, cost: LayerCost) -> float:
         """Of a node, run forward."""
         moved = sum(cost.input_bytes) + cost.output_bytes

@@ -88,7 +88,7 @@ def blocks_asked(config: Config, store: Store | None) -> BlocksAsked | None:
     """What the group `memory` says of blocks; None where tiles are computed whole. `store`: the rates of a file."""
     memory, in_file = config.memory, config.memory.in_file
     if memory.in_blocks:
-        return BlocksAsked(memory.blocks_shape(), in_file)
+        return BlocksAsked(memory.blocks_shape(), in_file, store=store)
     compiles = config.train.compiles() == "on"  # which does not go with blocks
     return BlocksAsked(None, in_file, True, store) if memory.may_block and not compiles else None
 

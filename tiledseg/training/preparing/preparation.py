@@ -254,9 +254,11 @@ def _turned(asked: Augmentation, images: Sequence[RasterInfo]) -> tuple[int, ...
 
 
 def _store(config: Config, machine: Machine | None, ranks: int, device: torch.device | None) -> Store | None:
-    """The rates of the store where the plan may choose what lies there. Raises ConfigError where it is no folder."""
-    config.memory.check_folder()
-    if not config.memory.chooses_offload and not (config.memory.in_file and config.memory.may_block):
+    """The rates of the store where the plan chooses what lies there, or says what blocks there cost. Raises ConfigError
+    where it is no folder."""
+    memory = config.memory
+    memory.check_folder()
+    if not memory.chooses_offload and not (memory.in_file and (memory.may_block or memory.in_blocks)):
         return None
 
     from tiledseg.training.preparing.measured_store import measured_store
