@@ -68,12 +68,12 @@ VALUES = (
         "windows-norm",
         f"{WINDOWS} --model.norm batch",
         "a part of the image",
-        "window_halo none with parallel.halo layer",
+        "window_halo none with parallel.halo layer or memory.blocks",
     ),
     train(
         "small-windows-norm",
         f"{WINDOWS} --train.window_halo none --model.norm batch",
-        *("model.norm is batch", "2 images at once", "parallel.halo layer"),
+        *("model.norm is batch", "2 images at once", "parallel.halo layer or memory.blocks, without stages"),
     ),
     train(
         "small-windows-norm-validated-in-tiles",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ from tiledseg.comm.axes import serial_axes
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.config.run import Config, ParallelConfig
+from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement
 from tiledseg.execution.halos.halo_modes import LayerMode
 from tiledseg.execution.parallel_run import ParallelRun
@@ -222,7 +224,7 @@ def test_a_run_is_that_of_one_rank(precision: str, shared: Path, meshes: dict[st
     files = [(shared / f"{name}.tif", turns) for name in names for turns in range(1, IMAGES)]
     mesh.on_root(lambda: [turned(*file) for file in files] and None)
 
-    def several(output: str, epochs: int) -> Config:
+    def several(output: str, epochs: int, **given: Any) -> Config:
         config = configuration(shared, shared / f"{output}-{precision}", precision, "sgd", None)
         stems = {key: [name + "-turned" * turns for turns in range(IMAGES)] for name, key in names.items()}
         paths = {key: [str(shared / f"{stem}.tif") for stem in own] for key, own in stems.items()}
@@ -230,8 +232,8 @@ def test_a_run_is_that_of_one_rank(precision: str, shared: Path, meshes: dict[st
             config,
             data=replace(config.data, **paths),
             model=replace(config.model, norm="batch"),
-            parallel=ParallelConfig(halo="layer", mesh=[1, 1]),
             train=replace(config.train, epochs=epochs, images_per_step=2),
+            **({"parallel": ParallelConfig(halo="layer", mesh=[1, 1])} | given),
         )
 
     expected = mesh.on_root(lambda: run(several("steps-alone", 3), alone()))
@@ -239,3 +241,6 @@ def test_a_run_is_that_of_one_rank(precision: str, shared: Path, meshes: dict[st
     found = run(several("steps", 3), mesh)
     assert losses(found) == pytest.approx(losses(expected), rel=1e-10 if precision == "fp64" else 1e-12)
     assert len(losses(found)) == 6
+    if precision == "fp64":  # and each image whole on a rank of mode `read`, in blocks
+        in_blocks = {"parallel": ParallelConfig(), "tiling": TilingConfig(grid=1), "memory": MemoryConfig(blocks=2)}
+        assert losses(run(several("blocks", 3, **in_blocks), mesh)) == pytest.approx(losses(expected), rel=1e-10)

@@ -3,6 +3,7 @@ and its tile, or, where ranks share an image, the block."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from tests.law.test_training_steps import configuration, run
 from tiledseg.comm.failure import is_agreed
 from tiledseg.comm.mesh import Mesh
-from tiledseg.config.run import Config, ParallelConfig
+from tiledseg.config.memory import MemoryConfig
+from tiledseg.config.run import Config, ParallelConfig, TilingConfig
 from tiledseg.errors import TiledsegError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.samples.dataset import Dataset, Sample
@@ -111,3 +113,14 @@ def test_a_loss_of_ratios_and_a_norm_over_the_step(
     config = configuration(shared, shared / "ratios", "fp64", "adamw", None)
     said = fail(replace(config, train=replace(config.train, loss="dice", tiles_per_step=3)), mesh)
     assert named_box(said, str(shared / "image.tif")), said
+    paths = {name: [str(shared / f"{name}{number}.tif") for number in range(3)] for name in ("image", "labels")}
+    mesh.on_root(lambda: [shutil.copy(shared / f"{name}.tif", path) for name in paths for path in paths[name]] and None)
+    several = replace(
+        configuration(shared, shared / "together", "fp64", "adamw", None),
+        data=replace(config.data, images=paths["image"], labels=paths["labels"]),
+        model=replace(config.model, norm="batch"),
+        tiling=TilingConfig(grid=1),
+        train=replace(config.train, loss="dice", images_per_step=3),
+        memory=MemoryConfig(blocks=2),
+    )
+    assert named_box(fail(several, mesh), paths["image"][0]), "two images on a rank, one on the other, in blocks"

@@ -88,6 +88,14 @@ class Split:
         return Strip(UNet(3, 1, 3, 4, "same", self.norm, self.upsampling, 0.1, bands=2, classes=3), (6, 3))
 
 
+class Whole(Split):
+    """One tile an image."""
+
+    @property
+    def case(self) -> Strip:
+        return replace(super().case, grid=(1, 1))
+
+
 def dataset(case: Case, images: int, dtype: str = "float64") -> Dataset:
     """Each image of its own noise."""
     draw = np.random.default_rng(5)
@@ -105,7 +113,8 @@ def dataset(case: Case, images: int, dtype: str = "float64") -> Dataset:
 def plans(split: Split, ranks: int) -> tuple[Spread, PipelinePlan | None]:
     layers, case = split.case.unet.graph(), split.case
     tilings = [case.tiling()] * split.images
-    halo = choose_spread(parallelism(split.parallel), layers, tilings, ranks, split.images, case.unet.bands, 8)
+    given = ranks, split.images, case.unet.bands, 8, None, split.blocks is None
+    halo = choose_spread(parallelism(split.parallel), layers, tilings, *given)
     largest = micro_batch_size(halo, layers, tilings, len(tilings[0]) * split.images, split.images, 8)
     return halo, plan_pipeline(parallelism(split.parallel), layers, case.unet.bands, largest, None)
 
@@ -146,16 +155,10 @@ def train(split: Split, mesh: Mesh) -> Run:
 @lru_cache(maxsize=2)
 def alone(split: Split) -> Run:
     """The undivided images, on one rank; the same for all orders."""
-    whole = UndividedSplit(split.ranks, ParallelConfig(), split.norm, split.images, split.upsampling)
+    together = split.norm == "batch" and split.images > 1
+    parallel = ParallelConfig(halo="layer", mesh=[1, 1]) if together else ParallelConfig()
+    whole = Whole(split.ranks, parallel, split.norm, split.images, split.upsampling)
     return train(whole, one_rank())
-
-
-class UndividedSplit(Split):
-    """One tile an image."""
-
-    @property
-    def case(self) -> Strip:
-        return replace(super().case, grid=(1, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +188,8 @@ SPLITS = [
     Split((3, 4), layered(fusion=3), "group"),
     Split((4, 6), layered([2, 1]), "instance", 3),
     Split((2, 3, 4), layered([2, 1]), "instance", 3, blocks=(2, 2)),
+    Split((3, 4), layered([2, 1]), "batch", 3, blocks=(2, 1)),
+    Whole((2, 3), ParallelConfig(), "batch", 2, blocks=(2, 2)),
     *(Split((2, 3, 4), staged("read", schedule)) for schedule in SCHEDULES),
     *(Split((3, 6), staged("read", schedule, stages=3), images=2) for schedule in SCHEDULES),
     Split((4,), staged("exchange", "1f1b", [2, 1]), images=2),

@@ -134,12 +134,13 @@ def test_a_window_knows_its_place_in_the_whole_raster(blocks: str | int, tmp_pat
     assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=6), rel=1e-12)
 
 
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_small_windows_are_a_batch_of_images(norm: str, tmp_path: Path) -> None:
-    """With a batch norm, over all of a step."""
+@pytest.mark.parametrize(("norm", "blocks"), [("none", "none"), ("batch", "none"), ("batch", [2, 3])])
+def test_small_windows_are_a_batch_of_images(norm: str, blocks: str | list[int], tmp_path: Path) -> None:
+    """With a batch norm, over all of a step: in mode layer, or in blocks."""
     image = scene(tmp_path)
     config = small(tmp_path, "run", window_halo="none", norm=norm, augment=CHANGES)
-    if norm == "batch":
+    config = replace(config, memory=MemoryConfig(blocks=blocks))
+    if norm == "batch" and blocks == "none":
         config = in_mode(config, "layer", tmp_path / "run")
     assert losses(run(config, alone())) == pytest.approx(by_hand(config, *image, steps=4), rel=1e-11)
 

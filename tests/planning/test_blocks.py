@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory.disk import shelf
 from tiledseg.memory.disk.shelf import MemoryShelf
@@ -18,34 +19,43 @@ from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import segment_memory as segment_memory_module
 from tiledseg.planning.walk.segment_memory import segment_memory
-from tiledseg.spatial.blocks.image_pass import BlockPass
+from tiledseg.spatial.blocks.block_pass import BlockPass
+from tiledseg.spatial.blocks.image_pass import Image
 from tiledseg.spatial.blocks.network import BlockNetwork
+from tiledseg.spatial.blocks.statistics import Together
 from tiledseg.tracing.allocations import AllocationMeter
 
 NETWORK = UNet(3, 2, 3, 8, norm="instance", bands=4, classes=3)
 SIDE = 256
 
 
-@pytest.mark.parametrize("blocks", [(2, 2), (4, 4), (8, 1)])
-def test_the_memory_is_what_is_allocated(blocks: tuple[int, int]) -> None:
-    network = build_modules(NETWORK, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("blocks", "images"), [((2, 2), None), ((4, 4), None), ((8, 1), None), ((4, 4), 1), ((4, 4), 3), ((1, 1), 2)]
+)
+def test_the_memory_is_what_is_allocated(blocks: tuple[int, int], images: int | None) -> None:
+    """Also of so many images that go together, for the sake of a batch norm."""
+    described = NETWORK if images is None else replace(NETWORK, norm="batch")
+    network = build_modules(described, seed=0).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
-    x_BCHW = torch.randn(1, 4, SIDE, SIDE).contiguous(memory_format=torch.channels_last)
     labels_BHW = torch.zeros(1, SIDE, SIDE, dtype=torch.long)
     twin = BlockNetwork(network)
-    program = twin.program(*twin.partitions((Partition((0, SIDE)), Partition((0, SIDE))), blocks))
+    cuts = twin.partitions((Partition((0, SIDE)), Partition((0, SIDE))), blocks)
+    program = twin.program(*cuts, together=images is not None)
+    together = None if images is None else Together(SerialCommunicator(), torch.device("cpu"))
     with AllocationMeter([*known, *network.buffers()]) as meter:
-        run = BlockPass(twin, x_BCHW.clone(memory_format=torch.channels_last), program, MemoryShelf())
+        inputs = [torch.randn(1, SIDE, SIDE, 4).permute(0, 3, 1, 2) for _ in range(images or 1)]
+        run = BlockPass(twin, [Image(x_BCHW, program) for x_BCHW in inputs], MemoryShelf(), together=together)
+        del inputs
         run.forward()
 
         def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            rows, cols = run.output_box(block).slices
+            rows, cols = run.images[0].output_box(block).slices
             return functional.cross_entropy(outputs[0], labels_BHW[:, rows, cols], reduction="sum")
 
-        run.backward(loss)
-    planned = segment_memory(NETWORK.graph(), 4, (SIDE, SIDE), blocks)
+        run.backward(*[loss] * len(run.images))
+    planned = segment_memory(described.graph(), 4, (SIDE, SIDE), blocks, together=images)
     steps = planned.total(False) - planned.fixed
     assert 0.97 * meter.peak <= steps <= 1.15 * meter.peak
 

@@ -15,6 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
+from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
@@ -82,6 +83,30 @@ def test_several_images_move_a_trained_batch_norms_statistics() -> None:
     assert fault is not None
     assert fault.startswith("model.norm is batch: 3 images at once")
     assert norm_fault(layers, "layer", 4, 3, trains=False) is None
+
+
+def test_images_of_a_step_go_together_in_blocks() -> None:
+    """In mode read whole ones; memory holds what all of a rank leave between segments, and the remedy is named."""
+    network = UNet(3, 1, base_channels=8, norm="batch")
+    asked = RunQuestion(network, (Extent((256, 256)),) * 4, 2, 1 << 30, images_per_step=4, grid=(1, 1))
+    with pytest.raises(ConfigError, match=r"4 images at once .* use one image a step, parallel.halo layer or memory"):
+        plan_run(asked)
+    four, two, none = (
+        plan_run(replace(asked, images_per_step=images, blocks=BlocksAsked((4, 4)))) for images in (4, 2, 1)
+    )
+    assert [plan.spread.together for plan in (four, two, none)] == [True, True, False]
+    stored = [plan.blocks.stored for plan in (four, two) if plan.blocks]
+    assert stored[0] == pytest.approx(2 * stored[1], rel=0.01)
+    assert two.memory == none.memory, "one on each rank"
+    tiles = replace(asked, images_per_step=1, tiles_per_step=4, blocks=BlocksAsked((4, 4)))
+    assert plan_run(tiles).memory == four.memory
+    with pytest.raises(ConfigError, match="its statistics would be those of a tile, not of the whole image"):
+        plan_run(replace(tiles, grid=(2, 2)))
+    parts = plan_run(replace(tiles, grid=(2, 2), parallel=Parallelism(exact=False)))
+    assert not parts.spread.together, "what is not exact is tile by tile"
+    assert parts.warnings[0].startswith("not exact: ")
+    mapped = plan_run(replace(asked, trains=False, images_per_step=1, blocks=BlocksAsked((4, 4))))
+    assert not mapped.spread.together
 
 
 @pytest.mark.parametrize(("halo", "stages", "exact"), [("layer", 1, True), ("layer", 2, False), ("read", 1, False)])

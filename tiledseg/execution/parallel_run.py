@@ -87,7 +87,7 @@ class ParallelRun:
 
             assert self.spread.shares_layers or not self.spread.shares_images, "the plan refuses blocks of tiles' halos"
             assert isinstance(mode, ReadMode), "as every mode is"
-            passes: SerialPasses = BlockPasses(mode, self.work)
+            passes: SerialPasses = BlockPasses(mode, self.work, (spread or self.spread).together)
             return passes
         if self.pipeline is None:
             if not (isinstance(mode, LayerMode) and self.spread.together):

@@ -90,10 +90,14 @@ def measure_together(
     A rank may have none; one has a pixel.
     """
     parts = [_own(x_BCHW, Sharing(x_BCHW.shape[0], channels, None)) for x_BCHW in tensors_BCHW]
+    return joined_over(parts, channels, ranks, device)
+
+
+def joined_over(parts: Sequence[Statistics], channels: int, ranks: Ranks, device: torch.device) -> Statistics:
+    """The statistics of `channels` sets of the parts of all ranks together. Collective; a rank may have none, one has a
+    pixel."""
     nothing = (torch.zeros(size, dtype=torch.float64, device=device) for size in (channels, channels, 1))
-    if not parts:
-        return _in_slots(Statistics(*nothing), ranks)
-    return _in_slots(joined(parts), ranks)
+    return over_ranks(joined(parts) if parts else Statistics(*nothing), ranks)
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:

@@ -16,7 +16,8 @@ from tiledseg.errors import GeometryError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.models.layers.pooling import MaxIndices
 from tiledseg.models.network import build_modules
-from tiledseg.spatial.blocks.image_pass import BlockPass
+from tiledseg.spatial.blocks.block_pass import BlockPass
+from tiledseg.spatial.blocks.image_pass import Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 
 
@@ -24,24 +25,26 @@ def in_blocks(network: Network, x_BCHW: torch.Tensor, rows: Partition, cols: Par
     """One pass of a copy of the network, block by block; the loss is the weighted sum of `undivided`."""
     network = copied(network)
     twin = BlockNetwork(network)
-    run = BlockPass(twin, x_BCHW, twin.program(rows, cols), input_gradient=True)
+    program = twin.program(rows, cols)
+    run = BlockPass(twin, [Image(x_BCHW, program)], input_gradient=True)
     run.forward()
-    rows_out, cols_out = (cut[run.program.segments[-1].leaving[0]] for cut in (run.program.rows, run.program.cols))
+    (one,) = run.images
+    rows_out, cols_out = (cut[program.segments[-1].leaving[0]] for cut in (program.rows, program.cols))
     y_BCHW: list[torch.Tensor] = []
 
     def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if not y_BCHW:
             y_BCHW.append(outputs[0].new_zeros(*outputs[0].shape[:2], rows_out.size, cols_out.size))
-        at = (slice(None), slice(None), *run.output_box(block).slices)
+        at = (slice(None), slice(None), *one.output_box(block).slices)
         y_BCHW[0][at] = outputs[0].detach()
         return (outputs[0] * loss_weights(y_BCHW[0].shape)[at].to(outputs[0])).sum()
 
     run.backward(loss)
     dx_BCHW = torch.zeros_like(x_BCHW)
-    for block in range(run.program.blocks):
-        gradient = run.input_gradient(block)
+    for block in range(program.blocks):
+        gradient = one.input_gradient(block)
         if gradient is not None:
-            dx_BCHW[(slice(None), slice(None), *run.program.box(0, block).slices)] = gradient
+            dx_BCHW[(slice(None), slice(None), *program.box(0, block).slices)] = gradient
     weights = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in network.named_parameters()}
     return Result(y_BCHW[0], dx_BCHW, weights, dict(network.named_buffers()))
 

@@ -18,7 +18,8 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.geometry.sharing.layer_windows import settle
 from tiledseg.memory.disk.shelf import open_shelf
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.spatial.blocks.image_pass import BlockPass
+from tiledseg.spatial.blocks.block_pass import BlockPass
+from tiledseg.spatial.blocks.image_pass import Image
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import ImageRanks
 
@@ -48,8 +49,9 @@ def shared(
         program = twin.program(*twin.partitions((cuts[0], cuts[1]), blocks), None, ImageRanks(*ranks, at))
         box, shelf = program.own_box, open_shelf(store)
         x_own_BCHW = x_BCHW[(slice(None), slice(None), *box.slices)]
-        run = BlockPass(twin, x_own_BCHW, program, shelf, True, axes=axes)
+        run = BlockPass(twin, [Image(x_own_BCHW, program)], shelf, True, axes=axes)
         run.forward()
+        (own_blocks,) = run.images
         result = program.segments[-1].leaving[0]
         full = [cut[result].size for cut in (program.rows, program.cols)]
         y_BCHW = torch.zeros(x_BCHW.shape[0], 3, *full, dtype=x_BCHW.dtype)
@@ -58,7 +60,7 @@ def shared(
         weights_BCHW[:, :, scored:] = 0
 
         def loss(block: int, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-            box = run.output_box(block)
+            box = own_blocks.output_box(block)
             place = (slice(None), slice(None), *box.slices)
             y_BCHW[place] = outputs[0].detach()
             return None if box.row.start >= scored else (outputs[0] * weights_BCHW[place]).sum()
@@ -66,7 +68,7 @@ def shared(
         run.backward(loss)
         dx_BCHW = torch.zeros_like(x_BCHW)
         for block in program.own:
-            gradient = run.input_gradient(block)
+            gradient = own_blocks.input_gradient(block)
             if gradient is not None:
                 dx_BCHW[(slice(None), slice(None), *program.box(0, block).slices)] = gradient
         run.close()

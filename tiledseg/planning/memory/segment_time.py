@@ -30,9 +30,11 @@ def more_time(
     store: Store,
     in_file: bool,
     shared: tuple[Partition, Partition] | None = None,
+    together: bool = False,
 ) -> float:
     """The seconds by which a step in `blocks` is longer, as a share of those of the whole. Arguments as those of
-    `segment_memory.segment_memory`; `store`: the rates of a file, and of the rank."""
+    `segment_memory.segment_memory`; `store`: the rates of a file, and of the rank; `together`: with other images, for
+    each of which it is the same."""
     ranks = shared or (Partition((0, context[0])), Partition((0, context[1])))
     graphs = graph, graph.along_columns
     cuts = [
@@ -41,7 +43,7 @@ def more_time(
     ]
     costs = layer_costs(graph, bands, context, value_bytes)
     nodes = [store.speed.seconds(cost) for cost in costs]
-    found = segments(graph, all(cut[0].parts == 1 for cut in cuts))
+    found = segments(graph, not together and all(cut[0].parts == 1 for cut in cuts))
     seconds, written, read = 0.0, 0.0, 0.0
     for at, segment in enumerate(found):
         is_last = at + 1 == len(found)

@@ -93,7 +93,15 @@ class Fitting:
                 "much at once; leave it out"
             )
         asked = self.task.bands, self.tilings, question.value_bytes, question.memory, question.trains
-        return choose_blocks(question.blocks, self.spread, self.graph, *asked)
+        return choose_blocks(question.blocks, self.spread, self.graph, *asked, self._together)
+
+    @property
+    def _together(self) -> int | None:
+        """Images of a rank that go through the network together, None where each goes alone. Tiles are dealt out by
+        their size: no rank has more pixels than so many of the largest."""
+        if not self.spread.together:
+            return None
+        return self.task.images if self.spread.shares_images else -(-self.in_step // self.question.ranks)
 
     def _tiles_asked(self) -> int:
         """Tiles that are to run at once; 1 where nobody has said it, or nothing is trained."""

@@ -4,11 +4,12 @@
 | --- | --- | --- |
 | none, pixel | nothing, or one pixel | everywhere |
 | instance, group | the pixels of an image | where an image is one tile, or in mode `layer`, whose ranks sum them |
-| batch, trained | the pixels of all images of a step, and moves running ones | there with one image; several: `layer` |
+| batch, trained | the pixels of all images of a step, and moves running ones | so with one image; several: see below |
 | batch, mapped, or still | nothing: its statistics are constants | everywhere |
 | batch, without running statistics, mapped | the pixels of an image | as instance |
 
-Still: by `model.freeze_norm`. Several images only without stages: these have one micro-batch after the other.
+Still: by `model.freeze_norm`. Several images: in mode `layer`, or where each is one tile, in mode `read` with
+`memory.blocks`; only without stages: these have one micro-batch after the other.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def norm_fault(
     if trains and at_once > 1 and several:
         still = ", model.freeze_norm" if any(node.layer.tracks for node in several) else ""
         others = ", or norm none, pixel, instance or group" if keyed else ""
+        blocks = " or memory.blocks," if mode == "read" and tiles == 1 else ""
         return (
             f"{_said(several[0], keyed)}: {at_once} images at once would each take, and move, statistics by "
-            f"themselves; use one image a step, parallel.halo layer without stages{still}{others}"
+            f"themselves; use one image a step, parallel.halo layer{blocks} without stages{still}{others}"
         )
     return None
 

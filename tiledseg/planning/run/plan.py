@@ -149,7 +149,8 @@ def _plan(question: RunQuestion) -> RunPlan:
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
     batch, in_blocks = images_at_once(question, graph), question.blocks is not None
-    asked = question.ranks, images, network.bands, value, speed, not in_blocks, batch
+    in_step = question.at_once if parallel.halo == "read" else images
+    asked = question.ranks, in_step, network.bands, value, speed, not in_blocks, batch
     spread = choose_spread(parallel, graph, tilings, *asked)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
     mesh = spread.mesh
@@ -257,14 +258,16 @@ def _inexact(
     question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread
 ) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
-    at_once = 1 if spread.together else max(question.images_per_step, question.tiles_per_step or 1)
+    at_once = 1 if spread.together else question.at_once
     tiles = max(map(len, tilings))
     if question.windows:
         tiles = max(tiles, question.windows.parts([extent.shape for extent in question.rasters], footprint))
     fault = norm_fault(graph, spread.mode, tiles, at_once, question.trains, question.keyed)
     if fault and question.windows and question.windows.exact:
         fault = "a norm over windows with halos would see a part of the image; use train.window_halo none" + (
-            " with parallel.halo layer, or norm none or pixel" if of_steps(graph) else ", or norm none or pixel"
+            " with parallel.halo layer or memory.blocks, or norm none or pixel"
+            if of_steps(graph)
+            else ", or norm none or pixel"
         )
     if fault and question.parallel.exact:
         raise ConfigError(f"{fault}, or accept it with parallel.exact false")

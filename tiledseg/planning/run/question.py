@@ -80,6 +80,11 @@ class RunQuestion:
         return self.windows is not None and not self.windows.exact
 
     @property
+    def at_once(self) -> int:
+        """Images, or tiles where a step has so many, that a step may take."""
+        return max(self.images_per_step, self.tiles_per_step or 1)
+
+    @property
     def graph(self) -> Graph:
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph

@@ -72,8 +72,8 @@ def choose_spread(
     batch: int = 1,
 ) -> Spread:
     """What `parallel` asks for, for a job of `ranks` ranks on rasters cut by `tilings`; fusion auto looks at `machine`.
-    `whole_tiles`: a tile is computed at once, and not in blocks. `batch`: images that run at once where they go through
-    the network together: a replica takes so many.
+    `images_per_step`: where tiles are dealt out, it may be tiles. `whole_tiles`: a tile is computed at once, and not in
+    blocks. `batch`: images that run at once where they go through the network together: a replica takes so many.
 
     Raises ConfigError where it cannot be: a mesh of more ranks than the job or than some image has tiles, or a rank
     that would own nothing of some layer's output.
@@ -88,7 +88,10 @@ def choose_spread(
         for tiling in tilings:
             check_tiles(tiling, graph, bands)
     if parallel.halo == "read":
-        return Spread(mesh=MeshShape(pipelines, 1, 1, parallel.stages)) if parallel.stages > 1 else Spread()
+        whole_images = all(len(tiling) == 1 for tiling in tilings)
+        together = goes_together(parallel, graph, images_per_step, whole_images and not whole_tiles)
+        mesh = MeshShape(pipelines, 1, 1, parallel.stages) if parallel.stages > 1 else MeshShape(1, 1, 1)
+        return Spread(mesh=mesh, together=together)
     mesh = choose_mesh(parallel.mesh, tilings, ranks, -(-images_per_step // batch), parallel.stages)
     shape = mesh.rows, mesh.cols
     try:
@@ -111,9 +114,11 @@ def choose_spread(
     return Spread(parallel.halo, mesh, fusion, parallel.overlap, goes_together(parallel, graph, images_per_step))
 
 
-def goes_together(parallel: Parallelism, graph: Graph, images_per_step: int) -> bool:
-    """Whether all images of a step go through the network together."""
-    alone = not parallel.shares_layers or parallel.stages > 1
+def goes_together(
+    parallel: Parallelism, graph: Graph, images_per_step: int, whole_images_in_blocks: bool = False
+) -> bool:
+    """Whether all images of a step go through the network together: layer by layer, or segment by segment."""
+    alone = not (parallel.shares_layers or whole_images_in_blocks) or parallel.stages > 1
     return images_per_step > 1 and not alone and bool(of_steps(graph))
 
 

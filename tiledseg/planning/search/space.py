@@ -67,8 +67,7 @@ class Space:
         lonely = each.halo == "read" or (
             each.halo == "layer" and each.fusion == 1 and not self.question.parallel.overlap
         )
-        together = self.question.images_per_step > 1 and bool(of_steps(self.graph))
-        return self.question.blocks is not None and each.stages == 1 and lonely and not together
+        return self.question.blocks is not None and each.stages == 1 and lonely
 
     def _keeps(self, each: Candidate) -> bool:
         """Whether it has what is given."""
@@ -88,7 +87,7 @@ class Space:
     def fault(self, candidate: Candidate) -> str | None:
         """Why the settings would change what a norm sees."""
         question, graph = self.question, self.graph
-        together = candidate.halo == "layer" and candidate.stages == 1
+        together = candidate.stages == 1 and (candidate.halo == "layer" or (candidate.blocks and candidate.tiles == 1))
         at_once = 1 if together else question.images_per_step
         return norm_fault(graph, candidate.halo, candidate.tiles, at_once, question.trains, question.keyed)
 

@@ -40,7 +40,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class SegmentMemory:
-    """Bytes: of weights, their gradients' sums and the optimizer's values; of the image as it was read; and the moments
+    """Bytes: of weights, their gradients' sums and the optimizer's values; of images as they were read; and the moments
     of a step. `largest`: the largest tensor that a layer makes of a block."""
 
     fixed: int
@@ -73,16 +73,18 @@ def segment_memory(
     bytes_per_value: int = 4,
     trains: bool = True,
     shared: tuple[Partition, Partition] | None = None,
+    together: int | None = None,
 ) -> SegmentMemory:
     """Of one step, or unless it `trains` of a map, on one context of shape (height, width), in so many rows and columns
     of blocks, or fewer where it is too small. `shared`: how ranks own the context along rows and columns, of which that
-    with the most counts."""
+    with the most counts. `together`: so many of a rank's go through a segment before the next one, None where one goes
+    alone: as much more lies between segments, and no more is at work."""
     ranks = shared or (Partition((0, context[0])), Partition((0, context[1])))
-    walk = _Blocks(graph, bands, context, ranks, blocks, bytes_per_value)
+    walk = _Blocks(graph, bands, context, ranks, blocks, bytes_per_value, together)
     fixed = fixed_memory if trains else weight_memory
     moments = (*walk.forward(trains), *(walk.backward() if trains else ()))
     largest = max(walk.made, key=lambda shape: shape.values)
-    return SegmentMemory(fixed(graph, bands, bytes_per_value), int(walk.whole[0]), moments, largest)
+    return SegmentMemory(fixed(graph, bands, bytes_per_value), int(walk.images * walk.whole[0]), moments, largest)
 
 
 class _Blocks:
@@ -94,12 +96,14 @@ class _Blocks:
         ranks: tuple[Partition, Partition],
         blocks: tuple[int, int],
         bytes_per_value: int,
+        together: int | None,
     ) -> None:
         self.graph, self.ranks = graph, (ranks[0].parts, ranks[1].parts)
         self.graphs = graph, graph.along_columns
         dims = zip(self.graphs, ranks, blocks, strict=True)
         self.cuts = tuple(partitions_of(one, block_partition(one, cut, parts)) for one, cut, parts in dims)
-        self.segments = segments(graph, all(cut[0].parts == 1 for cut in self.cuts))
+        self.images = together or 1
+        self.segments = segments(graph, together is None and all(cut[0].parts == 1 for cut in self.cuts))
         costs = layer_costs(graph, bands, context, bytes_per_value)
         self.bands, self.bytes_per_value = bands, bytes_per_value
         self.names, self.channels = graph.names, tensor_channels(graph, bands)
@@ -121,7 +125,7 @@ class _Blocks:
             lives.update(segment.leaving if at + 1 < len(self.segments) else ())
             working = self._live(segment, sizes) + self._norm_work(segment)
             stored = sum(self.whole[t] for t in lives)
-            yield Moment(int(working), int(stored), self._ahead(segment, sizes), self._value_strips(lives), 0)
+            yield self._moment(working, stored, self._ahead(segment, sizes), lives, 0.0)
             lives = lives if keeps else {tensor for tensor in lives if ends[tensor] > at}
 
     def backward(self) -> Iterator[Moment]:
@@ -140,7 +144,13 @@ class _Blocks:
             stored = sum(self.whole[tensor] for tensor in values) + max(before, after)
             working = self._differentiated(segment, at + 1 == len(self.segments))
             ahead = 2 * self._ahead(segment, self.sizes[at]) + int(sum(self.sizes[at][t] for t in segment.leaving))
-            yield Moment(int(working), int(stored), ahead, self._value_strips(values), int(strips))
+            yield self._moment(working, stored, ahead, values, strips)
+
+    def _moment(self, working: float, stored: float, ahead: int, values: Collection[int], gradients: float) -> Moment:
+        """`stored`, strips of `values` and of `gradients`: of one image."""
+        several = stored, self._value_strips(values), gradients
+        stored, value_strips, gradient_strips = (int(self.images * each) for each in several)
+        return Moment(int(working), stored, ahead, value_strips, gradient_strips)
 
     def _sizes(self, segment: Segment) -> dict[int, float]:
         """Bytes of the largest block of each tensor that a segment reads or makes."""

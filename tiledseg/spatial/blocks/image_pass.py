@@ -1,29 +1,16 @@
-"""One image on its way through a network in blocks, which are computed one after the other, segment by segment.
-
-The law: outputs, gradients and buffers are those of the network on the whole image, norms over the image included.
-Nothing travels within a segment, whose halo is read with the window, and only what leaves a segment is kept, in blocks,
-outside of autograd. The backward pass runs each segment once more, block by block, last segment first, and adds up the
-gradients of what it read.
-
-    store    input    conv0's output     conv1's output           forward: ->   backward: <-
-    block 0    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     what stands between bars is a segment: for each block
-    block 1    | conv0 |   | norm0 act0 conv1 |   | norm1 ...     it reads a window, and gives a block
-
-Between segments ranks that share the image bring each other what their blocks read (`messages`), and add up statistics
-(`statistics`); between blocks they do not wait for each other.
-"""
+"""This rank's blocks of one image: what is done with each of them, and what lies between segments. `block_pass` says
+when."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 
-from tiledseg.comm.axes import Axes, serial_axes
+from tiledseg.comm.axes import Axes
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.sharing.segments import Segment
-from tiledseg.memory.disk.shelf import MemoryShelf
 from tiledseg.models.network import Tensors
 from tiledseg.spatial.blocks.messages import BlockMessages
 from tiledseg.spatial.blocks.network import BlockNetwork
@@ -36,55 +23,66 @@ Outputs = tuple[torch.Tensor, ...]
 LossOf = Callable[[int, Outputs], torch.Tensor | None]
 
 
-class BlockPass:
-    """This rank's blocks of one image: `forward`, then `backward`, or `outputs` as often as one likes.
+def _nothing() -> None:
+    pass
 
-    `x_BCHW`: what the rank owns of the input. `shelf`: where blocks lie in between. `axes`: the ranks that share the
-    image; `forward`, `backward` and the making are collective over them. `input_gradient`: that of the input is wanted
-    too, block by block in the end. `cast`: in which precision layers compute, their backward passes as these do.
-    `bring`: what makes a window of the input one on the network's device, in its layout; none where it is already.
-    `close` lets go of all that is kept.
-    """
 
-    def __init__(
-        self,
-        network: BlockNetwork,
-        x_BCHW: torch.Tensor,
-        program: BlockProgram,
-        shelf: Shelf | None = None,
-        input_gradient: bool = False,
-        cast: Cast = nullcontext,
-        bring: Bring | None = None,
-        axes: Axes | None = None,
-    ) -> None:
-        axes = axes or serial_axes()
-        self._shelf = shelf = shelf or MemoryShelf()
-        self._network, self.program, self._cast = network, program, cast
-        self._values, self._gradients = BlockValues(program, shelf), BlockGradients(program, shelf)
-        self._messages = BlockMessages(program, axes, self._values, self._gradients)
-        self._statistics = ImageStatistics(network, program, axes.image, cast)
-        self._wants = network.wants_gradient(input_gradient)
-        self._values.put_input(x_BCHW, bring)
-        for block in program.own if self._statistics.wanted(INPUT) else ():
-            self._statistics.add(INPUT, block, self._values.own_input(block))
-        self._complete(INPUT)
+class Image(NamedTuple):
+    """What goes through a network: `x_BCHW`, this rank's part of its input, cut as `program` says. `begin` is called
+    before any of its blocks is computed, after one of another image."""
 
-    def forward(self, keep: bool = True) -> None:
-        """All segments but the last, without gradients. `keep`: for a backward pass."""
-        *inner, _ = self.program.segments
-        with torch.no_grad():
-            for index, segment in enumerate(inner):
-                (tensor,) = segment.leaving
-                for block in self._blocks(index):
-                    y_BCHW = self._run(index, block, self._windows(index, block))[tensor]
-                    self._statistics.add(tensor, block, y_BCHW)
-                    self._values.put(tensor, block, y_BCHW)
-                self._complete(tensor)
-                for done in [] if keep else self._last_taken(index):
-                    self._values.drop(done)
+    x_BCHW: torch.Tensor
+    program: BlockProgram
+    begin: Callable[[], None] = _nothing
+
+
+class How(NamedTuple):
+    """Where blocks lie in between; whose gradients are wanted, by the tensor; in which precision layers compute, their
+    backward passes as these do; what makes a window of the input one on the network's device, in its layout, None
+    where it is already; the ranks that share an image."""
+
+    shelf: Shelf
+    wants: Sequence[bool]
+    cast: Cast
+    bring: Bring | None
+    axes: Axes
+
+
+class ImagePass:
+    """`compute` and `differentiate` are given a segment, by its index, and a block: no communication. `complete` and
+    `complete_gradients`, of a tensor, are collective over the ranks of the image."""
+
+    def __init__(self, network: BlockNetwork, image: Image, how: How, joins: bool) -> None:
+        self._network, self.program, self._how, self._begin = network, image.program, how, image.begin
+        self._values, self._gradients = BlockValues(self.program, how.shelf), BlockGradients(self.program, how.shelf)
+        self._messages = BlockMessages(self.program, how.axes, self._values, self._gradients)
+        self.statistics = ImageStatistics(network, self.program, how.axes.image, how.cast, joins)
+        self._blocks = max(self.program.blocks, 2 if joins else 1)  # one that is all of its image still adds to sums
+        self._values.put_input(image.x_BCHW, how.bring)
+
+    def begin(self) -> None:
+        """A block of this image comes next, maybe after one of another."""
+        turn = self._network.turn
+        if turn.sums is not self.statistics.sums:
+            turn.blocks, turn.sums = self._blocks, self.statistics.sums
+            self._begin()
+
+    def measure_input(self) -> None:
+        """What layers take of the input itself."""
+        self.begin()
+        for block in self.program.own if self.statistics.wanted(INPUT) else ():
+            self.statistics.add(INPUT, block, self._values.own_input(block))
+
+    def compute(self, index: int, block: int) -> None:
+        """A segment that is not the last."""
+        (tensor,) = self.program.segments[index].leaving
+        y_BCHW = self._run(index, block, self._windows(index, block))[tensor]
+        self.statistics.add(tensor, block, y_BCHW)
+        self._values.put(tensor, block, y_BCHW)
 
     def outputs(self, block: int) -> Outputs:
         """The network's outputs on a block, each its part of `output_box`. Without gradients, or any communication."""
+        self.begin()
         with torch.no_grad():
             last = len(self.program.segments) - 1
             tensors = self._run(last, block, self._windows(last, block))
@@ -94,62 +92,38 @@ class BlockPass:
         """A block of the first output, in positions of the whole output."""
         return self._network.output_box(self.program, block)
 
-    def backward(self, loss: LossOf) -> None:
-        """Differentiates the sum over all blocks of `loss`, which is given a block and the outputs on it; None: it does
-        not look at them. Gradients of weights are added block by block."""
-        last = len(self.program.segments) - 1
-        for block in self._blocks(last, True):
-            self._differentiate(last, block, loss)
-        for index in reversed(range(last)):
-            (tensor,) = self.program.segments[index].leaving
-            self._values.drop(tensor)
-            self._complete_gradients(tensor)
-            for block in self._blocks(index, True):
-                self._differentiate(index, block)
-        self._complete_gradients(INPUT)
-
     def input_gradient(self, block: int) -> torch.Tensor | None:
-        """That of a block of the input, after `backward`; once."""
+        """That of a block of the input, after the backward pass; once."""
+        self.begin()
         x_BCHW = self._values.own_input(block)
-        return self._statistics.with_gradient(INPUT, block, x_BCHW, self._gradients.take(INPUT, block))
+        return self.statistics.with_gradient(INPUT, block, x_BCHW, self._gradients.take(INPUT, block))
+
+    def complete(self, tensor: int) -> None:
+        """This rank has all its blocks of a tensor: what others read of them goes there, and theirs comes."""
+        self._messages.values(tensor)
+        self.statistics.complete(tensor)
+
+    def complete_gradients(self, tensor: int) -> None:
+        """All that this rank adds to a tensor's gradient has been added."""
+        self._messages.gradients(tensor)
+        self.statistics.complete_gradients(tensor)
+
+    def drop(self, tensor: int) -> None:
+        """Nobody reads a tensor any more."""
+        self._values.drop(tensor)
 
     def close(self) -> None:
         """Lets go of all blocks."""
         self._values.clear()
         self._gradients.clear()
 
-    def _complete(self, tensor: int) -> None:
-        """This rank has all its blocks of a tensor: what others read of them goes there, and theirs comes."""
-        self._messages.values(tensor)
-        self._statistics.complete(tensor)
-        self._shelf.rest()
-
-    def _complete_gradients(self, tensor: int) -> None:
-        """All that this rank adds to a tensor's gradient has been added."""
-        if self._wants[tensor]:
-            self._messages.gradients(tensor)
-            self._statistics.complete_gradients(tensor)
-            self._shelf.rest()
-
-    def _blocks(self, index: int, backward: bool = False) -> Iterator[int]:
-        """This rank's blocks, in their order; at each, what the next one reads begins to come."""
-        own = self.program.own
-        for block, following in zip(own, (*own[1:], None), strict=True):
-            if following is not None:
-                self._ahead(index, following, backward)
-            yield block
-
-    def _ahead(self, index: int, block: int, backward: bool) -> None:
+    def ahead(self, index: int, block: int, backward: bool) -> None:
+        """What the block reads begins to come."""
         segment = self.program.segments[index]
         for tensor, window in self.program.runs[index][block].windows.items():
             self._values.ahead(tensor, block, window)
         for tensor in (*segment.leaving, *segment.entering) if backward else ():
             self._gradients.ahead(tensor, block)
-
-    def _last_taken(self, index: int) -> list[int]:
-        """The tensors that no segment after this one takes."""
-        later = {tensor for segment in self.program.segments[index + 1 :] for tensor in segment.entering}
-        return [tensor for tensor in self.program.segments[index].entering if tensor not in later]
 
     def _windows(self, index: int, block: int) -> Tensors:
         windows = self.program.runs[index][block].windows
@@ -161,12 +135,12 @@ class BlockPass:
         self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
         for tensor in self._network.written_over(segment):
             tensors[tensor] = tensors[tensor].clone()
-        with self._cast(), self._statistics.still(segment.nodes):
+        with self._how.cast(), self.statistics.still(segment.nodes):
             for k, action in zip(segment.nodes, run.actions, strict=True):
                 layer = self._network.layers[k]
                 given = zip(action.inputs, self._network.graph.sources[k], strict=True)
                 windows = [bring.padded(bring.cut(tensors[source]), layer.fill) for bring, source in given]
-                tensors[k + 1] = self._statistics.compute(k, action.place, windows)
+                tensors[k + 1] = self.statistics.compute(k, action.place, windows)
                 del windows
                 for tensor in self._released(segment.nodes, segment.leaving, k):
                     del tensors[tensor]
@@ -184,13 +158,14 @@ class BlockPass:
         later = {source for node in nodes if node > k for source in self._network.graph.sources[node]}
         yield from (t for t in {k + 1, *self._network.graph.sources[k]} if t not in later and t not in leaving)
 
-    def _differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
+    def differentiate(self, index: int, block: int, loss: LossOf | None = None) -> None:
+        """A segment once more, and back; the last by its `loss`."""
         segment, run = self.program.segments[index], self.program.runs[index][block]
         gradient = None if loss is not None else self._gradients.take(segment.leaving[0], block)
         windows = self._windows(index, block)
         with torch.enable_grad():
             for tensor, x_BCHW in windows.items():
-                windows[tensor] = x_BCHW.detach().requires_grad_(self._wants[tensor])
+                windows[tensor] = x_BCHW.detach().requires_grad_(self._how.wants[tensor])
             made = self._run(index, block, dict(windows))
             self._network.turn.doing = Doing.DIFFERENTIATE
             if loss is not None:
@@ -215,7 +190,7 @@ class BlockPass:
         """The backward pass of a block of a stored tensor, which statistics may have been taken of."""
         if not y_BCHW.requires_grad:
             return
-        gradient = self._statistics.with_gradient(tensor, block, y_BCHW.detach(), gradient)
+        gradient = self.statistics.with_gradient(tensor, block, y_BCHW.detach(), gradient)
         if gradient is None and self.program.ranks.size > 1:
             gradient = torch.zeros_like(y_BCHW)
         if gradient is not None:

@@ -1,6 +1,6 @@
 """A network whose images are cut into blocks that a rank computes one after the other, segment by segment.
 
-A block stands in the place of a rank of `spatial.network`, and its layers are the same. `image_pass` runs them.
+A block stands in the place of a rank of `spatial.network`, and its layers are the same. `block_pass` runs them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class BlockNetwork:
         converted = convert_layers(network, self._ranks_of_a_layer)
         self.layers, self.graph, self.along_columns = converted.layers, converted.rows, converted.cols
         self.tracking = frozenset(k for k, module in enumerate(self.modules) if _tracks(module))
-        self._programs: dict[tuple[Partition, Partition, Where | None, ImageRanks], BlockProgram] = {}
+        self._programs: dict[tuple[Partition, Partition, Where | None, ImageRanks, bool], BlockProgram] = {}
         self._written: dict[Segment, tuple[int, ...]] = {}
 
     def _ranks_of_a_layer(self) -> BlockRanks:
-        self.ranks.append(BlockRanks(self.turn))
+        self.ranks.append(BlockRanks(self.turn, len(self.ranks)))
         return self.ranks[-1]
 
     def partitions(self, shared: tuple[Partition, Partition], blocks: tuple[int, int]) -> tuple[Partition, Partition]:
@@ -50,21 +50,28 @@ class BlockNetwork:
         return rows, cols
 
     def program(
-        self, rows: Partition, cols: Partition, where: Where | None = None, ranks: ImageRanks | None = None
+        self,
+        rows: Partition,
+        cols: Partition,
+        where: Where | None = None,
+        ranks: ImageRanks | None = None,
+        together: bool = False,
     ) -> BlockProgram:
         """What one of `ranks` is to do for an input so cut. Raises GeometryError where it cannot be.
 
-        `where` (the whole image, the input's place in it): of a tile, for layers that ask for their place.
+        `where` (the whole image, the input's place in it): of a tile, for layers that ask for their place. `together`:
+        it goes with others, in the same segments.
         """
         ranks = ranks or ImageRanks()
         where = where if any(layer.asks_place for layer in self.graph.layers) else None
-        key = rows, cols, where, ranks
+        key = rows, cols, where, ranks, together
         if key not in self._programs:
             parts_of = None
             if where is not None and where[0] != where[1]:
                 whole, tile = where
                 parts_of = parts(self.graph, whole.row, tile.row), parts(self.along_columns, whole.col, tile.col)
-            self._programs[key] = compile_program(self.graph, self.along_columns, rows, cols, parts_of, ranks)
+            graphs = self.graph, self.along_columns
+            self._programs[key] = compile_program(*graphs, rows, cols, parts_of, ranks, together)
         return self._programs[key]
 
     def output_box(self, program: BlockProgram, block: int) -> Box:

@@ -134,18 +134,20 @@ def compile_program(
     cols: Partition,
     where: tuple[Sequence[Part], Sequence[Part]] | None = None,
     ranks: ImageRanks | None = None,
+    together: bool = False,
 ) -> BlockProgram:
     """The program for an input that `rows` x `cols` cut, of which each of `ranks` has as many. Raises GeometryError
     where a block of some tensor would be empty, or tensors that meet do not fit.
 
     `where` the tensors lie in those of the whole image along rows and columns, where the input is a tile of one.
+    `together` with other inputs it goes through segments that do not depend on how it is cut.
     """
     cuts = partitions_of(rows_graph, rows), partitions_of(cols_graph, cols)
     ranks = ranks or ImageRanks()
     blocks = rows.parts, cols.parts
     owner = [_owner(ranks, blocks, divmod(block, cols.parts)) for block in range(rows.parts * cols.parts)]
     own = tuple(block for block, rank in enumerate(owner) if rank == ranks.index)
-    found = segments(rows_graph, blocks == (1, 1))
+    found = segments(rows_graph, blocks == (1, 1) and not together)
     runs, windows = [], []
     for segment in found:
         each, read = _runs(rows_graph, cols_graph, cuts, segment, own)

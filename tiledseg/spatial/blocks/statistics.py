@@ -1,54 +1,54 @@
-"""What layers take of all pixels of an image that is computed in blocks: norms, means, maxima over it.
+"""What layers take of all pixels of images that are computed in blocks: norms, means, maxima over them.
 
 Statistics are summed as blocks are stored, and given to the segments that take them. How they change the loss is summed
 over all blocks of those segments too, and goes to the gradient of what was measured when its own segment's turn comes.
+Instance and group norms, means and maxima see one image (`ImageStatistics`), a batch norm that learns sees all that go
+together (`StepNorms`).
 
-Ranks that share the image add up what each has of its blocks, once forward and once backward for each layer that takes
-some. It cannot deadlock: all of them do so in the order of the segments, and of the layers of a tensor.
+Ranks that share an image add up what each has of its blocks, once forward and once backward for each layer that takes
+some; so do all ranks of a step for a batch norm. `block_pass` says why it cannot deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
 
 from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.models.layers.block import Place
-from tiledseg.models.normalise import Statistics, joined, over_ranks
+from tiledseg.models.normalise import Statistics, joined, joined_over, over_ranks
 from tiledseg.models.rerun.still import still_statistics
 from tiledseg.spatial.blocks.network import BlockNetwork
 from tiledseg.spatial.blocks.program import BlockProgram
-from tiledseg.spatial.blocks.sums import Doing
-from tiledseg.spatial.norm import SpatialNorm
+from tiledseg.spatial.blocks.sums import Doing, Sums
+from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 
 Cast = Callable[[], AbstractContextManager[object]]
 
 
+class Together(NamedTuple):
+    """All images of a step go together: of all these ranks. `device`: where one computes that has none."""
+
+    ranks: Communicator
+    device: torch.device
+
+
 class ImageStatistics:
-    """Those of one image on its way through a network; `ranks`: those that share the image."""
+    """Those of one image on its way through a network; `ranks`: those that share the image. `joins`: what batch norms
+    see is put together (`StepNorms`)."""
 
-    def __init__(self, network: BlockNetwork, program: BlockProgram, ranks: Communicator, cast: Cast) -> None:
+    def __init__(
+        self, network: BlockNetwork, program: BlockProgram, ranks: Communicator, cast: Cast, joins: bool
+    ) -> None:
         self._network, self._program, self._ranks, self._cast = network, program, ranks, cast
-        self._parts: dict[int, list[Statistics]] = {}  # of each block, as long as not all are known
-        self._found: dict[int, Statistics] = {}
+        self.parts: dict[int, list[Statistics]] = {}  # of each block, as long as not all are known
+        self.found: dict[int, Statistics] = {}
+        self.sums = Sums()
         self._tracked: set[int] = set()
-        self._nodes = self._measuring_nodes()
-        network.turn.blocks = program.blocks
-        for each in network.ranks:
-            each.clear()
-
-    def _measuring_nodes(self) -> dict[int, list[int]]:
-        """By the tensor, the nodes that take statistics of it, over several blocks."""
-        found: dict[int, list[int]] = {}
-        if self._program.blocks == 1:
-            return found
-        for k, layer in enumerate(self._network.layers):
-            statistics = self._network.graph.layers[k].statistics
-            if layer.measures if isinstance(layer, SpatialNorm) else statistics:
-                found.setdefault(self._network.graph.sources[k][0], []).append(k)
-        return found
+        self._nodes = measuring_nodes(network, joins, program.blocks > 1)
 
     def wanted(self, tensor: int) -> bool:
         """Whether some node takes statistics of it."""
@@ -59,7 +59,7 @@ class ImageStatistics:
         for k in self._nodes.get(tensor, ()):
             layer = self._network.layers[k]
             if isinstance(layer, SpatialNorm):
-                self._parts.setdefault(k, []).append(layer.measured(x_BCHW))
+                self.parts.setdefault(k, []).append(layer.measured(x_BCHW))
                 continue
             self._network.turn.block, self._network.turn.doing = block, Doing.MEASURE
             with torch.no_grad(), self._cast(), self.still([k], True):
@@ -69,28 +69,28 @@ class ImageStatistics:
         """All blocks of this rank have been added. Collective over the ranks of the image."""
         for k in self._nodes.get(tensor, ()):
             layer = self._network.layers[k]
-            if isinstance(layer, SpatialNorm):
-                self._found[k] = over_ranks(joined(self._parts.pop(k)), self._ranks)
-                layer.track(self._found[k])
-            else:
-                self._sum(self._network.ranks[k].forward)
+            if not isinstance(layer, SpatialNorm):
+                self._sum(self.sums.forward, k)
+            elif not isinstance(layer, SpatialBatchNorm):
+                self.found[k] = over_ranks(joined(self.parts.pop(k)), self._ranks)
 
     def complete_gradients(self, tensor: int) -> None:
         """All blocks of this rank have been through the segments that take them. Collective as `complete`."""
         for k in self._nodes.get(tensor, ()):
-            self._sum(self._network.ranks[k].backward)
+            if not isinstance(self._network.layers[k], SpatialBatchNorm):
+                self._sum(self.sums.backward, k)
 
-    def _sum(self, sums: torch.Tensor | None) -> None:
+    def _sum(self, sums: Mapping[int, torch.Tensor], k: int) -> None:
         if self._ranks.size > 1:
-            assert sums is not None, "each rank of an image has a block, and each block adds to the sums"
-            self._ranks.all_reduce_sum(sums).wait()
+            assert k in sums, "each rank of an image has a block, and each block adds to the sums"
+            self._ranks.all_reduce_sum(sums[k]).wait()
 
     def compute(self, k: int, place: Place, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Node `k`, by what has been found."""
         layer = self._network.layers[k]
-        if k in self._found:
+        if k in self.found:
             assert isinstance(layer, SpatialNorm), "others take their sums themselves"
-            return layer.of(self._found[k], inputs[0], self._network.ranks[k])
+            return layer.of(self.found[k], inputs[0], self._network.ranks[k])
         return layer(place, *inputs)
 
     def with_gradient(
@@ -98,18 +98,16 @@ class ImageStatistics:
     ) -> torch.Tensor | None:
         """A block's gradient, and what goes to it through the statistics that nodes take of its tensor."""
         for k in self._nodes.get(tensor, ()):
-            more = self._through(k, block, x_BCHW)
-            if more is not None:
+            if k in self.sums.backward:
+                more = self._through(k, block, x_BCHW)
                 gradient = more if gradient is None else gradient.add_(more)
         return gradient
 
-    def _through(self, k: int, block: int, x_BCHW: torch.Tensor) -> torch.Tensor | None:
+    def _through(self, k: int, block: int, x_BCHW: torch.Tensor) -> torch.Tensor:
         """What goes to a block's gradient through the statistics that node k takes, by the sums of all blocks."""
-        layer, sums = self._network.layers[k], self._network.ranks[k].backward
-        if sums is None:
-            return None
+        layer = self._network.layers[k]
         if isinstance(layer, SpatialNorm):
-            return layer.moment_gradient(self._found[k], sums, x_BCHW)
+            return layer.moment_gradient(self.found[k], self.sums.backward[k], x_BCHW)
         self._network.turn.block, self._network.turn.doing = block, Doing.COMPUTE
         x_BCHW = x_BCHW.detach().requires_grad_()
         with torch.enable_grad(), self._cast(), self.still([k], True):
@@ -128,3 +126,53 @@ class ImageStatistics:
         if not measuring:
             self._tracked.update(tracking)
         return still_statistics(self._network.modules[k] for k in still)
+
+
+class StepNorms:
+    """Batch norms that learn: their statistics are of all pixels of `images`, and of those of the other `ranks`."""
+
+    def __init__(
+        self,
+        network: BlockNetwork,
+        images: Sequence[ImageStatistics],
+        ranks: Communicator,
+        device: torch.device,
+        joins: bool,
+    ) -> None:
+        self._network, self._images, self._ranks, self._device = network, images, ranks, device
+        self._found: dict[int, Statistics] = {}
+        self._nodes = measuring_nodes(network, joins, False)
+
+    def complete(self, tensor: int) -> None:
+        """All blocks of this rank have been added. Collective over the ranks; one may have no image."""
+        for k in self._nodes.get(tensor, ()):
+            layer = self._network.layers[k]
+            assert isinstance(layer, SpatialBatchNorm), "a batch norm"
+            parts = [part for image in self._images for part in image.parts.pop(k)]
+            self._found[k] = found = joined_over(parts, layer.module.num_features, self._ranks, self._device)
+            layer.track(found)
+            for image in self._images:
+                image.found[k] = found
+
+    def complete_gradients(self, tensor: int) -> None:
+        """All blocks of this rank have been through the segments that take them. Collective as `complete`."""
+        for k in self._nodes.get(tensor, ()):
+            mean = self._found[k].mean_G
+            total = mean.new_zeros(2, len(mean))
+            for image in self._images:
+                if k in image.sums.backward:  # else no block of it is in the loss
+                    total += image.sums.backward[k]
+            if self._ranks.size > 1:
+                self._ranks.all_reduce_sum(total).wait()
+            for image in self._images:
+                image.sums.backward[k] = total
+
+
+def measuring_nodes(network: BlockNetwork, batch_norms: bool, others: bool) -> dict[int, list[int]]:
+    """By the tensor, the nodes that take statistics of it now: such ones as are wanted."""
+    found: dict[int, list[int]] = {}
+    for k, layer in enumerate(network.layers):
+        measures = layer.measures if isinstance(layer, SpatialNorm) else network.graph.layers[k].statistics
+        if measures and (batch_norms if isinstance(layer, SpatialBatchNorm) else others):
+            found.setdefault(network.graph.sources[k][0], []).append(k)
+    return found

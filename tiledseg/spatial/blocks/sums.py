@@ -27,21 +27,29 @@ class Doing(Enum):
 
 
 @dataclass
+class Sums:
+    """What the blocks of an image have added up, by the layer's node."""
+
+    forward: dict[int, torch.Tensor] = field(default_factory=dict)
+    backward: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
 class Turn:
-    """Which block is at work, of how many, and on what."""
+    """Which block is at work, of how many, on what, and its image's sums."""
 
     block: int = 0
     blocks: int = 1
     doing: Doing = Doing.COMPUTE
+    sums: Sums = field(default_factory=Sums)
 
 
 @dataclass
 class BlockRanks:
-    """What one layer takes for the ranks of its image."""
+    """What the layer of node `k` takes for the ranks of its image."""
 
     turn: Turn
-    forward: torch.Tensor | None = field(default=None, init=False)
-    backward: torch.Tensor | None = field(default=None, init=False)
+    k: int
 
     @property
     def rank(self) -> int:
@@ -51,22 +59,25 @@ class BlockRanks:
     def size(self) -> int:
         return self.turn.blocks
 
-    def clear(self) -> None:
-        """No sums are known."""
-        self.forward = self.backward = None
-
     def all_reduce_sum(self, tensor: torch.Tensor) -> Work:
         """Adds `tensor` to the sums, or puts them into it: as the turn is."""
+        sums = self.turn.sums
         match self.turn.doing:
             case Doing.MEASURE:
-                self.forward = tensor.clone() if self.forward is None else self.forward.add_(tensor)
+                self._add(sums.forward, tensor)
             case Doing.DIFFERENTIATE:
-                self.backward = tensor.clone() if self.backward is None else self.backward.add_(tensor)
+                self._add(sums.backward, tensor)
                 tensor.zero_()
             case Doing.COMPUTE:
-                assert self.forward is not None, "all blocks have been measured"
-                tensor.copy_(self.forward)
+                assert self.k in sums.forward, "all blocks have been measured"
+                tensor.copy_(sums.forward[self.k])
             case Doing.RETURN:
-                assert self.backward is not None, "all blocks have been differentiated"
-                tensor.copy_(self.backward)
+                assert self.k in sums.backward, "all blocks have been differentiated"
+                tensor.copy_(sums.backward[self.k])
         return DoneWork()
+
+    def _add(self, sums: dict[int, torch.Tensor], tensor: torch.Tensor) -> None:
+        if self.k in sums:
+            sums[self.k].add_(tensor)
+        else:
+            sums[self.k] = tensor.clone()

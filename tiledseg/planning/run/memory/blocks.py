@@ -81,8 +81,10 @@ def choose_blocks(
     value: int,
     memory: int,
     trains: bool = True,
+    together: int | None = None,
 ) -> BlockPlan:
-    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes, to train or to map.
+    """What `asked` means for images cut by `tilings`, where a rank has `memory` bytes, to train or to map; so many of
+    its images may go `together`.
 
     Raises ConfigError where ranks hold halos of tiles, or some of the layers.
     """
@@ -97,18 +99,13 @@ def choose_blocks(
             f"memory.blocks is set, but parallel.{word} is for tensors that are computed whole; with blocks halos "
             "travel between segments: leave one of them out"
         )
-    if spread.together:
-        raise ConfigError(
-            "memory.blocks is set, but a batch norm that learns takes all images of a step together, of which each is "
-            "computed by itself in blocks; use one image a step, another norm, or leave it out"
-        )
     if spread.mesh.stages > 1:
         raise ConfigError(
             f"memory.blocks is set, but with parallel.stages {spread.mesh.stages} a rank holds a run of layers, and no "
             "whole image passes through it; use parallel.stages 1, or leave it out"
         )
     context, shared = _largest(spread, graph, tilings)
-    return blocks_of(asked, graph, bands, context, value, memory, trains, shared)
+    return blocks_of(asked, graph, bands, context, value, memory, trains, shared, together)
 
 
 def blocks_of(
@@ -120,13 +117,16 @@ def blocks_of(
     memory: int,
     trains: bool = True,
     shared: tuple[Partition, Partition] | None = None,
+    together: int | None = None,
 ) -> BlockPlan:
     """The same of one context of (height, width), which ranks may own as `shared` says."""
     from tiledseg.planning.walk.segment_memory import segment_memory
 
     own = context if shared is None else (_longest(shared[0]), _longest(shared[1]))
     shapes = [asked.shape] if asked.shape else _shapes(own)
-    needs = partial(segment_memory, graph, bands, context, bytes_per_value=value, trains=trains, shared=shared)
+    needs = partial(
+        segment_memory, graph, bands, context, bytes_per_value=value, trains=trains, shared=shared, together=together
+    )
     shape, found = _fewest(shapes, needs, asked.in_file, memory)
     check_countable([found.largest], "use more memory.blocks")
     extra = 0.0
@@ -135,7 +135,7 @@ def blocks_of(
         from tiledseg.planning.memory.store import ASSUMED_STORE
 
         rates = asked.store or ASSUMED_STORE
-        extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared)
+        extra = more_time(graph, bands, context, shape, value, rates, asked.in_file, shared, together is not None)
     return BlockPlan(shape, found.total(asked.in_file), found.stored, asked.in_file, trains, extra)
 
 
