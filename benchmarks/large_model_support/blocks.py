@@ -1,11 +1,12 @@
-"""An image that needs eight times the memory there is, trained in blocks.
+"""A step that needs eight times the memory there is, trained in blocks.
 
 `python -m benchmarks.large_model_support.blocks`
 
 A U-Net with instance norm takes optimizer steps on a synthetic scene as one tile, three times by the command `train`:
 the image whole, without a limit; whole, in a control group of an eighth of what it needs, where the system kills it;
-and in blocks that lie in a file, in the same group. Losses of the first and the last are compared. `--small` is
-the form of the tests: there the program itself is most of what is needed.
+and in blocks that lie in a file, in the same group. Losses of the first and the last are compared. Several `--images` a
+step go together through a batch norm in place of the instance norm. `--small` is the form of the tests: there the
+program itself is most of what is needed.
 """
 
 from __future__ import annotations
@@ -35,23 +36,34 @@ class NoControlGroupError(RuntimeError):
 
 @dataclass(frozen=True)
 class Trial:
-    """A side of the image in pixels, the network, the blocks, and optimizer steps."""
+    """A side of the image in pixels, the network, the blocks, optimizer steps, and images of each."""
 
     side: int
     levels: int
     channels: int
     blocks: int
     steps: int
+    images: int = 1
+
+    @property
+    def norm(self) -> str:
+        return "instance" if self.images == 1 else "batch"
 
     @property
     def needed(self) -> int:
-        """Bytes of a step on the whole image, as planned, without the program itself."""
-        network = UNet(self.levels, 2, 3, self.channels, norm="instance", bands=4, classes=3)
-        return training_memory(network.graph(), 4, (self.side, self.side)).total
+        """Bytes of a step on whole images, as planned, without the program itself."""
+        network = UNet(self.levels, 2, 3, self.channels, norm=self.norm, bands=4, classes=3)
+        one = training_memory(network.graph(), 4, (self.side, self.side))
+        return one.total + (self.images - 1) * (one.activations + one.backward)
 
     def write(self, folder: Path) -> None:
-        """Draws image and labels, row by row."""
-        generator = np.random.default_rng(1)
+        """Draws images and labels."""
+        for number in range(self.images):
+            (folder / f"{number}").mkdir()
+            self._write(folder / f"{number}", np.random.default_rng(1 + number))
+
+    def _write(self, folder: Path, generator: np.random.Generator) -> None:
+        """Row by row."""
         profile = {"driver": "GTiff", "height": self.side, "width": self.side, "dtype": "uint8", "tiled": True}
         with (
             rasterio.open(folder / "image.tif", "w", count=4, **profile) as image,
@@ -67,12 +79,14 @@ class Trial:
                 labels.write(labels_HW[None], window=window)
 
     def command(self, folder: Path, output: str, *options: str) -> list[str]:
-        files = {"images": str(folder / "image.tif"), "labels": str(folder / "labels.tif")}
+        names = {"images": "image.tif", "labels": "labels.tif"}
+        files = {key: [str(folder / f"{n}" / name) for n in range(self.images)] for key, name in names.items()}
         config: dict[str, Any] = {
             "data": {**files, "classes": 3, "workers": 1, "prefetch": 1},
-            "model": {"levels": self.levels, "base_channels": self.channels, "norm": "instance"},
+            "model": {"levels": self.levels, "base_channels": self.channels, "norm": self.norm},
             "tiling": {"grid": 1},
-            "train": {"epochs": self.steps, "images_per_step": 1, "checkpoint_every": 10**6},
+            "train": {"epochs": self.steps, "images_per_step": self.images, "checkpoint_every": 10**6},
+            "parallel": {"halo": "layer", "mesh": [1, 1]} if self.images > 1 else {},
             "run": {"output": str(folder / output), "verbosity": 0},
         }
         (folder / f"{output}.yaml").write_text(json.dumps(config))
@@ -140,11 +154,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--channels", type=int, default=24)
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--images", type=int, default=1, help="of a step")
     parser.add_argument("--times", type=float, default=8.0, help="what the image needs, over the limit")
     parser.add_argument("--store", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args(arguments)
-    trial = Trial(options.side, options.levels, options.channels, options.blocks, options.steps)
+    trial = Trial(options.side, options.levels, options.channels, options.blocks, options.steps, options.images)
     limit = int(trial.needed / options.times)
     if options.small:
         trial, limit = SMALL, SMALL_LIMIT
