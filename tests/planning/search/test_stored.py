@@ -54,6 +54,15 @@ def test_blocks_are_taken_where_nothing_else_fits() -> None:
     assert plan_run(norms(grid=(1, 1), blocks=by_hand)).blocks == found.plan.blocks
 
 
+def test_several_images_with_a_batch_norm_may_go_in_blocks() -> None:
+    """By tiles that are whole each would take statistics of its own."""
+    network = replace(norms().network, norm="batch")
+    asked = norms(network=network, images_per_step=3, blocks=BlocksAsked(None, True, True, QUICK))
+    winner = search(asked, 1).winner
+    assert winner.in_words == "read, in blocks, grid 1 x 1"
+    assert winner.plan.spread.together
+
+
 def test_ranks_that_share_layers_may_have_blocks_each() -> None:
     asked = norms(4, 48 << 20, blocks=BlocksAsked(None, True, True, QUICK))
     winner = search(asked, 1).winner
