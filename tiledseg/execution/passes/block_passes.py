@@ -120,7 +120,8 @@ class BlockPasses(SerialPasses):
         own = list(samples)
         parts = [self.mode.micro_batches(Part(sample.image, sample.tile)) for sample in own]
         places = [self._place(micro_batch, together is not None) for (micro_batch,) in parts]
-        with doing("%d of a step, in blocks: images %s", len(own), [sample.image for sample in own[:3]]):
+        what = f"a step of {len(own)} images" if together else f"tile {own[0].tile.index} of image {own[0].image}"
+        with doing("%s, in blocks", what):
             images = [self._image(sample, place, key) for sample, place in zip(own, places, strict=True)]
             how = self._work.shelf, False, self._cast, self._bring, self._work.axes, together
             run = BlockPass(self._work.network, images, *how)
