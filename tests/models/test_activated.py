@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.graph import Graph, Node
@@ -51,9 +53,52 @@ def test_a_map_has_the_bits_of_the_layers_one_by_one(unet: UNet, monkeypatch: py
     with torch.inference_mode():
         assert torch.equal(made(x_BCHW), plainly(made, x_BCHW))
     assert len(calls) == len(activations(made.graph, list(made.layers.values()))) == 6
-    calls.clear()
-    made(x_BCHW)  # with gradients: as ever
-    assert not calls
+
+
+@pytest.mark.parametrize("unet", UNETS.values(), ids=UNETS)
+@pytest.mark.parametrize("frozen", [(), ("conv0.weight",), ("bias",)], ids=str)
+def test_gradients_are_those_of_the_layers_one_by_one(unet: UNet, frozen: tuple[str, ...]) -> None:
+    """To the last bit, the input's too, and the same tensors are kept for them."""
+    made, x_BCHW = network(unet).train(), image(unet.bands).requires_grad_()
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(not name.endswith(frozen))
+    wanted = [x_BCHW, *(each for each in made.parameters() if each.requires_grad)]
+    found, kept = [], []
+    for way in (made, partial(plainly, made)):
+        held: list[tuple[int, ...]] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, held=held: (held.append(tuple(x.shape)), x)[1], _same):
+            y_BCHW = way(x_BCHW)
+        found.append([y_BCHW, *torch.autograd.grad(y_BCHW.sin().sum(), wanted)])
+        kept.append(sorted(held))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert kept[0] == kept[1]
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def test_who_follows_a_step_sees_both_layers() -> None:
+    made, x_BCHW = network(UNETS["plain"]).train(), image(4)
+    assert not any("pointwise" in name for name in _seen(made, x_BCHW))
+    with torch.no_grad():
+        expected = plainly(made, x_BCHW)
+    assert torch.equal(made(x_BCHW), expected)
+
+
+def _seen(made: GraphNetwork, x_BCHW: torch.Tensor) -> list[str]:
+    """What a dispatch mode sees of a step."""
+    names: list[str] = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with Names():
+        made(x_BCHW).sum().backward()
+    assert any("leaky_relu" in name for name in names)
+    return names
 
 
 def test_infinite_values_and_numbers_that_are_none_stay_what_they_are() -> None:

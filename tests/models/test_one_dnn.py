@@ -107,6 +107,21 @@ def test_gradients_by_bands_are_those_of_torch(name: str, height: int) -> None:
     assert all(torch.equal(*pair) for pair in zip(found[-2], found[-1], strict=True)), "whoever takes which band"
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("frozen", [(1,), (2,), (1, 2), (0, 1)], ids=str)
+def test_what_is_frozen_hands_gradients_on(frozen: tuple[int, ...], transposed: bool) -> None:
+    """Of the input, the weight and the bias."""
+    tensors = image(1, 8, 64, 64), image(8, 8, 3, 3, seed=2), image(1, 8, 1, 1).flatten()
+    for k, each in enumerate(tensors):
+        each.requires_grad_(k not in frozen)
+    wanted = [each for each in tensors if each.requires_grad]
+    how = How((1, 1), (1, 1), (1, 1), transposed)
+    kind = torch.nn.functional.conv_transpose2d if transposed else torch.nn.functional.conv2d
+    found = [torch.autograd.grad(made.sin().sum(), wanted) for made in (convolved(*tensors, how), kind(*tensors, 1, 1))]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_an_activation_may_overwrite_what_two_at_once_give() -> None:
     x_BCHW, weight = image(1, 8, 64, 64).requires_grad_(), image(8, 8, 3, 3, seed=2).requires_grad_()
     made = convolved(x_BCHW, weight, None, How((1, 1), (1, 1), (1, 1))).relu_()

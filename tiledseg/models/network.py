@@ -157,9 +157,8 @@ class GraphNetwork(nn.Module):
             made: torch.Tensor = modules[k].on_tile(places[k], *inputs) if k in places else modules[k](*inputs)
             return made
 
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            way = self.by_policy(self.graph, compute)
-        else:
+        way = self.by_policy(self.graph, compute)
+        if way is compute and not torch.compiler.is_compiling():
             way = Activated(self.graph, compute, modules, stop)
         run_nodes(self.graph, way, tensors, first, stop)
 

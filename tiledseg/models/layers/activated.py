@@ -1,4 +1,4 @@
-"""Where nobody takes gradients a convolution applies the activation after it: one pass over memory in place of two.
+"""A convolution applies the activation after it: one pass over memory in place of two.
 
 Between the two stands nothing that changes a value (no norm, no dropout), and nobody else takes the convolution's
 output: the activation may write over it (`geometry.graph.Graph.overwrites`), so what is never in memory nobody misses.
@@ -14,6 +14,7 @@ from torch import nn
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.layers.convolution import SteadyConvolution
+from tiledseg.models.layers.on_cpu.one_dnn import sloped
 
 Compute = Callable[[int, list[torch.Tensor]], torch.Tensor]
 
@@ -39,7 +40,7 @@ class Activated:
 
     def __call__(self, k: int, inputs: list[torch.Tensor]) -> torch.Tensor:
         if k in self._done:
-            return inputs[0]
+            return sloped(inputs[0], self._modules[k].negative_slope)
         activation, module = self._pairs.get(k), self._modules[k]
         if activation is None or not module.activates(inputs[0]):
             return self._compute(k, inputs)

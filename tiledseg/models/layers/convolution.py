@@ -17,6 +17,7 @@ from torch.nn import functional
 from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
+from tiledseg.models.layers.on_cpu.followed import is_followed
 from tiledseg.models.layers.on_cpu.one_dnn import How, activated, convolved
 from tiledseg.models.normalise import Ranks
 
@@ -130,6 +131,8 @@ class SteadyConvolution(ChosenConvolution):
 
     def activates(self, x_BCHW: torch.Tensor) -> bool:
         """Whether `activated` can be asked for, of this input."""
+        if torch.is_grad_enabled() and is_followed():
+            return False
         return not isinstance(self.padding, str) and self.groups == 1 and _has_steady_kernel(x_BCHW, self.weight)
 
     def activated(self, x_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:

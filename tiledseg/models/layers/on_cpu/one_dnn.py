@@ -46,24 +46,41 @@ class How(NamedTuple):
 
 def convolved(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
     """As `functional.conv2d` or `conv_transpose2d`, of float32 on a CPU, in one group."""
-    if not (torch.is_grad_enabled() and weight.requires_grad):
+    if not _wants_gradients(x_BCHW, weight, bias):
         return _forward(x_BCHW, weight, bias, how)
-    made: torch.Tensor = _Convolved.apply(x_BCHW, weight, bias, how)
+    made: torch.Tensor = _Convolved.apply(x_BCHW, weight, bias, how, None)
     return made
 
 
-def _forward(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
+def _wants_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Of a frozen weight too, where its input or bias has some."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def _forward(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How, negative_slope: float | None = None
+) -> torch.Tensor:
     if how.transposed:
         return functional.conv_transpose2d(x_BCHW, weight, bias, how.stride, how.padding, dilation=how.dilation)
-    return _computed(x_BCHW, weight, bias, how, None)
+    return _computed(x_BCHW, weight, bias, how, negative_slope)
 
 
 def activated(
     x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How, negative_slope: float
 ) -> torch.Tensor:
     """What leaky ReLU makes of the output, to the last bit, in one pass over memory: oneDNN multiplies what is below 0
-    before it writes it. Not transposed, not differentiable."""
-    return _computed(x_BCHW, weight, bias, how, negative_slope)
+    before it writes it. Not transposed. Where gradients are taken, `sloped` has to follow, which has the activation's
+    part of them."""
+    if not _wants_gradients(x_BCHW, weight, bias):
+        return _computed(x_BCHW, weight, bias, how, negative_slope)
+    made: torch.Tensor = _Convolved.apply(x_BCHW, weight, bias, how, negative_slope)
+    return made
+
+
+def sloped(y_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:
+    """What `activated` has given, as it is. It keeps it, as an activation that writes over its input does."""
+    made: torch.Tensor = _Sloped.apply(y_BCHW, negative_slope) if y_BCHW.requires_grad else y_BCHW
+    return made
 
 
 def _computed(
@@ -84,7 +101,12 @@ def _computed(
 class _Convolved(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
+        ctx: Any,
+        x_BCHW: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        how: How,
+        negative_slope: float | None,
     ) -> torch.Tensor:
         ctx.how, hooks = how, hooks_around()
         if hooks is not None and isinstance(hooks.pack, Looking):
@@ -92,17 +114,32 @@ class _Convolved(torch.autograd.Function):
             hooks.pack(weight)
         else:
             ctx.save_for_backward(x_BCHW, weight)
-        return _forward(x_BCHW, weight, bias, how)
+        return _forward(x_BCHW, weight, bias, how, negative_slope)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_BCHW, weight = ctx.saved_tensors
         g_BCHW = g_BCHW.contiguous(memory_format=torch.channels_last)
-        wants_input, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         dx_BCHW = _of_input(g_BCHW, x_BCHW, weight, ctx.how) if wants_input else None
         dweight = _of_weight(g_BCHW, x_BCHW, weight, ctx.how) if wants_weight else None
-        return dx_BCHW, dweight, g_BCHW.sum((0, 2, 3)) if wants_bias else None, None
+        return dx_BCHW, dweight, g_BCHW.sum((0, 2, 3)) if wants_bias else None, None, None
+
+
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_BCHW: torch.Tensor, negative_slope: float) -> torch.Tensor:
+        ctx.negative_slope = negative_slope
+        ctx.mark_dirty(y_BCHW)
+        ctx.save_for_backward(y_BCHW)
+        return y_BCHW
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (y_BCHW,) = ctx.saved_tensors
+        return torch.ops.aten.leaky_relu_backward(g_BCHW, y_BCHW, ctx.negative_slope, True), None
 
 
 def _of_input(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How) -> torch.Tensor:
