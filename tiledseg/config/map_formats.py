@@ -29,36 +29,40 @@ class BlockBytes(NamedTuple):
     overviews: int
 
 
-def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
-    """`pixel`: bytes of one, with all bands. An overview has half the rows and columns of the one before, and a last
-    one fits a block."""
-    plain, overviews = _blocks(height) * _blocks(width), 0
+def overview_shapes(height: int, width: int) -> list[tuple[int, int]]:
+    """Of a raster: each has half the rows and columns of the one before, and the last one fits a block."""
+    found = []
     while max(height, width) > BLOCK:
         height, width = -(-height // 2), -(-width // 2)
-        overviews += _blocks(height) * _blocks(width)
-    return BlockBytes(plain * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
+        found.append((height, width))
+    return found
 
 
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK)
+def block_bytes(height: int, width: int, pixel: int) -> BlockBytes:
+    """`pixel`: bytes of one, with all bands."""
+    overviews = sum(_blocks(*shape) for shape in overview_shapes(height, width))
+    return BlockBytes(_blocks(height, width) * BLOCK * BLOCK * pixel, overviews * BLOCK * BLOCK * pixel)
+
+
+def _blocks(height: int, width: int) -> int:
+    return -(-height // BLOCK) * -(-width // BLOCK)
 
 
 @dataclass(frozen=True)
 class Packing:
     """How a raster is kept. `compress` auto: deflate, which every program reads. `average`: of shares, whose overviews
-    hold means of pixels; others hold what most pixels have. `fast`: bytes are compressed as they are, and those of
-    overviews not at all."""
+    hold means of pixels; others hold what most pixels have. `floats`: of float32."""
 
     format: str = "cog"
     compress: str = AUTO
     average: bool = False
-    fast: bool = False
+    floats: bool = False
 
     def of_shares(self, dtype: str) -> Packing:
-        """That of class probabilities beside a map. auto: zstd of float32, without a predictor: it is the fastest, and
-        their last bits are noise, whatever is predicted."""
-        fast = self.compress == AUTO and dtype == "float32"
-        return replace(self, average=True, fast=fast, compress="zstd" if fast else self.compress)
+        """That of class probabilities beside a map. auto: float32 as it is, since its last bits are noise."""
+        floats = dtype == "float32"
+        plain = floats and self.compress == AUTO
+        return replace(self, average=True, floats=floats, compress="none" if plain else self.compress)
 
     @property
     def codec(self) -> str:
@@ -66,15 +70,20 @@ class Packing:
         return "deflate" if self.compress == AUTO else self.compress
 
     @property
+    def in_place(self) -> bool:
+        """Whether the plain file has room for overviews, which are computed of its pixels (`raster.maps.overviews`)."""
+        return self.floats and (self.format, self.codec) == ("cog", "none")
+
+    @property
     def second_file(self) -> bool:
         """Whether the plain file, whose pixels any rank can put in place, is packed into another one."""
-        return (self.format, self.codec) != ("gtiff", "none")
+        return not self.in_place and (self.format, self.codec) != ("gtiff", "none")
 
     def bytes(self, blocks: BlockBytes) -> int:
         """Of the disk, at worst, until the plain file is let go: both files, and the one in which GDAL makes overviews,
         which is not compressed."""
         if not self.second_file:
-            return blocks.plain
+            return blocks.plain + self._overviews(blocks)
         return math.ceil(blocks.plain + self._worst(blocks) + self._overviews(blocks))
 
     def is_big(self, blocks: BlockBytes) -> bool:

@@ -98,11 +98,9 @@ def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
         found |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": "average" if packing.average else "mode"}
     else:
         found |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
-    if cog and packing.fast:
-        found["overview_compress"] = "none"
     if packing.average and packing.codec in _LEVEL_NAMES:
         found["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
-    if dtype.kind == "f" and packing.codec != "none" and not packing.fast:
+    if dtype.kind == "f" and packing.codec != "none":
         found["predictor"] = "floating_point" if cog else "3"
     return found
 

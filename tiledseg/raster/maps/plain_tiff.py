@@ -10,7 +10,7 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 
-from tiledseg.config.map_formats import BLOCK, PLAIN, BlockBytes, block_bytes
+from tiledseg.config.map_formats import BLOCK, BlockBytes, block_bytes
 from tiledseg.errors import OutputError
 from tiledseg.raster.georeferencing import placement
 from tiledseg.raster.info import RasterInfo
@@ -23,7 +23,7 @@ def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
     return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
 
 
-def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
+def _profile(info: RasterInfo, bands: int, dtype: str, big: bool) -> dict[str, Any]:
     return {
         "driver": "GTiff",
         "height": info.height,
@@ -37,15 +37,21 @@ def _profile(info: RasterInfo, bands: int, dtype: str) -> dict[str, Any]:
         "interleave": "band",
         "compress": "none",
         "endianness": "little",
-        "bigtiff": "yes" if PLAIN.is_big(bytes_of(info, bands, dtype)) else "no",
+        "bigtiff": "yes" if big else "no",
     }
 
 
 def create(
-    path: Path, info: RasterInfo, bands: int, dtype: str, legend: Sequence[ClassRecord], descriptions: Sequence[str]
+    path: Path,
+    info: RasterInfo,
+    bands: int,
+    dtype: str,
+    legend: Sequence[ClassRecord],
+    descriptions: Sequence[str],
+    big: bool,
 ) -> None:
-    """Make the file, with the grid (size, CRS, transform) of `info`: its blocks are holes."""
-    with rasterio.open(path, "w", **_profile(info, bands, dtype)) as dataset:
+    """Make the file, a BigTIFF or not, with the grid (size, CRS, transform) of `info`: its blocks are holes."""
+    with rasterio.open(path, "w", **_profile(info, bands, dtype, big)) as dataset:
         if legend:
             dataset.write_colormap(1, colormap(legend))
             dataset.update_tags(1, **tags(legend))
@@ -64,9 +70,11 @@ def add_meaning(path: Path, nodata: float | None, scale: float | None) -> None:
             dataset.scales, dataset.offsets = [scale] * dataset.count, [0.0] * dataset.count
 
 
-def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
-    """Offsets as the file states them; OutputError unless blocks are whole, distinct and inside the file."""
-    with rasterio.open(path, driver="GTiff") as dataset:
+def block_offsets(path: Path, bands: int, overview: int | None = None) -> NDArray[np.int64]:
+    """Offsets as the file states them, of its pixels or of an overview, by its number from 0; OutputError unless blocks
+    are whole, distinct and inside the file."""
+    level = {} if overview is None else {"overview_level": overview}
+    with rasterio.open(path, driver="GTiff", **level) as dataset:
         shape = bands, _blocks(dataset.height), _blocks(dataset.width)
         expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
         offsets = np.zeros(shape, np.int64)

@@ -35,6 +35,8 @@ from tiledseg.raster.georeferencing import lost
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.maps.legend import add_names, style_path, write_style
+from tiledseg.raster.maps.overview_room import make_room
+from tiledseg.raster.maps.overviews import write_overviews
 from tiledseg.raster.maps.packing import pack, packed_name, packing_names, remove_packed
 from tiledseg.raster.maps.plain_tiff import add_meaning, block_offsets, bytes_of, create
 from tiledseg.system.claim import check_unclaimed, taken
@@ -103,8 +105,11 @@ def lay_out(
         remove_packed(part)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
-            create(part, info, bands, dtype, legend, descriptions)
+            big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
+            create(part, info, bands, dtype, legend, descriptions, big)
             add_meaning(part, nodata, scale)
+            if packing.in_place:
+                make_room(part, info.height, info.width)
             offsets = block_offsets(part, bands)
             notes = _lost(part, info)
         inode = part.stat().st_ino
@@ -234,6 +239,8 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
         _check_ours(layout)
         if layout.packing.second_file:
             pack(layout.temporary, layout.packing, layout.path, threads, beat)
+        if layout.packing.in_place:
+            write_overviews(layout.temporary, layout.bands, (layout.height, layout.width), threads, beat)
         if layout.legend:
             add_names(_own_sidecar(layout.whole), layout.legend)
 
