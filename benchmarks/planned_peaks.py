@@ -73,8 +73,13 @@ def peak_by_allocator(network: Network, policy: MemoryPolicy) -> int:
     module = in_channels_last(module_by(network, policy))
     x_BCHW = torch.randn(1, network.bands, *LARGE).contiguous(memory_format=torch.channels_last)
     step(module, x_BCHW)  # what kernels make once
+    return allocator_peak(lambda: step(module, x_BCHW.clone()))
+
+
+def allocator_peak(run: Callable[[], object]) -> int:
+    """Most bytes that PyTorch's allocator has given at once while something runs, above those before."""
     with profile(profile_memory=True, use_kineto=True) as seen:
-        step(module, x_BCHW.clone())
+        run()
     events = [event for event in seen.kineto_results.events() if event.name() == "[memory]"]
     return max(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 

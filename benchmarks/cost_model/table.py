@@ -13,6 +13,8 @@ from typing import Any
 
 from benchmarks.cost_model.cases import cases
 from benchmarks.spread import markdown
+from tiledseg.geometry.tiling import Tiling
+from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -114,14 +116,35 @@ def report(rows: Sequence[Row]) -> str:
     )
 
 
+KERNEL_BYTES = 69 * 1024
+"""That oneDNN's code for one shape of one convolution takes, in one direction: measured of U-Nets of 3 and 4 levels, by
+what a process holds more after a step on a context of another size (`python -m benchmarks.cost_model.kernels`)."""
+
+DIRECTIONS = 3  # forward, and backward to inputs and to weights
+
+
+def kernel_bytes(question: RunQuestion, tilings: Sequence[Tiling]) -> int:
+    """Of the kernels of a run on one rank, for each size of context; float64 goes without oneDNN."""
+    if question.precision == "fp64":
+        return 0
+    convolutions = sum(layer.speed in CONVOLUTIONS for layer in question.graph.layers)
+    sizes = {tile.context.shape for tiling in tilings for tile in tiling.tiles}
+    return KERNEL_BYTES * DIRECTIONS * convolutions * len(sizes)
+
+
 def memory_report(path: Path, base: int) -> str:
-    """Planned bytes against those allocated, and with the `base` of the runtime against those that were resident."""
+    """Planned bytes against those allocated, and with the `base` of the runtime and the code of kernels against those
+    that were resident."""
     rows = []
     for line in map(json.loads, path.read_text().splitlines()):
         question: RunQuestion = pickle.loads(base64.b64decode(line["question"]))
-        planned = plan_run(question).memory
-        rows.append((line["case"], planned, line["allocated"], line["resident"]))
-    errors = [[planned / allocated - 1, (planned + base) / there - 1] for _, planned, allocated, there in rows]
+        plan = plan_run(question)
+        rows.append(
+            (line["case"], plan.memory, line["allocated"], kernel_bytes(question, plan.tilings), line["resident"])
+        )
+    errors = [
+        [planned / allocated - 1, (planned + base + code) / there - 1] for _, planned, allocated, code, there in rows
+    ]
     figures = [
         (name, f"{statistics.median(map(abs, each)):.1%}", f"{max(map(abs, each)):.1%}")
         for name, each in zip(("allocated", "resident"), zip(*errors, strict=True), strict=True)
@@ -129,10 +152,10 @@ def memory_report(path: Path, base: int) -> str:
     lines = [
         (
             case,
-            *(f"{size / 2**20:.1f}" for size in (planned, allocated, planned + base, there)),
+            *(f"{size / 2**20:.1f}" for size in (planned, allocated, code, planned + base + code, there)),
             *(f"{e:+.1%}" for e in error),
         )
-        for (case, planned, allocated, there), error in zip(rows, errors, strict=True)
+        for (case, planned, allocated, code, there), error in zip(rows, errors, strict=True)
     ]
-    head = ("run", "planned, MiB", "allocated", "planned + base", "resident", "error", "error")
+    head = ("run", "planned, MiB", "allocated", "kernels", "planned + base + kernels", "resident", "error", "error")
     return markdown(("memory", "median error", "worst"), figures) + "\n\n" + markdown(head, lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from tiledseg.geometry.interval import Interval
-from tiledseg.geometry.layers.layer import Layer
+from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.records import dataclass
 
 
@@ -49,6 +51,10 @@ class _Weighted(Layer):
     @property
     def is_cheap(self) -> bool:
         return False
+
+    def unfolded(self, work: int, shape: Shape) -> int:
+        """Each window's values, of one group at a time."""
+        return work // shape[0]
 
     def input_width(self, at_hand: int, width: int) -> int:
         return width
@@ -183,6 +189,10 @@ class TransposedConvolution(_Weighted):
     @property
     def speed(self) -> str:
         return "transposed"
+
+    def unfolded(self, work: int, shape: Shape) -> int:
+        """What each input becomes, before what falls on one place is added up."""
+        return math.prod(shape) * self.kernel * (self.across or self.kernel) // (self.step**2 * self.groups)
 
     def _weights(self, channels: int) -> int:
         return self.out_channels * (channels // self.groups or 1) * self.kernel * (self.across or self.kernel)

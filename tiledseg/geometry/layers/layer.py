@@ -217,6 +217,11 @@ class Layer:
         """What the backward pass allocates besides, and lets go again; `inputs`: bytes of each."""
         return 0
 
+    def unfolded(self, work: int, shape: Shape) -> int:
+        """Values that a kernel lays out once more for the moment where it multiplies matrices in place of windows, of a
+        `work` of so many multiply-adds to an output of `shape`."""
+        return 0
+
     @property
     def is_flat(self) -> bool:
         """Whether all pixels of its output are one in memory."""

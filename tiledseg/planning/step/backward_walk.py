@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.planning.step.cost import LayerCost, loss_bytes, loss_peak
+from tiledseg.planning.step.unfolding import unfolded_bytes
 from tiledseg.records import dataclass
 from tiledseg.units.widths import wide_bytes
 
@@ -156,10 +157,11 @@ class BackwardWalk:
         self.after = max(self.after, self._lying + more)
 
     def _transient(self, k: int) -> int:
-        cost, measured = self.costs[k], self.graph.nodes[k].measured
+        cost, layer, measured = self.costs[k], self.graph.layers[k], self.graph.nodes[k].measured
+        unfolded = unfolded_bytes(layer, cost, self.bytes_per_value) if self.graph.wants_gradient[k + 1] else 0
         if measured is not None:
-            return measured.bytes_of(measured.transient, cost.shape, self.bytes_per_value)
-        return self.graph.layers[k].transient_bytes(cost.input_bytes, cost.shape)
+            return measured.bytes_of(measured.transient, cost.shape, self.bytes_per_value) + unfolded
+        return layer.transient_bytes(cost.input_bytes, cost.shape) + unfolded
 
     def _straightened(self, k: int) -> int:
         """The copy of an output's gradient that does not lie channels last, where a node computes from such."""

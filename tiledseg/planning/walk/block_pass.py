@@ -14,6 +14,7 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.planning.step.backward_walk import gradients_by_node
 from tiledseg.planning.step.cost import Tensor, loss_bytes
 from tiledseg.planning.step.rank_steps import RankSteps
+from tiledseg.planning.step.unfolding import unfolded_bytes
 from tiledseg.planning.walk.asked import Computed, Taken
 from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.layer_memory import Ran, RankWalk, rank_walk
@@ -53,16 +54,16 @@ def _block_pass(walk: RankWalk, speed: Speed) -> Pass:
         known.setdefault(id(ran.made), place[k + 1])
         sizes[place[k + 1]] = ran.made.bytes  # the last of those that write over it
         seconds = sum(map(speed.seconds, walk.costs[ran.first : ran.moment + 1]))
-        computed[k] = _computed(ran, taken, seconds)
+        unfolded = unfolded_bytes(graph.layers[k], walk.costs[ran.moment], walk.value_bytes)
+        computed[k] = _computed(ran, taken, seconds, unfolded)
     gradients = tuple(gradients_by_node(steps, walk.costs, walk.value_bytes))
     loss = loss_bytes([walk.costs[tensor - 1] for tensor in steps.results], walk.value_bytes)
     return Pass(graph, computed, tuple(sizes), gradients, loss, walk.value_bytes)
 
 
-def _computed(ran: Ran, taken: tuple[Taken, ...], seconds: float) -> Computed:
-    return Computed(
-        ran.moment, taken, ran.shape, ran.made.bytes, seconds, ran.fresh, ran.noted, over_ranks=ran.over_ranks
-    )
+def _computed(ran: Ran, taken: tuple[Taken, ...], seconds: float, unfolded: int) -> Computed:
+    fresh = ran.fresh + unfolded
+    return Computed(ran.moment, taken, ran.shape, ran.made.bytes, seconds, fresh, ran.noted, over_ranks=ran.over_ranks)
 
 
 def _taken(tensor: Tensor, known: dict[int, int]) -> Taken:

@@ -18,6 +18,7 @@ from tiledseg.geometry.memory_words import KEEP, REBUILD, MemoryPolicy
 from tiledseg.planning.cost_model.machine import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.step.backward_walk import Gradients, gradients_by_node
 from tiledseg.planning.step.cost import LayerCost, loss_bytes
+from tiledseg.planning.step.unfolding import unfolded_bytes
 from tiledseg.planning.walk.asked import Asked, Computed, Taken, asked_of
 from tiledseg.planning.walk.items import Item, Walk
 
@@ -157,6 +158,7 @@ def network_walk(
             costs[k].shape,
             costs[k].output_bytes,
             speed.seconds(costs[k]),
+            unfolded_bytes(graph.layers[k], costs[k], bytes_per_value),
         )
         for k in range(first, stop)
     }
