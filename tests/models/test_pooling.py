@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tiledseg.models.layers import pooling
 from tiledseg.models.layers.pooling import MaxPool, max_pool
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -29,36 +26,6 @@ def test_it_is_torch_s(options: tuple[int, ...], layout: torch.memory_format, dt
         assert source.grad is not None
         found.append((made.detach(), source.grad))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 2])
-def test_gradients_by_bands_of_rows_are_torch_s(
-    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of equal values, infinite ones and none, of odd sizes, of views, and of a gradient that lies otherwise."""
-    monkeypatch.setattr(pooling, "_BAND", 40)
-    bands = []
-    plain = pooling._by_bands
-    monkeypatch.setattr(pooling, "_by_bands", lambda *given: (bands.append(1), plain(*given))[1])
-    draw, before = torch.Generator().manual_seed(0), torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        for images, height, width, kernel in itertools.product((1, 3), (4, 13, 30), (10, 11), (2, 3, (1, 2))):
-            whole = torch.randint(-3, 3, (images, height, width, 5), generator=draw).to(dtype)
-            whole[:, 2, 2:6] = torch.tensor([float("nan"), float("inf"), float("-inf"), float("-inf")])[:, None]
-            whole[:, 0:2, 0:2] = float("-inf")
-            for x_BCHW in (whole.permute(0, 3, 1, 2), whole[:, 1:].permute(0, 3, 1, 2), whole.permute(0, 3, 2, 1)):
-                found = []
-                for kind in (nn.MaxPool2d, MaxPool):
-                    source = x_BCHW.detach().requires_grad_()
-                    made = kind(kernel)(source)
-                    g_BCHW = torch.arange(made.numel()).reshape(made.shape).to(dtype)
-                    found.append(torch.autograd.grad(made, source, g_BCHW)[0])
-                assert torch.equal(*found)
-    finally:
-        torch.set_num_threads(before)
-    assert len(bands) > 20
 
 
 def test_it_keeps_its_input_only() -> None:

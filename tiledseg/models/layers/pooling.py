@@ -8,15 +8,12 @@ torch's kernel finds indices with every maximum. Maxima alone, of pairs of rows 
 place of 22 (2048 x 2048 x 8), 0.9 of 3.0 (608 x 608 x 12) and 1.9 of 2.8 (512 x 512 x 32); one core.
 
 Finding them again took 10 ms of 512 x 512 x 32, beside 286 of a convolution's two passes, and 1 of 170 of 128 x 128 x
-128 (one core). Indices of a byte each took 113 and 23 more than torch's, comparisons with the maximum 75 and 20. On a
-CPU they are found and used in bands of rows, by all cores: torch's kernel takes one core for one image, and the indices
-of a band stay in its cache.
+128 (one core). Indices of a byte each took 113 and 23 more than torch's, comparisons with the maximum 75 and 20.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +23,10 @@ from torch.nn import functional
 from tiledseg.geometry.layers import resampling as geometry
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
-from tiledseg.models.layers.on_cpu.beside import can_share, side_by_side
-from tiledseg.models.layers.on_cpu.followed import is_followed
 from tiledseg.models.normalise import Ranks
 
 Pair = tuple[int, int]
 Sizes = tuple[Pair, Pair, Pair, Pair]  # kernel, stride, padding, dilation
-_BAND = 1 << 17  # maxima, about, whose indices are at hand at once
 
 
 class MaxPool(nn.MaxPool2d):
@@ -86,46 +80,9 @@ class _MaxPooled(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x_BCHW,) = ctx.saved_tensors
-        if g_BCHW.numel() > _BAND and _has_bands(x_BCHW, ctx.sizes):
-            return _by_bands(x_BCHW, g_BCHW, ctx.sizes), None
+        indices_BCHW = torch.ops.aten.max_pool2d_with_indices(x_BCHW, *ctx.sizes)[1]
         aten = torch.ops.aten.max_pool2d_with_indices_backward
-        return aten(g_BCHW, x_BCHW, *ctx.sizes, False, _indices(x_BCHW, ctx.sizes)), None
-
-
-def _indices(x_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.aten.max_pool2d_with_indices(x_BCHW, *sizes)[1]
-    return found
-
-
-def _has_bands(x_BCHW: torch.Tensor, sizes: Sizes) -> bool:
-    """Whether windows touch, and rows of pixels lie one after the other where a CPU has them."""
-    if x_BCHW.device.type != "cpu" or is_followed() or sizes[0] != sizes[1] or sizes[2:] != ((0, 0), (1, 1)):
-        return False
-    return x_BCHW.is_contiguous(memory_format=torch.channels_last)
-
-
-def _by_bands(x_BCHW: torch.Tensor, g_BCHW: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    """The input's gradient, each band of rows of an image by itself, where it lies."""
-    dx_BCHW, step = torch.empty_like(x_BCHW), sizes[1][0]
-    x_BHWC, g_BHWC, dx_BHWC = (each_BCHW.permute(0, 2, 3, 1) for each_BCHW in (x_BCHW, g_BCHW, dx_BCHW))
-    height, rows = g_BHWC.shape[1], max(1, _BAND // g_BHWC[0, 0].numel())
-
-    def of(image: int, begin: int) -> torch.Tensor:
-        stop = min(begin + rows, height)
-        read = slice(begin * step, stop * step if stop < height else None)  # the last has what no window reads, too
-        parts = x_BHWC[image, read], g_BHWC[image, begin:stop], dx_BHWC[image, read]
-        own_BCHW, g_own_BCHW, dx_own_BCHW = (part_HWC[None].permute(0, 3, 1, 2) for part_HWC in parts)
-        to = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
-        made: torch.Tensor = to(g_own_BCHW, own_BCHW, *sizes, False, _indices(own_BCHW, sizes), grad_input=dx_own_BCHW)
-        return made
-
-    pieces = [partial(of, image, begin) for image in range(len(x_BHWC)) for begin in range(0, height, rows)]
-    if can_share():
-        side_by_side(pieces)
-    else:
-        for piece in pieces:
-            piece()
-    return dx_BCHW
+        return aten(g_BCHW, x_BCHW, *ctx.sizes, False, indices_BCHW), None
 
 
 class MaxIndices(BlockModule):

@@ -7,8 +7,7 @@ Counted from what layers say of themselves. What autograd keeps for the backward
 - max pooling: its input;
 - norm: its input and a few statistics: pixel norm two a pixel, others some a channel or group;
 - dropout: one value a channel; concatenation and upsampling: nothing, their outputs are kept by the layer after;
-- the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel; on a CPU less
-  where it is taken in bands of rows: its gradient.
+- the loss: the log-probabilities (4 bytes or more each) and an 8-byte label for each output pixel.
 
 A tensor that several layers keep counts once, and nothing is kept for a tensor whose gradient nobody
 wants. With 2-byte values (bf16 autocast) group and pixel norm compute in 4 bytes, so their 4-byte input and output

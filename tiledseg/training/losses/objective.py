@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from tiledseg.records import dataclass
-from tiledseg.training.losses.in_bands import summed
 from tiledseg.training.losses.pixel_losses import cross_entropies, focal_losses, weights_of
 
 Sums = tuple[torch.Tensor, ...]
@@ -112,18 +110,7 @@ def pixel_sums(
     `logits_BKHW` float; `target_BHW` integer classes, `ignore_index` where a pixel counts nowhere. The sum is taken in
     float64 so that the loss line does not depend on how the raster was cut.
     """
-    loss = partial(_of_terms, ignore_index=ignore_index, weights=weights, terms=terms or PixelTerms())
-    return summed(loss, logits_BKHW, target_BHW), weights_of(target_BHW, ignore_index, weights)
-
-
-def _of_terms(
-    logits_BKHW: torch.Tensor,
-    target_BHW: torch.Tensor,
-    ignore_index: int,
-    weights: tuple[float, ...],
-    terms: PixelTerms,
-) -> torch.Tensor:
-    found = []
+    found, terms = [], terms or PixelTerms()
     if terms.cross_entropy:
         losses_P = cross_entropies(logits_BKHW, target_BHW, ignore_index, weights, terms.smoothing)
         found.append((terms.cross_entropy, losses_P))
@@ -131,9 +118,9 @@ def _of_terms(
         found.append((terms.focal, focal_losses(logits_BKHW, target_BHW, ignore_index, weights, terms.gamma)))
     total = logits_BKHW.new_zeros((), dtype=torch.float64)
     for factor, losses_P in found:
-        summed_up = losses_P.sum(dtype=torch.float64)
-        total = total + (summed_up if factor == 1 else factor * summed_up)
-    return total
+        summed = losses_P.sum(dtype=torch.float64)
+        total = total + (summed if factor == 1 else factor * summed)
+    return total, weights_of(target_BHW, ignore_index, weights)
 
 
 def cross_entropy_sums(logits_BKHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: int) -> Sums:
