@@ -147,7 +147,6 @@ def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counts.append(float(count))
         means.append(mean)
         variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / count)
-        del rows_BCHW  # before the next ones are made
     return merge(
         torch.tensor(counts, dtype=torch.float64)[:, None, None],
         torch.stack(means)[..., 0, 0],
@@ -306,7 +305,6 @@ def _gradient_sums(
         sums = g_rows.sum((2, 3))
         shifts += sums
         scales += g_rows.mul_(x_rows).sum((2, 3)) - mean_BC * sums
-        del g_rows, x_rows  # before the next ones are made
     return shifts, scales
 
 
@@ -360,9 +358,13 @@ def at_least_single(x: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
-    """Copies in float64 of a few rows of each tensor at a time."""
+    """Copies in float64 of a few rows of each tensor at a time, which the next ones overwrite: hundreds of blocks, with
+    small results between them, would tear the heap apart."""
+    copies: list[torch.Tensor] = []
     for parts in _rows(*tensors_BCHW):
-        yield [part.to(torch.float64, copy=True) for part in parts]
+        if not copies or copies[0].shape != parts[0].shape:
+            copies = [torch.empty_like(part, dtype=torch.float64) for part in parts]
+        yield [copy.copy_(part) for copy, part in zip(copies, parts, strict=True)]
 
 
 def _rows(*tensors_BCHW: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
