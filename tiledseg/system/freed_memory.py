@@ -17,6 +17,7 @@ SWITCH = "TILEDSEG_KEEP_FREED_MEMORY"
 _MMAP_MAX, _NO_BLOCK = -4, 0
 _TRIM_THRESHOLD, _NEVER = -1, -1
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 20
+_HEAPS, _ONE = -8, 1
 _MAPPINGS, _TRIMMED = 65536, 128 << 10  # what glibc starts with
 
 # What a user says of the same matter, by glibc's two ways.
@@ -44,6 +45,7 @@ def keep_no_more(environ: Mapping[str, str]) -> None:
         library.mallopt(_MMAP_MAX, _MAPPINGS)
         library.mallopt(_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_TRIM_THRESHOLD, _TRIMMED)
+        library.mallopt(_HEAPS, _ONE)  # for all threads: each keeps what lies free in its own
         give_back_freed()
 
 
