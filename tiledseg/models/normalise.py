@@ -147,6 +147,7 @@ def block_moments(x_BCHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counts.append(float(count))
         means.append(mean)
         variances.append(rows_BCHW.sub_(mean).square_().sum((2, 3)) / count)
+        del rows_BCHW  # before others are made
     return merge(
         torch.tensor(counts, dtype=torch.float64)[:, None, None],
         torch.stack(means)[..., 0, 0],
@@ -305,6 +306,7 @@ def _gradient_sums(
         sums = g_rows.sum((2, 3))
         shifts += sums
         scales += g_rows.mul_(x_rows).sum((2, 3)) - mean_BC * sums
+        del g_rows, x_rows  # before others are made
     return shifts, scales
 
 
@@ -363,6 +365,7 @@ def _pieces(*tensors_BCHW: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
     copies: list[torch.Tensor] = []
     for parts in _rows(*tensors_BCHW):
         if not copies or copies[0].shape != parts[0].shape:
+            copies.clear()
             copies = [torch.empty_like(part, dtype=torch.float64) for part in parts]
         yield [copy.copy_(part) for copy, part in zip(copies, parts, strict=True)]
 
