@@ -9,7 +9,6 @@ alone`: the same without knowing the network, so that nothing is computed twice.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -23,9 +22,8 @@ from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
 from tiledseg.foreign.large_model_support import large_model_support
-from tiledseg.memory.host.host_mover import HostMover
-from tiledseg.memory.host.lanes import GpuLanes
-from tiledseg.memory.mover import Mover
+from tiledseg.memory.mover import HOST
+from tiledseg.memory.movers import mover_to
 from tiledseg.memory.offload import Offload
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.memory.choice import StepChoices, step_choices
@@ -72,7 +70,7 @@ def main() -> int:
     small = part.small or part.device.type == "cpu"
     levels, channels, side, repeats = (3, 4, 64, 1) if small else (5, 64, 1440, 5)
     unet = UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm="batch")
-    store = None if part.device.type == "cpu" else measured_store("host", 1, None, "bf16", part.device)
+    store = None if part.device.type == "cpu" else measured_store(HOST, 1, None, "bf16", part.device)
     part.measure("the way to the host", "bytes a second", partial(rates, store))
     choices = step_choices(unet.graph(), BANDS, (side, side), ACTIVATION_BYTES["bf16"], store)
     ways = {
@@ -105,17 +103,15 @@ def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole:
     if found is None:
         raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least() / 1e9:.3g} GB is the least")
     kept, away = network.memory, offload_by(found)
-    moving = None if away is None else Offload(_mover(loop.device), away.staying, 1, all_kept=False)
+    moving = (
+        None if away is None else Offload(mover_to("host", loop.device, MOST_ON_HOST), away.staying, 1, all_kept=False)
+    )
     network.follow(found.policy, hooks_of(moving))
     try:
         with moving or nullcontext():
             return _beside(loop.measure(repeats), whole) | {"planned_extra": found.extra, "away": len(found.away)}
     finally:
         network.follow(kept)
-
-
-def _mover(device: torch.device) -> Callable[[], Mover]:
-    return lambda: HostMover(GpuLanes(device), MOST_ON_HOST)
 
 
 def by_support(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:

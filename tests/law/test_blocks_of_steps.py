@@ -29,7 +29,7 @@ from tiledseg.execution.agreement import agree_on_buffers, check_agreement
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.geometry.tiling import Tiling, make_tiling
-from tiledseg.memory.disk.shelf import HOST
+from tiledseg.memory.mover import HOST
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.run.parallelism import parallelism

@@ -23,7 +23,7 @@ from tiledseg.execution.agreement import agree_on_buffers
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.geometry.sharing.layer_windows import WHOLE
-from tiledseg.memory.disk.shelf import HOST
+from tiledseg.memory.mover import HOST
 from tiledseg.models.dropout import set_dropout_key
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.spread import Spread, choose_spread

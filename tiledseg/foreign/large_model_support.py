@@ -13,24 +13,20 @@ parts of it are computed once more in the backward pass before anything leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from tiledseg.errors import ConfigError
-from tiledseg.memory.disk.file_mover import FileMover
 from tiledseg.memory.disk.file_store import FileStore
-from tiledseg.memory.host.host_mover import HostMover
-from tiledseg.memory.host.lanes import GpuLanes
-from tiledseg.memory.mover import Mover, StayMover
+from tiledseg.memory.mover import HOST, StayMover
+from tiledseg.memory.movers import mover_to
 from tiledseg.memory.offload import Offload
 from tiledseg.memory.rerun.recomputing import Recomputing
 from tiledseg.system.console import say
 from tiledseg.units.byte_sizes import parse_bytes
 
-HOST = "host"
 _NO_LIMIT = 1 << 62
 
 
@@ -66,7 +62,8 @@ def large_model_support(
             "store is host, the memory beside a GPU's own; on a CPU that is the memory which is to be spared: give a "
             "folder on a local disk, or model, the network, to compute parts of it once more"
         )
-    mover = _mover(device, store, most)
+    _check_store(device, store, most)
+    mover = mover_to(store, device, most)
     return Offload(mover, room) if model is None else Recomputing(model, mover, room, room)
 
 
@@ -82,15 +79,15 @@ def _device(model: nn.Module | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if found == torch.device("cuda") else found
 
 
-def _mover(device: torch.device, store: str | Path, most: int) -> Callable[[], Mover]:
+def _check_store(device: torch.device, store: str | Path, most: int) -> None:
+    """A folder that cannot be is refused here."""
     if str(store) == HOST:
-        return lambda: HostMover(GpuLanes(device), most)
+        return
     if device.type != "cpu":
         raise ConfigError(f"store is {store}, but tensors of {device} go to no file; give host")
-    with FileStore(store, most) as tried:  # a folder that cannot be is refused here
+    with FileStore(store, most) as tried:
         if tried.note:
             say(f"warning: {tried.note}")
-    return lambda: FileMover(FileStore(store, most))
 
 
 def _size(name: str, given: str | int) -> int:

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+HOST = "host"
+"""The store that is the host's memory; any other is a folder."""
+
 
 class Copying(Protocol):
     """A copy that runs. Who waits for it is what computes: the host, or a device whose host goes on."""

@@ -5,7 +5,6 @@ A CPU's tensors go to a file on a local disk, a GPU's to the memory of its host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,14 +12,14 @@ import torch
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import ConfigError
 from tiledseg.execution.memory import host_memory
+from tiledseg.memory.mover import HOST
+from tiledseg.memory.movers import mover_to
 from tiledseg.models.rerun.homes import Hooks
 from tiledseg.planning.run.memory.offloading import OffloadPlan
 
 if TYPE_CHECKING:
-    from tiledseg.memory.mover import Mover
     from tiledseg.memory.offload import Offload
 
-HOST = "host"
 MIB = 2**20
 
 
@@ -58,25 +57,12 @@ def offload_to(store: str, plan: OffloadPlan | None, in_stages: bool, mesh: Mesh
     `end_step` tells the steps; else each forward pass after a backward pass begins one."""
     if plan is None:
         return None
+    from tiledseg.memory.disk.shelf import free_bytes
     from tiledseg.memory.offload import LEAST, Offload
 
+    limit = host_memory() // mesh.launch.local_size if store == HOST else free_bytes(store)  # ranks share their host's
     least = 1 if plan.chosen else LEAST
-    return Offload(_mover(store, mesh), plan.staying, least, in_stages, all_kept=not plan.chosen)
-
-
-def _mover(store: str, mesh: Mesh) -> Callable[[], Mover]:
-    """Ranks of a host share its memory."""
-    if store == HOST:
-        from tiledseg.memory.host.host_mover import HostMover
-        from tiledseg.memory.host.lanes import GpuLanes
-
-        return lambda: HostMover(GpuLanes(mesh.device), host_memory() // mesh.launch.local_size)
-
-    from tiledseg.memory.disk.file_mover import FileMover
-    from tiledseg.memory.disk.file_store import FileStore
-    from tiledseg.memory.disk.shelf import free_bytes
-
-    return lambda: FileMover(FileStore(store, free_bytes(store)))
+    return Offload(mover_to(store, mesh.device, limit), plan.staying, least, in_stages, all_kept=not plan.chosen)
 
 
 def hooks_of(moving: Offload | None) -> Hooks | None:

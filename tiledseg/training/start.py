@@ -115,10 +115,7 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         with told_what_fits(preparation.question, preparation.plan):
             code = trainer.run(end)
         if mesh.is_root and _holds_what_is_planned(preparation, mesh):
-            from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
-
-            told = pages_taken() - pages, first_touch(), time.perf_counter() - begun
-            _say(preparation, clearing_in_words(*told))
+            _say_what_clearing_took(preparation, pages_taken() - pages, time.perf_counter() - begun)
         return code
 
 
@@ -258,7 +255,10 @@ def _speed(preparation: Preparation) -> str:
     return f"{'measured' if store else 'assumed'} {speed_with(store).in_words}"
 
 
-def _say(preparation: Preparation, words: str | None) -> None:
+def _say_what_clearing_took(preparation: Preparation, pages: int, seconds: float) -> None:
+    from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
+
+    words = clearing_in_words(pages, first_touch(), seconds)
     if words:
         _progress(preparation).say(words)
 

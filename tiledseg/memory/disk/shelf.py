@@ -12,11 +12,9 @@ from tiledseg.memory.disk.aligned import aligned_bytes
 from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.disk.slots import Slot
 from tiledseg.memory.disk.transfer import Transfer
+from tiledseg.memory.mover import HOST
 from tiledseg.memory.saved import View
 from tiledseg.system.freed_memory import give_back_freed
-
-HOST = "host"
-"""The store that is the host's memory; any other is a folder."""
 
 MOST_WRITTEN = 32 << 20
 """Bytes that may be on their way to a file."""

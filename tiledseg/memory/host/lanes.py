@@ -138,8 +138,7 @@ class _Copied:
         return bool(self.event.query())
 
     def wait(self) -> None:
-        if not self.done():
-            self._lanes.wait_for(self.event)
+        self.stop()
         here = torch.cuda.current_stream(self._lanes.device)
         if self._brought_P is not None and here != self._made:
             self._brought_P.record_stream(here)  # torch gives memory out again by where it was asked for

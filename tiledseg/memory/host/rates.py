@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
 from tiledseg.memory.disk.rates import TENSOR, StoreRates
 from tiledseg.memory.host.host_mover import CHUNK, HostMover
 from tiledseg.memory.host.lanes import Lanes
-from tiledseg.memory.mover import Brought, Sent
+from tiledseg.memory.mover import Sent
 
 
 def host_rates(lanes: Lanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK) -> StoreRates:
@@ -22,18 +21,18 @@ def host_rates(lanes: Lanes, size: int, tensor: int = TENSOR, chunk: int = CHUNK
     def sent() -> list[Sent]:
         return [mover.send(data_P) for _ in range(count)]
 
-    def seconds(copy: Callable[[], list[Sent] | list[Brought]]) -> tuple[float, list[Sent] | list[Brought]]:
-        lanes.end()
-        begun = time.perf_counter()
-        copies = copy()
-        lanes.end()
-        return time.perf_counter() - begun, copies
-
     try:
         for each in sent():
             mover.drop(each)
-        out, there = seconds(sent)
-        back, _ = seconds(lambda: [mover.bring_beside(each, tensor) for each in there if isinstance(each, Sent)])
+        lanes.end()
+        begun = time.perf_counter()
+        there = sent()
+        lanes.end()
+        out = time.perf_counter()
+        brought = [mover.bring_beside(each, tensor) for each in there]
+        lanes.end()
+        back = time.perf_counter()
+        del brought  # not before: each takes memory of its own
     finally:
         mover.close()
-    return StoreRates(count * tensor / out, count * tensor / back)
+    return StoreRates(count * tensor / (out - begun), count * tensor / (back - out))

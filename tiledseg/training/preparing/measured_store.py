@@ -8,9 +8,9 @@ import torch
 
 from tiledseg.execution.precision import autocast
 from tiledseg.memory.disk.rates import TENSOR, StoreRates, store_rates
-from tiledseg.memory.disk.shelf import HOST
 from tiledseg.memory.host.lanes import GpuLanes
 from tiledseg.memory.host.rates import host_rates
+from tiledseg.memory.mover import HOST
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD
 from tiledseg.planning.memory.store import Store
