@@ -7,10 +7,14 @@ import math
 import pytest
 
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
+from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory import best, bound
 from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.choice import step_choices
+from tiledseg.planning.memory.ways import Ways
 from tiledseg.planning.walk import parts
-from tiledseg.planning.walk.items import price
+from tiledseg.planning.walk.items import price, price_all_kept
+from tiledseg.planning.walk.parts import Part
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -43,12 +47,12 @@ def test_the_choice_is_the_cheapest_of_all(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_parts_lose_no_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each link is split, however near: what no part's bound may hide is found."""
+    """Each link is split, however near, after a look at few states: what no part's bound may hide is found."""
     monkeypatch.setattr(parts, "NEAR", 0)
     monkeypatch.setattr(bound, "NEAR", 0)
-    monkeypatch.setattr(best, "WIDE", (1,))
-    monkeypatch.setattr(best, "WIDEST", (1, 4000))
-    monkeypatch.setattr(best, "MOST_STATES", 10**9)
+    monkeypatch.setattr(best, "NARROW", 1)
+    monkeypatch.setattr(best, "WIDER", 2)
+    monkeypatch.setattr(best, "ROOT", 0)
     walk = drawn_walk(2000 + seed, most=7)
     priced = [price(walk, choices) for choices in all_choices(walk)]
     peaks = sorted({each.peak for each in priced})
@@ -57,6 +61,18 @@ def test_parts_lose_no_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         assert found is not None
         assert found.seconds == min(each.seconds for each in priced if each.peak <= budget)
         assert found.proven
+
+
+def test_work_has_an_end() -> None:
+    """What was found until then is said, with what is not proven."""
+    unet = UNet(8, norm="instance")
+    walk = step_choices(unet.graph(), unet.bands, (1024, 1024), 4).walk
+    low, kept = max(walk.base), price_all_kept(walk).peak
+    ways, whole, budget = Ways(walk), Part.whole(walk), low + (kept - low) * 65 // 100
+    found = best.find(ways, budget, whole, most_work=100_000)
+    assert found.choices is not None
+    assert found.priced(walk).gap > 0
+    assert best.find(ways, budget, whole, below=found.least).choices is None
 
 
 def test_nothing_to_choose() -> None:

@@ -1,4 +1,4 @@
-"""The choice for U-Nets of up to 8 levels takes less than a second, in which it is proven best, but for a few."""
+"""The choice for U-Nets of up to 8 levels takes less than a second, in which nearly all are proven best."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tiledseg.planning.memory.choice import StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.walk.network_walk import Speed
 
+DISK = Store(2e9, 1e9, Speed(60e9, 8e9))  # a CPU's
+HOST = Store(50e9, 50e9, Speed(400e12, 3e12))  # the memory beside a GPU
 MOST_SECONDS = 2.0  # of the processor, on a machine that others load too; less than 1 by itself
 
 
@@ -23,17 +25,18 @@ def test_the_choice_takes_a_second(levels: int, norm: str) -> None:
     unet = UNet(levels, norm=norm)
     step = step_choices(unet.graph(), unet.bands, (1024, 1024), 4)
     for share in (0.35, 0.65):
-        assert gap_at(step, share) < (1e-9 if levels < 8 or norm == "none" else 0.3), (
-            "of what is 0.5 to 1.5 % of a step"
-        )
+        assert gap_at(step, share) < (1e-9 if levels < 8 or norm == "none" else 0.12), "of 0.5 to 1.5 % of a step"
 
 
 @pytest.mark.parametrize("levels", [5, 8])
-def test_where_tensors_may_leave_it_may_not_be_proven(levels: int) -> None:
-    """By a CPU and its disk."""
-    unet = UNet(levels)
-    step = step_choices(unet.graph(), unet.bands, (1024, 1024), 4, Store(2e9, 1e9, Speed(60e9, 8e9)))
-    assert gap_at(step, 0.35) < 0.25
+@pytest.mark.parametrize("norm", ["none", "pixel", "instance"])
+@pytest.mark.parametrize("store", [DISK, HOST], ids=["disk", "host"])
+def test_where_tensors_may_leave_it_may_not_be_proven(store: Store, norm: str, levels: int) -> None:
+    """It takes a second as well, in which a gap may be left."""
+    unet = UNet(levels, norm=norm)
+    step = step_choices(unet.graph(), unet.bands, (1024, 1024), 4, store)
+    for share in (0.35, 0.65):
+        assert gap_at(step, share) < (0.05 if norm == "none" else 0.3), "of 0.3 to 5 % of a step"
 
 
 def gap_at(step: StepChoices, share: float) -> float:

@@ -9,7 +9,7 @@ from tiledseg.architecture.kinds import KINDS
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.options import NORMS
 from tiledseg.architecture.unet import UNet
-from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.walk.items import price_all_kept
 from tiledseg.planning.walk.step_memory import training_memory
 

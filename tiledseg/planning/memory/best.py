@@ -1,9 +1,9 @@
 """The cheapest choice whose peak fits a budget: exact for the additive model of `items`.
 
-A part of all choices is searched with few states at a time (`search`). Where that proves nothing, it is split by what
-becomes of a skip and of who takes it (`parts`), the largest first; the part of the least bound is the next. One whose
-bound is no less than the best known choice is done with. Skips nest, so that few are split, but at budgets that hardly
-anything fits: there the work ends after `MOST_STATES`, and the gap says what is left.
+All choices are searched with few states at a time (`search`), then with more. Where that proves nothing, they are split
+into parts by what becomes of a skip and of who takes it (`parts`), the largest first; the part of the least bound is
+the next. One whose bound is no less than the best known choice is done with. Skips nest, so that few are split, but at
+budgets that hardly anything fits: there the work ends after `MOST_WORK`, and the gap says what is left.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tiledseg.planning.memory.search import Search, order_of
+from tiledseg.planning.memory.search import LEAN_OF, Search, order_of
+from tiledseg.planning.memory.ways import Ways
 from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.parts import Part, links
 
 NARROW = 40  # states after a moment, at first
-WIDE = (NARROW, 300)  # and then, in a part that can be split
-WIDEST = (NARROW, 1000, 4000)  # in one that cannot
-MOST_STATES = 60_000  # looked at, in all: a second's work
-FEW_PARTS = 2  # searched, where some good choice will do
-LAST = 1500  # states after a moment, where none has been found that fits
+WIDER = 8  # times as many then: once in a part that can be split, else again and again
+ROOT = 0.4  # of the work is done before anything is split
+MANY, PATIENCE = 2000, 5  # states, and times the work, where no choice is known that fits
+MOST_WORK = 12_000_000  # in all: less than a second's
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,12 @@ class Chosen:
 
 class Found(NamedTuple):
     """What was looked for: the best choice, None where there is none below so many seconds; below `least` there is none
-    at all. `states`: looked at."""
+    at all. `work`: done."""
 
     choices: tuple[str, ...] | None
     seconds: float
     least: float
-    states: int
+    work: int
 
     def priced(self, walk: Walk, besides: int = 0) -> Chosen:
         """With its peak, of which `besides` bytes are not the walk's."""
@@ -62,90 +61,116 @@ class Found(NamedTuple):
         return Chosen(self.choices, cost.seconds, cost.peak + besides, max(0.0, min(self.least, cost.seconds)))
 
 
-def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
-    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits. `quick`: some good
-    one will do."""
-    found = find(walk, budget, quick)
+def choose(walk: Walk, budget: int) -> Chosen | None:
+    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits."""
+    found = find(Ways(walk, budget), budget, Part.whole(walk))
     return None if found.choices is None else found.priced(walk)
 
 
-def find(walk: Walk, budget: int, quick: bool = False, below: float = math.inf, states: int = MOST_STATES) -> Found:
-    """The same, of those of less than `below` seconds, by about so many states."""
-    tree = _Tree(walk, budget, quick, below, states)
+def find(ways: Ways, budget: int, part: Part, below: float = math.inf, most_work: int = MOST_WORK) -> Found:
+    """The same, of a part of all choices, and of those of less than `below` seconds, by about so much work; by more
+    where none has been found yet."""
+    tree = _Tree(ways, budget, below, most_work)
+    tree.add(part)
     tree.grow()
     if tree.best is None and tree.open and math.isinf(below):
-        tree.look_for_room()
-    return Found(tree.best, tree.seconds, tree.least, tree.states)
+        tree.look_for_any(part)
+    return Found(tree.best, tree.seconds, tree.least, tree.work)
 
 
-def bound_of(walk: Walk, budget: int) -> float:
-    """Seconds below which no choice fits; infinite where none does."""
-    return Search(walk, budget, Part.whole(walk), None).bound
+def find_some(ways: Ways, budget: int, part: Part) -> Found:
+    """Some good choice: the best that few states lead to."""
+    for lean_of in (LEAN_OF, 2):
+        search = Search(ways, budget, part, None)
+        found, least = search.run(NARROW, math.inf, lean_of=lean_of)
+        if found is not None or math.isinf(least):
+            break
+    return Found(found, math.inf if found is None else price(ways.walk, found).seconds, least, search.work)
+
+
+def bound_of(ways: Ways, budget: int, part: Part) -> float:
+    """Seconds below which no choice of a part fits; infinite where none does."""
+    return Search(ways, budget, part, None).bound
 
 
 class _Tree:
     """Parts that are still to be searched, by their bounds. `seconds`: of the best choice known, or below which one
     is wanted; `least`: below which there is none."""
 
-    def __init__(self, walk: Walk, budget: int, quick: bool, below: float, most_states: int) -> None:
-        self.walk, self.budget, self.quick, self.most_states = walk, budget, quick, most_states
-        self.links = links(walk, order_of(walk))
+    def __init__(self, ways: Ways, budget: int, below: float, most_work: int) -> None:
+        self.walk, self.ways, self.budget = ways.walk, ways, budget
+        self.most_work = most_work
+        self.links = links(self.walk, order_of(self.walk))
         self.best: tuple[str, ...] | None = None
         self.seconds = below
         self.unproven = math.inf  # of parts that are searched and not proven: their least bound
         self.open: list[tuple[float, int, Part]] = []
         self.numbers = itertools.count()
-        self.states = 0  # looked at
+        self.work = 0
 
     @property
     def least(self) -> float:
         return min([self.unproven, self.seconds, *(bound for bound, *_ in self.open)])
 
-    def grow(self) -> None:
-        self._add(Part.whole(self.walk))
-        parts = 0
-        while self.open and not self._is_beaten(self.open[0][0]):
-            if self.states >= self.most_states or (self.quick and parts == FEW_PARTS):
-                return
-            self._visit(*heapq.heappop(self.open))
-            parts += 1
+    @property
+    def work_left(self) -> int:
+        return self.most_work - self.work
 
-    def look_for_room(self) -> None:
-        """Through the whole at once: by the fewest bytes, then with more states."""
-        for width, lean in [(NARROW, True)] if self.quick else [(NARROW, True), (LAST, False)]:
-            found, _ = Search(self.walk, self.budget, Part.whole(self.walk), None).run(width, math.inf, lean)
-            if found is not None:
-                self.best, self.seconds = found, price(self.walk, found).seconds
-                return
+    def grow(self) -> None:
+        while self.open and not self._is_beaten(self.open[0][0]) and self.work_left > 0:
+            self._visit(*heapq.heappop(self.open))
+
+    def look_for_any(self, whole: Part) -> None:
+        """Before it is said that none is found: through all at once by many states, then on."""
+        found, _ = Search(self.ways, self.budget, whole, None).run(MANY, math.inf, self.most_work, lean_of=2)
+        if found is not None:
+            self.best, self.seconds = found, price(self.walk, found).seconds
+        work = self.most_work
+        while self.best is None and self.open and self.most_work < PATIENCE * work:
+            self.most_work += work
+            self.grow()
 
     def _visit(self, bound: float, _: int, part: Part) -> None:
-        ends = part.decided == len(self.links)
-        left = max(bound, self._search(part, (NARROW,) if self.quick else WIDEST if ends else WIDE))
+        left = max(bound, self._search(part))
         if self._is_beaten(left):
             return
-        if ends or (self.quick and self.best is not None):
+        if part.decided == len(self.links):
             self.unproven = min(self.unproven, left)
             return
         for each in part.split(self.walk, self.links[part.decided]):
-            self._add(each)
+            self.add(each, left)
+
+    def _search(self, part: Part) -> float:
+        """Seconds below which the part has no choice but those that are known."""
+        least, width = 0.0, NARROW
+        while True:
+            least = max(least, self._run(part, width))
+            width *= WIDER
+            if self._is_beaten(least) or self._work_for(part, width) <= 0:
+                return least
+
+    def _work_for(self, part: Part, width: int) -> float:
+        """That may be done for a part by so many states, NARROW aside."""
+        if part.decided == len(self.links) or (part.decided and width == NARROW * WIDER):
+            return self.work_left
+        return 0 if part.decided else ROOT * self.most_work - self.work
+
+    def _run(self, part: Part, width: int) -> float:
+        search = Search(self.ways, self.budget, part, self.best)
+        most_work = math.inf if width == NARROW else self._work_for(part, width)
+        found, least = search.run(width, self.seconds, most_work)
+        self.work += search.work
+        if found is not None:
+            self.best, self.seconds = found, price(self.walk, found).seconds
+        return least
 
     def _is_beaten(self, bound: float) -> bool:
         return bound >= self.seconds * (1 - 1e-12)
 
-    def _add(self, part: Part) -> None:
-        bound = Search(self.walk, self.budget, part, self.best).bound
+    def add(self, part: Part, least: float = 0.0) -> None:
+        """`least`: seconds below which what it is a part of has no choice."""
+        search = Search(self.ways, self.budget, part, self.best)
+        bound = max(least, search.bound)
+        self.work += search.work
         if not self._is_beaten(bound):
             heapq.heappush(self.open, (bound, next(self.numbers), part))
-
-    def _search(self, part: Part, widths: Sequence[int]) -> float:
-        """Seconds below which the part has no choice but those that are known."""
-        least = math.inf
-        for width in widths:
-            search = Search(self.walk, self.budget, part, self.best)
-            found, least = search.run(width, self.seconds)
-            self.states += search.states
-            if found is not None:
-                self.best, self.seconds = found, price(self.walk, found).seconds
-            if self._is_beaten(least) or self.states >= self.most_states:
-                break
-        return least

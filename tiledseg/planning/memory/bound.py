@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
-from tiledseg.planning.walk.items import Walk, run_of
+from tiledseg.planning.walk.items import Walk, bits, run_of
 from tiledseg.planning.walk.parts import NEAR, Part
 
 CELLS = 4096
@@ -57,14 +57,15 @@ class Rests:
         self.cells = max(0, budget) // self.cell + 1
         self.at = {index: place for place, index in enumerate(order)}
         self.advances = list(self._advances(expected))
-        self.budget, self.before = budget, walk.rebuilding
+        self.budget = budget
         self.tables: dict[tuple[int, int], Table] = {}
 
-    def least(self, place: int, kept: int, again: int) -> float:
+    def least(self, place: int, kept: NDArray[np.int64], again: int) -> NDArray[np.float64]:
         """Seconds at least of the items from `place` on, where `kept` bytes are kept before them, and those of `again`,
         as bits, are rebuilt; infinite where nothing fits."""
         paid = sum(each.seconds for each in self.advances if again >> each.index & 1 and each.place >= place)
-        return paid + float(self._table(place, again & self.near[place])[min(kept // self.cell, self.cells - 1)])
+        table = self._table(place, again & self.near[place])
+        return paid + table[np.minimum(kept // self.cell, self.cells - 1)]
 
     def _advances(self, expected: Sequence[str] | None) -> Iterator[Advance]:
         for index, (item, words) in enumerate(zip(self.walk.items, self.part.words, strict=True)):
@@ -80,7 +81,7 @@ class Rests:
         """At each place the items before it of which one soon after may be rebuilt, as bits."""
         found = [0] * (len(self.order) + 1)
         for index in range(len(self.walk.items)):
-            askers = (self.at[k] for k in range(len(self.at)) if self.walk.askers[index] >> k & 1)
+            askers = (self.at[k] for k in bits(self.walk.askers[index]))
             own = self.at[index]
             last = max((place for place in askers if place - own <= NEAR), default=own)
             for place in range(own + 1, last + 1):
@@ -120,15 +121,26 @@ class Rests:
     def _room_again(self, place: int, again: int) -> float:
         """Bytes that may be kept before the item of a place, where it is rebuilt: those of which it is rebuilt lie
         there then, and there is room for the work."""
-        index = self.order[place]
-        item, moment = self.walk.items[index], self.walk.items[index].after
-        if not item.asked or (place and self.walk.items[self.order[place - 1]].after == moment):
+        index, before = self.order[place], self.rebuilding[place]
+        moment = self.walk.items[index].after
+        if before is None:
             return math.inf
         lying = sum(self.walk.items[each].bytes for each in self._origins(index, moment, again))
         work = run_of(self.walk, index, moment, again).work
-        askers = (k for k in range(len(self.at)) if item.stays and self.walk.askers[index] >> k & 1)
-        before = min([self.before[moment], *(self.before[self.walk.items[k].after] for k in askers)])
         return self.budget - max(self.walk.base[moment] + lying, before + lying + work)
+
+    @cached_property
+    def rebuilding(self) -> list[int | None]:
+        """Of the item of each place, where it is rebuilt: the least bytes that are there then whatever is chosen, None
+        where this is not known."""
+        found: list[int | None] = []
+        for place, index in enumerate(self.order):
+            item, moment = self.walk.items[index], self.walk.items[index].after
+            shared = place and self.walk.items[self.order[place - 1]].after == moment
+            askers = bits(self.walk.askers[index]) if item.stays else []
+            least = min(self.walk.rebuilding[self.walk.items[k].after] for k in [index, *askers])
+            found.append(None if shared or not item.asked else least)
+        return found
 
     def _origins(self, index: int, moment: int, again: int) -> set[int]:
         found = set[int]()
@@ -138,8 +150,11 @@ class Rests:
         return found
 
     def _shifted(self, table: Table, cells: int, seconds: float) -> Table:
-        over = min(cells, self.cells)
-        return np.concatenate([table[over:], np.full(over, table[-1])]) + seconds
+        found = np.empty_like(table)
+        left = max(0, self.cells - cells)
+        np.add(table[self.cells - left :], seconds, out=found[:left])
+        found[left:] = table[-1] + seconds
+        return found
 
     def _limited(self, table: Table, room: float) -> Table:
         if room >= self.cells * self.cell:

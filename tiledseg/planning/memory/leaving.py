@@ -6,15 +6,19 @@ and so much less room is left. The best of these choices is the best of all, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tiledseg.geometry.memory_words import OFFLOAD
-from tiledseg.planning.memory.best import MOST_STATES, Chosen, Found, bound_of, find
+from tiledseg.planning.memory.best import MOST_WORK, Chosen, Found, bound_of, find, find_some
 from tiledseg.planning.memory.store import LEAST, STAYING, Store
+from tiledseg.planning.memory.ways import Ways
 from tiledseg.planning.walk.items import Walk
 from tiledseg.planning.walk.network_walk import NetworkWalk
+from tiledseg.planning.walk.parts import Part
+
+Rooms = list[tuple[Part, int]]
+"""Choices by which none larger than some size leaves, and the bytes that are left then."""
 
 
 def with_store(found: NetworkWalk, store: Store) -> NetworkWalk:
@@ -38,17 +42,32 @@ def held(walk: Walk, choices: Sequence[str]) -> int:
 def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
     """The cheapest choice of at most `budget` bytes, with what stays of tensors that leave; None where none was found
     that fits. `quick`: some good one will do."""
-    best, left = find(_up_to(walk, 0), budget, quick), MOST_STATES
+    ways, whole = Ways(walk, budget), Part.whole(walk)
     sizes = {item.bytes for item in walk.items if item.can_be(OFFLOAD)}
-    parts = [(_up_to(walk, size), budget - STAYING * size) for size in sorted(sizes)]
-    for each, room in sorted(parts, key=lambda part: bound_of(*part)):
-        other = find(each, room, quick, best.seconds, left // 2)
-        left -= other.states
-        best = Found(other.choices or best.choices, other.seconds, min(best.least, other.least), other.states)
+    rooms = [(_up_to(walk, whole, size), budget - STAYING * size) for size in [0, *sorted(sizes)]]
+    best = _some(ways, rooms) if quick else _best(ways, rooms)
     return None if best.choices is None else best.priced(walk, held(walk, best.choices))
 
 
-def _up_to(walk: Walk, size: int) -> Walk:
-    """The same, of which no larger item leaves."""
-    items = tuple(item if item.bytes <= size else replace(item, offload=math.inf) for item in walk.items)
-    return replace(walk, items=items)
+def _some(ways: Ways, rooms: Rooms) -> Found:
+    found = [find_some(ways, room, part) for part, room in rooms]
+    return min(found, key=lambda each: each.seconds)._replace(least=min(each.least for each in found))
+
+
+def _best(ways: Ways, rooms: Rooms) -> Found:
+    """First without any that leaves, then in the order of their bounds."""
+    (part, room), *others = rooms
+    best = find(ways, room, part, most_work=MOST_WORK // (4 if others else 1))
+    left = MOST_WORK - best.work
+    for part, room in sorted(others, key=lambda each: bound_of(ways, each[1], each[0])):
+        other = find(ways, room, part, best.seconds, max(left // 2, 0))
+        left -= other.work
+        best = Found(other.choices or best.choices, other.seconds, min(best.least, other.least), other.work)
+    return best
+
+
+def _up_to(walk: Walk, whole: Part, size: int) -> Part:
+    """Of all choices those by which no larger item leaves."""
+    pairs = zip(walk.items, whole.words, strict=True)
+    words = (words if item.bytes <= size else tuple(w for w in words if w != OFFLOAD) for item, words in pairs)
+    return replace(whole, words=tuple(words))

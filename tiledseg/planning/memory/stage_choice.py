@@ -14,8 +14,8 @@ from tiledseg.geometry.memory_policy import homes
 from tiledseg.geometry.memory_words import KEEP, MemoryPolicy
 from tiledseg.pipeline.balance import cuts
 from tiledseg.pipeline.schedule import kept_of, most_in_flight
-from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.choice import LevelChoice, MemoryChoice, StepChoices
+from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.stages.staged_pipeline import PipelineCase
 from tiledseg.planning.walk.items import price
 

@@ -165,3 +165,12 @@ def run_of(walk: Walk, index: int, moment: int, rebuilt: int) -> Run:
             most = max(most, held + before.bytes + first.work)
             seconds, held = seconds + first.seconds, held + before.bytes
     return Run(seconds, max(most - item.bytes, held + item.work))
+
+
+def bits(mask: int) -> list[int]:
+    """The items of a set of them, the highest number first."""
+    found = []
+    while mask:
+        found.append(mask.bit_length() - 1)
+        mask ^= 1 << found[-1]
+    return found
