@@ -25,7 +25,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.models.rerun.homes import Hooks
-from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.planning.walk.items import Walk, price_all_kept
 from tiledseg.planning.walk.network_walk import NetworkWalk, Speed, network_walk

@@ -35,7 +35,7 @@ from tiledseg.geometry.memory_words import MemoryPolicy
 from tiledseg.geometry.sharing.decomposition import Partition, decompose
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import make_tiling
-from tiledseg.planning.memory.best import choose
+from tiledseg.planning.memory.leaving import choose
 from tiledseg.planning.modes.mode_cost import settled
 from tiledseg.planning.step.rank_steps import rank_steps
 from tiledseg.planning.walk.block_pass import block_walk
