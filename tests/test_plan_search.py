@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tiledseg.plan import main
+from tiledseg.user_files.machine import find_machine
 
 SMALL = "--search --size 900 --levels 3 --base-channels 8 --gpus 4 --images 6 --images-per-step 2 --machine summit"
 
@@ -52,6 +55,32 @@ def test_blocks_on_the_nodes_disk_are_keys_of_the_job(capsys: pytest.CaptureFixt
     script = said(capsys, f"{line} --emit slurm")
     assert f"--memory.blocks '[{rows},{cols}]'" in script
     assert '--memory.store "$local"' in script
+
+
+def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is slow has not; the keys are in the table, in JSON, in the script."""
+    line = "--search --size 600 --levels 3 --base-channels 8 --norm instance --gpus 1 --gpu-memory 120MiB --machine"
+    shipped = Path(find_machine.__code__.co_filename).parent / "machines/h100.yaml"
+    profile = yaml.safe_load(shipped.read_text())
+    files = {}
+    for name, rate in (("quick", 1e15), ("slow", 1e3)):
+        profile["datasheet"]["host_store"] = {"written": rate, "read": rate}
+        files[name] = tmp_path / f"{name}.yaml"
+        files[name].write_text(yaml.safe_dump(profile))
+    quick, slow = (
+        json.loads(said(capsys, f"{line} {files[name]} --format json"))["search"]["best"][0] for name in files
+    )
+    assert quick["memory_keys"] == {"offload": "auto", "store": "host"}
+    assert slow["memory_keys"] == {}
+    assert quick["settings"] == slow["settings"] == "read, grid 1 x 1"
+    assert slow["recomputes"]
+    assert quick["by_term"]["again"] < slow["by_term"]["again"]
+    assert "chosen, recomputing, memory.offload auto, memory.store host" in said(capsys, f"{line} {files['quick']}")
+    script = said(capsys, f"{line} {files['quick']} --emit slurm")
+    assert "--memory.offload auto --memory.store host" in " ".join(script.replace("\\\n", " ").split())
+    assert '"$local"' not in script
 
 
 @pytest.mark.parametrize(

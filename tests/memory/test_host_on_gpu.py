@@ -10,10 +10,14 @@ from torch import nn
 
 import tiledseg
 from tests.foreign.modules import Somebody
+from tiledseg.comm.launch import SERIAL
+from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.memory.host.host_mover import HostMover
 from tiledseg.memory.host.lanes import GpuLanes
 from tiledseg.memory.host.rates import host_rates
+from tiledseg.training.calibration.links import measure_host_store
 
 MIB = 1 << 20
 pytestmark = [
@@ -106,3 +110,10 @@ def test_bytes_go_out_and_come_back_while_the_gpu_computes() -> None:
 def test_rates_of_the_way_to_the_host() -> None:
     rates = host_rates(GpuLanes(torch.device("cuda", torch.cuda.current_device())), 256 * MIB)
     assert min(rates) > 1e9
+
+
+def test_a_calibration_measures_the_way() -> None:
+    mesh = Mesh(SERIAL, SerialCommunicator(), torch.device("cuda", torch.cuda.current_device()), "serial", "here")
+    found = measure_host_store(mesh, 256 * MIB)
+    assert found is not None
+    assert min(found) > 1e9

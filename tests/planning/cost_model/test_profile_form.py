@@ -12,7 +12,7 @@ import yaml
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.planning.cost_model.layer_work import LayerWork
-from tiledseg.planning.cost_model.profile import Disk, Link, Pass
+from tiledseg.planning.cost_model.profile import CopyRates, Link, Pass
 from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.user_files.machine import SOME_CPU, find_machine, shipped_machines
 
@@ -62,10 +62,22 @@ def test_a_measured_machine() -> None:
 
 def test_a_disk_is_measured_or_a_share_of_a_datasheet() -> None:
     known = {"written": 2e9, "read": 3e9}
-    assert profile_of("m.yaml", changed("measured.disk", known)).disk == Disk(2e9, 3e9)
+    assert profile_of("m.yaml", changed("measured.disk", known)).disk == CopyRates(2e9, 3e9)
     assert profile_of("m.yaml", MEASURED).disk is None
-    assert find_machine("summit").disk == Disk(pytest.approx(0.7 * 2.1e9), pytest.approx(0.7 * 5.5e9))
+    assert find_machine("summit").disk == CopyRates(pytest.approx(0.7 * 2.1e9), pytest.approx(0.7 * 5.5e9))
     assert find_machine("a100").disk is None, "nodes differ"
+
+
+def test_the_way_to_the_hosts_memory_is_measured_or_a_share_of_a_datasheet() -> None:
+    values = changed("host.cores", None)
+    assert profile_of("m.yaml", values).host_store is None
+    values["measured"]["host_store"] = {"written": 5e10, "read": 4e10}
+    assert profile_of("m.yaml", values).host_store == CopyRates(5e10, 4e10)
+    each_way = {"h100": 64e9, "h200": 64e9, "a100": 32e9, "summit": 50e9, "frontier": 36e9}
+    assert {*each_way} == {*shipped_machines()} - {SOME_CPU}
+    for name, rate in each_way.items():
+        assert find_machine(name).host_store == CopyRates(pytest.approx(0.7 * rate), pytest.approx(0.7 * rate))
+    assert find_machine(SOME_CPU).host_store is None
 
 
 CROWDED = {
@@ -155,6 +167,13 @@ def test_figures_that_are_given_stand_in_place_of_the_profiles() -> None:
         ("measured.disk", {"written": 1e9}, "measured.disk.read is None; give a number"),
         ("measured.disk", {"written": 0, "read": 1e9}, "measured.disk.written is 0.0; give a number above 0"),
         ("measured.disk", {"seek": 1}, "unknown key 'measured.disk.seek'"),
+        ("measured.host_store", 5e10, "measured.host_store is 50000000000.0; give keys below it: written, read"),
+        ("measured.host_store", {"written": 1e9, "read": -1}, "measured.host_store.read is -1; give a number from 0"),
+        (
+            "measured.host_store",
+            {"written": 1, "read": 1},
+            "host.cores and a host_store, but ranks on cores compute in",
+        ),
         ("datasheet", {}, "either measured or datasheet figures"),
     ],
 )

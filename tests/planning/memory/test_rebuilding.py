@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.geometry.tiling import make_tiling
 from tiledseg.plan import main
+from tiledseg.planning.answer.rebuilding import rebuilding_part, rebuilding_table
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.profile import CopyRates
 from tiledseg.planning.memory.choice import step_choices
+from tiledseg.planning.question import Question
+from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.planning.walk.step_memory import training_memory
+from tiledseg.user_files.machine import find_machine
 
 MODEL = ("--levels", "3", "--base-channels", "8")
 
@@ -29,6 +38,7 @@ def test_the_choice_fits_and_the_largest_tile_is_the_largest(capsys: pytest.Capt
     levels = part["choice"]["levels"]
     assert sum(level["rebuilt"] for level in levels) > 0
     assert [level["name"] for level in levels][:2] == ["encoder0", "encoder1"]
+    assert part["store"] == "a disk of 2 GB/s out and 5 GB/s in, assumed"
     assert part["leaving"]["peak"] <= budget
     assert part["leaving"]["extra"] <= part["choice"]["extra"]
     kept, rebuilt = part["largest"]["kept"], part["largest"]["rebuilt"]
@@ -68,6 +78,22 @@ def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "in blocks in a file" in text
     assert main(["--size", "1000", *MODEL, "--grid", "1", "--memory-budget", "100KiB"]) == 0
     assert "no choice fits" in capsys.readouterr().out
+
+
+def test_a_gpus_tensors_leave_by_the_profiles_way_to_the_host() -> None:
+    """At the speed of the same profile, by which what is rebuilt is weighed too."""
+    profile = replace(find_machine("summit"), host_store=CopyRates(1e15, 2e15))
+    network, budget = UNet(3, base_channels=8), 80 << 20
+    asked = Question((512, 512), network, (1, 1), machine=Machine.known(profile), memory_budget=budget)
+    part = rebuilding_part(asked, make_tiling((512, 512), (1, 1), network_footprint(network.graph())))
+    assert part["store"] == "the host's memory of 1e+06 GB/s out and 2e+06 GB/s in, by the profile V100 on Summit"
+    assert f"with memory.offload auto, to {part['store']}: " in " ".join(rebuilding_table(part).split())
+    assert part["leaving"]["away"]
+    assert part["leaving"]["peak"] <= budget
+    speed = Speed(profile.flops["fp32"], profile.bandwidth)
+    rebuilt = step_choices(network.graph(), 4, (512, 512), 4, speed=speed).choose(budget)
+    assert rebuilt is not None
+    assert part["leaving"]["extra"] < part["choice"]["extra"] == rebuilt.extra
 
 
 @pytest.mark.parametrize("words", [("0GiB",), ("much",), ("1GiB", "--stride", "2")])

@@ -10,15 +10,18 @@ import pytest
 from tests.planning.search.test_best import question
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
+from tiledseg.planning.answer.search import with_stores
 from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.profile import CopyRates
 from tiledseg.planning.memory.choice import step_choices
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.memory.store import STAYING, Store
 from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.search.best import SLACK, pricing_of, search
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.difference import explained
+from tiledseg.planning.walk.items import price
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.user_files.machine import find_machine
 
@@ -97,6 +100,24 @@ def test_tensors_leave_where_the_disk_is_quicker_than_computing_once_more() -> N
     assert quick.seconds < slow.seconds
     more = 1000 * (slow.time.again - quick.time.again)
     assert f"-{more:.4g} ms of computing once more, and the store" in explained(quick, slow)
+
+
+def test_a_gpus_tensors_leave_for_its_hosts_memory() -> None:
+    """Where the profile knows the way there, and the user has not said what is computed once more; what stays of them
+    counts."""
+    profile = replace(find_machine("h100"), host_store=CopyRates(1e15, 1e15))
+    asked = with_stores(replace(tight(QUICK), machine=Machine.known(profile), store=None))
+    assert asked.store == Store(1e15, 1e15, Speed(profile.flops["fp32"], profile.bandwidth)), "each its own way"
+    assert asked.blocks is None, "nobody knows a disk"
+    assert with_stores(replace(asked, store=None, recompute="all")).store is None
+    assert with_stores(replace(asked, machine=Machine.known(replace(profile, host_store=None)))).store is None
+    plan = search(asked, 1).winner.plan
+    assert plan.rebuilt is not None
+    assert plan.offloaded is not None
+    step = step_choices(asked.graph, asked.network.bands, (1024, 1024), 4, asked.store)
+    policy, sizes = plan.rebuilt.policy, [size for _, size in plan.rebuilt.away]
+    beside = step.fixed + price(step.walk, step.found.lying(policy)).peak
+    assert plan.memory == plan.rebuilt.peak == beside + STAYING * max(sizes) <= asked.memory
 
 
 def test_stages_have_no_store() -> None:

@@ -14,9 +14,11 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.commands.calibrate import write_profile
+from tiledseg.memory.disk.rates import StoreRates
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work
 from tiledseg.planning.cost_model.profile import Pass
+from tiledseg.training.calibration import links
 from tiledseg.training.calibration.layers import Case, Timed, measure_case, points
 from tiledseg.training.calibration.machine import calibrate
 from tiledseg.user_files.machine import find_machine
@@ -55,6 +57,16 @@ def test_like_layers_count_together() -> None:
     assert rows == {"pool": [[1.0, 8.0, 100.0, 5e5, 2e6]]}
 
 
+def test_the_way_to_the_hosts_memory_is_that_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "GpuLanes", lambda device: device)
+    monkeypatch.setattr(links, "host_rates", lambda lanes, size: StoreRates(5e10, float(size)))
+    communicator = SerialCommunicator()
+    mesh = Mesh(SERIAL, communicator, torch.device("cuda", 0), "serial", "here")
+    assert links.measure_host_store(mesh, 7) == StoreRates(5e10, 7.0)
+    monkeypatch.setattr(communicator, "gather_objects", lambda own: [own, StoreRates(6e10, 3.0), None])
+    assert links.measure_host_store(mesh, 7) == StoreRates(5e10, 3.0)
+
+
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mesh = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
     values = calibrate(mesh, "here", [Case(UNet(2, base_channels=8), 16)], str(tmp_path))
@@ -66,6 +78,7 @@ def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.Ca
     assert profile.gradient == 0, "it is a part of layers' rates"
     assert profile.disk is not None
     assert min(profile.disk) > 1e6
+    assert profile.host_store is None, "ranks on cores compute in the host's memory"
     assert min(profile.update, profile.tensor, profile.launch) > 0
     assert yaml.safe_load(path.read_text()) == values
     words = ["--size", "256", "--grid", "2", "--levels", "3", "--base-channels", "8", "--format", "json"]

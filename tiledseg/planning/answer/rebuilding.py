@@ -4,7 +4,7 @@ would, the largest tile, and whether a finer grid is better."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.errors import GeometryError
@@ -19,8 +19,8 @@ from tiledseg.planning.step.tensor_limit import is_countable
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
+    from tiledseg.planning.memory.store import Store
 
-_RATES = "2 GB/s out and 5 GB/s in, assumed"
 _LARGEST = {"kept": "kept", "rebuilt": "rebuilt", "blocks": "in blocks in a file"}
 Context = tuple[int, int]
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
@@ -46,6 +46,7 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         "kept_all": step.kept,
         "choice": None if found is None else _told(found),
         "leaving": None if leaving is None else _told(leaving),
+        "store": _store_in_words(question),
         "blocks": None if blocks is None else asdict(blocks),
         "largest": largest,
         "grids": _grids(question, budget, largest["rebuilt"]),
@@ -60,19 +61,41 @@ def _told(choice: MemoryChoice) -> dict[str, Any]:
 
 
 def _step(question: Question, context: Context, leaves: bool = False) -> StepChoices:
-    """`leaves`: tensors may leave for a store, of assumed rates."""
+    """`leaves`: tensors may leave for a store. The machine computes at one speed, whether they may or not."""
     from tiledseg.planning.memory.choice import step_choices  # and NumPy, where a budget is asked about
-    from tiledseg.planning.memory.store import ASSUMED_STORE
 
-    network = question.network
-    store = ASSUMED_STORE if leaves else None
-    return step_choices(network.graph(), network.bands, context, question.bytes_per_value, store)
+    network, store = question.network, _stores(question)[0]
+    away = store if leaves else None
+    return step_choices(network.graph(), network.bands, context, question.bytes_per_value, away, store.speed)
+
+
+def _stores(question: Question) -> tuple[Store, Store]:
+    """What tensors leave for, and the disk of blocks: by the machine's profile, where that is not known, assumed."""
+    from tiledseg.planning.memory.store import ASSUMED_STORE, disk_of, speed_of, store_of
+
+    profile, precision = question.machine.profile, question.precision
+    if profile is None:
+        return ASSUMED_STORE, ASSUMED_STORE
+    assumed = replace(ASSUMED_STORE, speed=speed_of(profile, precision))
+    return store_of(profile, precision) or assumed, disk_of(profile, precision) or assumed
+
+
+def _store_in_words(question: Question) -> str:
+    """What tensors leave for, with its rates."""
+    from tiledseg.planning.memory.store import store_of
+
+    profile, (store, _) = question.machine.profile, _stores(question)
+    rates = f"{store.written / 1e9:.3g} GB/s out and {store.read / 1e9:.3g} GB/s in"
+    if profile is None or store_of(profile, question.precision) is None:
+        return f"a disk of {rates}, assumed"
+    place = "the host's memory" if profile.has_devices else "a disk"
+    return f"{place} of {rates}, by the profile {profile.name}"
 
 
 def _blocks(question: Question, context: Context, budget: int) -> BlockPlan | None:
     """In a file; None where no blocks fit."""
     network = question.network
-    asked = BlocksAsked(None, in_file=True)
+    asked = BlocksAsked(None, in_file=True, store=_stores(question)[1])
     try:
         found = blocks_of(asked, network.graph(), network.bands, context, question.bytes_per_value, budget)
     except GeometryError:
@@ -150,9 +173,9 @@ def rebuilding_table(part: dict[str, Any]) -> str:
         leaving = blocks = None  # nothing is to be gained
     if leaving is not None and leaving["away"]:
         away = f"{len(leaving['away'])} tensors, {size(sum(each for _, each in leaving['away']))}"
-        lines.append(wrapped(f"with memory.offload auto, to a disk of {_RATES}: {away} leave; {_step_words(leaving)}"))
+        lines.append(wrapped(f"with memory.offload auto, to {part['store']}: {away} leave; {_step_words(leaving)}"))
     elif leaving is not None:
-        lines.append(wrapped(f"with memory.offload auto nothing would leave: on a disk of {_RATES} that takes longer"))
+        lines.append(wrapped(f"with memory.offload auto nothing would leave: that takes longer, to {part['store']}"))
     if blocks is not None:
         lines.append(wrapped(f"in blocks: {BlockPlan(**blocks).in_words}"))
     sides = ", ".join(f"{_side(largest[key])} {words}" for key, words in _LARGEST.items())

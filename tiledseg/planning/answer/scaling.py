@@ -7,7 +7,7 @@ import io
 from dataclasses import replace
 from typing import Any
 
-from tiledseg.planning.answer.search import steps, with_disk
+from tiledseg.planning.answer.search import steps, with_stores
 from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import columns, wrapped
 from tiledseg.planning.question import Question, run_question
@@ -21,7 +21,7 @@ def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, .
     """Seconds of a step and of an epoch; efficiency 1 at the first number."""
     assert question.machine.profile is not None, "searchable"
     asked = run_question(question, Parallelism(), numbers[0], question.grid)
-    asked = with_disk(replace(asked, images_per_step=images_per_step))
+    asked = with_stores(replace(asked, images_per_step=images_per_step))
     same_step = strong(asked, numbers, question.machine.profile.ranks_per_host)
     studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced)}
     rows = [_row(question, name, point) for name, points in studies.items() for point in points]

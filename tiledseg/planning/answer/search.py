@@ -7,7 +7,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns, size, wrapped
-from tiledseg.planning.memory.store import Store
+from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.memory.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
@@ -15,7 +15,6 @@ from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import Searched, search
 from tiledseg.planning.search.difference import TERMS, explained
 from tiledseg.planning.search.price import Priced
-from tiledseg.planning.walk.network_walk import Speed
 
 _WHY = {
     "memory": "do not fit the memory",
@@ -49,22 +48,20 @@ def searched(question: Question, images_per_step: int) -> Searched:
     assert question.machine.profile is not None, "searchable"
     assert question.gpus is not None, "searchable"
     asked = run_question(question, Parallelism(), question.gpus, question.grid)
-    asked = with_disk(replace(asked, images_per_step=images_per_step))
+    asked = with_stores(replace(asked, images_per_step=images_per_step))
     return search(asked, question.machine.profile.ranks_per_host)
 
 
-def with_disk(asked: RunQuestion) -> RunQuestion:
-    """The question with what the disk of its machine's hosts may take, where one is known: blocks, and what autograd
-    keeps of ranks that have no device of their own. A GPU's tensors leave for its host's memory, which hardly pays
-    beside computing them once more (`docs/large-models.md`) and is not searched."""
+def with_stores(asked: RunQuestion) -> RunQuestion:
+    """The question with what its machine's stores may take, where they are known: a disk blocks, and the memory of a
+    GPU's host, or a disk where ranks have no device of their own, what autograd keeps."""
     assert asked.machine is not None, "searchable"
     profile = asked.machine.profile
-    if profile is None or profile.disk is None or asked.recompute != "auto":
+    if profile is None or asked.recompute != "auto":
         return asked
-    written, read = (rate / profile.ranks_per_host for rate in profile.disk)
-    store = Store(written, read, Speed(profile.flops[asked.precision], profile.bandwidth))
-    away = store if profile.cores is not None else None
-    return replace(asked, store=away, blocks=BlocksAsked(None, in_file=True, store=store))
+    disk = disk_of(profile, asked.precision)
+    blocks = asked.blocks if disk is None else BlocksAsked(None, in_file=True, store=disk)
+    return replace(asked, store=store_of(profile, asked.precision), blocks=blocks)
 
 
 def search_part(question: Question, images_per_step: int, found: Searched) -> dict[str, Any]:
@@ -93,7 +90,7 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
         "settings": priced.in_words,
         "grid": list(candidate.grid),
         "parallel": candidate.keys(priced.plan),
-        "memory_keys": memory_keys(priced),
+        "memory_keys": memory_keys(question, priced),
         "recomputes": priced.plan.rebuilt is not None or candidate.recompute != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
@@ -103,10 +100,15 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
     }
 
 
-def memory_keys(priced: Priced) -> dict[str, Any]:
-    """The keys of the group `memory` besides a budget, and a store, which is a folder on the nodes."""
-    blocks, leaves = priced.plan.blocks, priced.plan.offloaded is not None
-    return ({"blocks": list(blocks.shape)} if blocks else {}) | ({"offload": "auto"} if leaves else {})
+def memory_keys(question: Question, priced: Priced) -> dict[str, Any]:
+    """The keys of the group `memory` besides a budget, and besides a store that is a folder on the nodes."""
+    profile, blocks = question.machine.profile, priced.plan.blocks
+    assert profile is not None, "searched"
+    if blocks:
+        return {"blocks": list(blocks.shape)}
+    if priced.plan.offloaded is None:
+        return {}
+    return {"offload": "auto"} | ({"store": "host"} if profile.has_devices else {})
 
 
 def steps(images: int, images_per_step: int) -> int:
@@ -140,6 +142,7 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     shown = (row["milliseconds"], talking, terms["waiting"])
     step, talk, wait = (f"{value:.4g} ms" for value in shown)
     rest = f"{row['milliseconds'] - talking - terms['waiting']:.4g} ms"
-    away = "a store" if row["memory_keys"] else ""
+    keys = row["memory_keys"]
+    away = "memory.offload auto, memory.store host" if "store" in keys else "a store" if keys else ""
     remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks

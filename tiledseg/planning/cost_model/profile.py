@@ -40,8 +40,8 @@ class Sharing(NamedTuple):
     memory: float = 1.0
 
 
-class Disk(NamedTuple):
-    """Bytes a second of a host's local disk, which its ranks share."""
+class CopyRates(NamedTuple):
+    """Bytes a second that are written to a store, and read from it."""
 
     written: float
     read: float
@@ -77,8 +77,9 @@ class Profile:
     `flops` by precision, `bandwidth` of memory (bytes/s): the rates of what no table has. `tables` by precision and
     class. `launch`: seconds of any kernel, besides. `links`: `host`, `network`. `cores`: that `ranks_per_host` ranks of
     `threads` threads share (None: each rank has a device of its own). `measured`: by `plan --calibrate`, else from
-    datasheets. `base`: bytes of the runtime itself. `disk`: None where nobody knows one. The rest are
-    seconds:
+    datasheets. `base`: bytes of the runtime itself. `disk`: a host's local one, which its ranks share, and
+    `host_store`: the host's memory, to which each rank's device has a way of its own; None where nobody knows them.
+    The rest are seconds:
 
     `gradient`, a weight of a tile whose gradient is added up (0: layers have it in them); `update`, a weight of a
     step's update, and `tensor`, a tensor of it; `reading`, a value of a raster, and `opening`, a tile; `first_touch`, a
@@ -110,8 +111,14 @@ class Profile:
     norm: float = 0.0
     crowded: Crowd | None = None
     base: int = 0
-    disk: Disk | None = None
+    disk: CopyRates | None = None
+    host_store: CopyRates | None = None
     measured: bool = False
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether each rank has a device of its own, with a memory that is not its host's."""
+        return self.cores is None
 
     def with_figures(
         self, flops: float | None = None, bandwidth: float | None = None, latency: float | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.layer_work import CLASSES
-from tiledseg.planning.cost_model.profile import Crowd, Disk, Link, Profile, Sharing
+from tiledseg.planning.cost_model.profile import CopyRates, Crowd, Link, Profile, Sharing
 from tiledseg.planning.cost_model.rates import Point, Table
 from tiledseg.units.widths import ACTIVATION_BYTES
 
@@ -23,8 +23,8 @@ LINKS = ("host", "network")
 EXTRAS = (
     "gradient", "update", "tensor", "reading", "opening", "first_touch", "exchange", "window", "summed", "norm", "base",
 )  # fmt: skip
-MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", "crowded", "disk", *EXTRAS)
-DATASHEET = ("flops", "bandwidth", "links", "disk")
+MEASURED = ("on", "flops", "bandwidth", "launch", "rates", "links", "sharing", "crowded", "disk", "host_store", *EXTRAS)
+DATASHEET = ("flops", "bandwidth", "links", "disk", "host_store")
 ASSUMED = ("flops", "bandwidth", "links", "disk", "launch", "latency", "gradient", "update", "tensor")
 UNKNOWN_LINK = Link(20e-6, 10e9, 20e-6, 10e9)
 _NUMBER = re.compile(r"\d+e[+-]?\d+", re.IGNORECASE)
@@ -48,6 +48,11 @@ class _Form:
         if ("measured" in top) == ("datasheet" in top):
             raise ConfigError(f"{self.path} has to have either measured or datasheet figures; give one of the two")
         known = self.measured(top["measured"]) if "measured" in top else self.datasheet(top)
+        if "cores" in host and known["host_store"] is not None:
+            raise ConfigError(
+                f"{self.path} has host.cores and a host_store, but ranks on cores compute in their host's memory; "
+                "leave one of the two out"
+            )
         return Profile(
             name=name,
             ranks_per_host=self.whole(host, "host.ranks"),
@@ -72,7 +77,8 @@ class _Form:
             "tables": self.tables(group.get("rates", {})),
             "links": {name: self.link(links, name) for name in LINKS},
             "sharing": Sharing(**{key: self.positive(sharing, f"measured.sharing.{key}") for key in sharing}),
-            "disk": self.disk(group, "measured"),
+            "disk": self.rates(group, "measured.disk"),
+            "host_store": self.rates(group, "measured.host_store"),
             "crowded": self.crowd(group["crowded"]) if "crowded" in group else None,
             **own,
         }
@@ -105,7 +111,10 @@ class _Form:
             "links": links,
             **{key: self.number(assumed, f"assumed.{key}") / bandwidth for key in ("gradient", "update")},
             "tensor": self.number(assumed, "assumed.tensor"),
-            "disk": self.disk(sheet, "datasheet", self.share(assumed, "assumed.disk") if "disk" in sheet else 1.0),
+            "disk": self.rates(
+                sheet, "datasheet.disk", self.share(assumed, "assumed.disk") if "disk" in sheet else 1.0
+            ),
+            "host_store": self.rates(sheet, "datasheet.host_store", share["links"]),
         }
 
     def tables(self, values: Any) -> dict[str, dict[str, Table]]:
@@ -126,11 +135,12 @@ class _Form:
                 raise self.fault(where, row, f"points of five positive numbers: {', '.join(Point._fields)}")
         return [Point(*map(float, row)) for row in rows]
 
-    def disk(self, group: Mapping[str, Any], where: str, share: float = 1.0) -> Disk | None:
-        if "disk" not in group:
+    def rates(self, group: Mapping[str, Any], where: str, share: float = 1.0) -> CopyRates | None:
+        name = where.rpartition(".")[2]
+        if name not in group:
             return None
-        known = self.group(group["disk"], f"{where}.disk", Disk._fields)
-        return Disk(*(share * self.positive(known, f"{where}.disk.{field}") for field in Disk._fields))
+        known = self.group(group[name], where, CopyRates._fields)
+        return CopyRates(*(share * self.positive(known, f"{where}.{field}") for field in CopyRates._fields))
 
     def link(self, links: Mapping[str, Any], name: str) -> Link:
         if name not in links:

@@ -16,9 +16,9 @@ def searched_job(question: Question, images_per_step: int, priced: Priced, site:
     flags += [f"--parallel.{key} {shell_word(value)}" for key, value in candidate.keys(priced.plan).items()]
     if question.precision != "fp32":
         flags.append(f"--train.precision {question.precision}")
-    kept = memory_keys(priced)
+    kept = memory_keys(question, priced)
     flags += [f"--memory.{key} {shell_word(value)}" for key, value in kept.items()]
-    flags += ['--memory.store "$local"'] if kept else []
+    flags += ['--memory.store "$local"'] if kept and "store" not in kept else []
     if priced.plan.rebuilt is not None:
         flags.append(f"--memory.budget {priced.limit}")
     flags += ["--train.tiles_per_step null", f"--train.images_per_step {images_per_step}"]

@@ -129,10 +129,15 @@ def speed_with(store: Store | None) -> Speed:
 
 
 def step_choices(
-    graph: Graph, bands: int, context: tuple[int, int], value_bytes: int, store: Store | None = None
+    graph: Graph,
+    bands: int,
+    context: tuple[int, int],
+    value_bytes: int,
+    store: Store | None = None,
+    speed: Speed | None = None,
 ) -> StepChoices:
-    """Of a step on a context of (height, width), of which tensors may leave for `store`. Raises GeometryError where
-    this is no legal size."""
-    costs = layer_costs(graph, bands, context, value_bytes)
-    found = network_walk(graph, costs, bands * context[0] * context[1] * value_bytes, value_bytes, speed_with(store))
+    """Of a step on a context of (height, width), of which tensors may leave for `store`; `speed`: at which a rank
+    computes, the store's unless given. Raises GeometryError where this is no legal size."""
+    costs, first = layer_costs(graph, bands, context, value_bytes), bands * context[0] * context[1] * value_bytes
+    found = network_walk(graph, costs, first, value_bytes, speed or speed_with(store))
     return StepChoices(with_store(found, store) if store else found, fixed_memory(graph, bands, value_bytes))

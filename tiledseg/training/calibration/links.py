@@ -11,6 +11,9 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import Communicator
+from tiledseg.memory.disk.rates import StoreRates
+from tiledseg.memory.host.lanes import GpuLanes
+from tiledseg.memory.host.rates import host_rates
 from tiledseg.pipeline.link_time import measure_link
 from tiledseg.planning.cost_model.profile import Link, Sharing
 from tiledseg.training.calibration.movement import least
@@ -33,6 +36,15 @@ def measure_link_of(mesh: Mesh, communicator: Communicator) -> Link:
     speed = 2 * (ranks - 1) / ranks * 8 * (_LARGE - _SMALL) / max(large - small, 1e-9)
     rounds = 2 * math.ceil(math.log2(ranks))
     return Link(pair.latency, 1 / max(pair.per_byte, 1e-15), small / rounds, speed)
+
+
+def measure_host_store(mesh: Mesh, size: int) -> StoreRates | None:
+    """The way between a device and the memory of its host: of the slowest rank, while all send `size` bytes, which may
+    share what lies between; None on a CPU. Collective: it cannot deadlock, since each measures alone, then all gather.
+    """
+    own = None if mesh.device.type == "cpu" else host_rates(GpuLanes(mesh.device), size)
+    known = [rates for rates in mesh.communicator.gather_objects(own) if rates is not None]
+    return StoreRates(*map(min, zip(*known, strict=True))) if known else None
 
 
 def _all_reduce(mesh: Mesh, communicator: Communicator, size: int) -> float:

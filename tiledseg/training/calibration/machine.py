@@ -17,7 +17,7 @@ from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS
 from tiledseg.planning.cost_model.profile import Link
 from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
 from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, measure_case, points, usual_cases
-from tiledseg.training.calibration.links import measure_link_of, measure_sharing
+from tiledseg.training.calibration.links import measure_host_store, measure_link_of, measure_sharing
 from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading, resident_bytes
 from tiledseg.training.calibration.weights import measure_weights
 from tiledseg.units.widths import ACTIVATION_BYTES
@@ -34,6 +34,9 @@ def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None, store:
     measured on rank 0, links on all. Collective."""
     disk = mesh.on_root(lambda: {} if store is None else {"disk": _rounded(store_rates(store, _MOVED)._asdict())})
     base = mesh.on_root(lambda: _base(mesh.device))
+    way = measure_host_store(mesh, _MOVED)
+    if way is not None:
+        disk["host_store"] = _rounded(way._asdict())
     hosts = mesh.communicator.gather_objects(mesh.host)
     ranks, one_host = hosts.count(hosts[0]), len(set(hosts)) == 1
     teams = ranks if mesh.device.type != "cpu" else max(1, len(os.sched_getaffinity(0)) // torch.get_num_threads())
