@@ -77,7 +77,10 @@ def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
     assert quick["settings"] == slow["settings"] == "read, grid 1 x 1"
     assert slow["recomputes"]
     assert quick["by_term"]["again"] < slow["by_term"]["again"]
-    assert "chosen, recomputing, memory.offload auto, memory.store host" in said(capsys, f"{line} {files['quick']}")
+    assert quick["away"] > slow["away"] == 0
+    table = said(capsys, f"{line} {files['quick']}")
+    words = f"memory.offload auto, memory.store host for {quick['away'] / 2**20:.2f} MiB"
+    assert f"chosen, recomputing, {words}" in table
     script = said(capsys, f"{line} {files['quick']} --emit slurm")
     assert "--memory.offload auto --memory.store host" in " ".join(script.replace("\\\n", " ").split())
     assert '"$local"' not in script

@@ -91,6 +91,7 @@ def _row(question: Question, images_per_step: int, priced: Priced) -> dict[str, 
         "grid": list(candidate.grid),
         "parallel": candidate.keys(priced.plan),
         "memory_keys": memory_keys(question, priced),
+        "away": priced.plan.offloaded.kept if priced.plan.offloaded else 0,
         "recomputes": priced.plan.rebuilt is not None or candidate.recompute != "never",
         "ranks": priced.ranks,
         "milliseconds": round(1000 * priced.seconds, 6),
@@ -143,6 +144,7 @@ def _cells(row: dict[str, Any], remark: str) -> tuple[str, ...]:
     step, talk, wait = (f"{value:.4g} ms" for value in shown)
     rest = f"{row['milliseconds'] - talking - terms['waiting']:.4g} ms"
     keys = row["memory_keys"]
-    away = "memory.offload auto, memory.store host" if "store" in keys else "a store" if keys else ""
+    host = f"memory.offload auto, memory.store host for {size(row['away'])}"
+    away = host if "store" in keys else "a store" if keys else ""
     remarks = ", ".join(filter(None, (remark, again, away)))
     return row["settings"], step, f"{row['epoch_seconds']:.4g} s", rest, talk, wait, size(row["memory"]), remarks
