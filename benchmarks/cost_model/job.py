@@ -4,8 +4,8 @@
 
 FOLDER has the images. A line of JSON a run goes to `FOLDER/ranks-RANKS.jsonl`: seconds of each step by the clock, and
 CPU seconds of the rank that took most; what the run asked of the planner lies beside it, to be asked again. Of a CASE
-alone, by its name, to `FOLDER/memory.jsonl`: the most bytes that its process held in two steps, freed memory going back
-to the system, and what its third step allocated.
+alone, by its name, to `FOLDER/memory.jsonl`: the most bytes that its process held in two steps, a checkpoint and a
+picture after each, freed memory going back to the system, and what its third step allocated.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(case: Case, folder: Path, steps: int, mesh: Mesh, metered: bool = False)
         "train.epochs": str(steps),
         "run.output": str(output),
         "run.verbosity": "0",
-        "train.checkpoint_every": "1000",
+        "train.checkpoint_every": "1" if metered else "1000",
     }
     words = [word for key, value in (keys | case.keys).items() for word in (f"--{key}", value)]
     config = parse_config(words, "benchmark", "")
@@ -93,10 +93,11 @@ def _timed(metered: bool) -> Iterator[dict[str, Any]]:
     from benchmarks.planned_peaks import allocator_peak
     from tiledseg.tracing.allocations import AllocationMeter
     from tiledseg.training import start as begun
+    from tiledseg.training.run_folder import journal
     from tiledseg.training.steps.step import Stepper
 
     found: dict[str, Any] = {"steps": []}
-    whole, trainer = Stepper.run, begun.Trainer
+    whole, trainer, seconds = Stepper.run, begun.Trainer, journal._DRAW_SECONDS
 
     def timed(stepper: Stepper, *arguments: Any) -> Any:
         clock, cpu = time.perf_counter(), time.process_time()
@@ -121,10 +122,12 @@ def _timed(metered: bool) -> Iterator[dict[str, Any]]:
         return trainer(mesh, preparation, *arguments)
 
     Stepper.run, begun.Trainer = timed, watched  # type: ignore[method-assign, assignment, misc]
+    journal._DRAW_SECONDS = 0.0 if metered else seconds
     try:
         yield found
     finally:
         Stepper.run, begun.Trainer = whole, trainer  # type: ignore[method-assign, misc]
+        journal._DRAW_SECONDS = seconds
 
 
 def _lasting(stepper: Any) -> list[Any]:

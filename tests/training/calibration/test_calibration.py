@@ -13,7 +13,7 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
-from tiledseg.commands.calibrate import write_profile
+from tiledseg.commands.calibrate import base_of_training, write_profile
 from tiledseg.memory.disk.rates import StoreRates
 from tiledseg.plan import main
 from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work
@@ -21,6 +21,7 @@ from tiledseg.planning.cost_model.profile import Pass
 from tiledseg.training.calibration import links
 from tiledseg.training.calibration.layers import Case, Timed, measure_case, points
 from tiledseg.training.calibration.machine import calibrate
+from tiledseg.training.calibration.movement import resident_bytes
 from tiledseg.user_files.machine import find_machine
 
 CPU = torch.device("cpu")
@@ -67,14 +68,26 @@ def test_the_way_to_the_hosts_memory_is_that_of_the_slowest_rank(monkeypatch: py
     assert links.measure_host_store(mesh, 7) == StoreRates(5e10, 3.0)
 
 
+def test_the_base_does_not_count_what_the_heap_keeps() -> None:
+    mesh = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
+    clean = base_of_training(mesh)
+    blocks = [bytes(100_000) for _ in range(1000)]  # each below the size that has a mapping of its own
+    pin = blocks[-1]
+    held = resident_bytes()
+    del blocks
+    assert resident_bytes() > held - 20_000_000, "freed memory lies before a block that is in use"
+    assert abs(base_of_training(mesh) - clean) < 30_000_000, "of 100 MB that were freed"
+    assert len(pin) == 100_000
+
+
 def test_a_profile_is_written_and_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mesh = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
-    values = calibrate(mesh, "here", [Case(UNet(2, base_channels=8), 16)], str(tmp_path))
+    values = calibrate(mesh, "here", 123_456_789, [Case(UNet(2, base_channels=8), 16)], str(tmp_path))
     path = tmp_path / "here.yaml"
     write_profile(str(path), values)
     profile = find_machine(str(path))
     assert profile.measured
-    assert profile.base > 10_000_000
+    assert profile.base == 123_456_789
     assert profile.gradient == 0, "it is a part of layers' rates"
     assert profile.disk is not None
     assert min(profile.disk) > 1e6

@@ -21,11 +21,10 @@ def test_a_profile_of_ranks_that_share_a_host(meshes: dict[str, Mesh], monkeypat
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(machine, "_own", lambda mesh, name, ranks, cases: changed("host.ranks", max(2, ranks)))
-    monkeypatch.setattr(machine, "_base", lambda device: 1000)
     monkeypatch.setattr(exchanges, "SIDES", (16, 32))
     monkeypatch.setattr(exchanges, "_REPEATS", 1)
     mesh = meshes["gloo"]
-    values = machine.calibrate(mesh, "here")
+    values = machine.calibrate(mesh, "here", 1000)
     profile = profile_of("here.yaml", values)
     assert profile.links["host"].latency > 0
     assert min(profile.exchange, profile.window, profile.summed, profile.norm) >= 0

@@ -18,7 +18,7 @@ from tiledseg.planning.cost_model.profile import Link
 from tiledseg.training.calibration.exchanges import measure_exchanges, measure_together
 from tiledseg.training.calibration.layers import Case, Timed, launch_seconds, measure_case, points, usual_cases
 from tiledseg.training.calibration.links import measure_host_store, measure_link_of, measure_sharing
-from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading, resident_bytes
+from tiledseg.training.calibration.movement import first_touch, measure_movement, measure_reading
 from tiledseg.training.calibration.weights import measure_weights
 from tiledseg.units.widths import ACTIVATION_BYTES
 from tiledseg.version import VERSION
@@ -29,11 +29,12 @@ VISITS = 2
 TINY = Case(UNet(2, base_channels=8, classes=5), 8)
 
 
-def calibrate(mesh: Mesh, name: str, cases: Sequence[Case] | None = None, store: str | None = None) -> dict[str, Any]:
-    """The values, on every rank; layers, of `cases` (None: the usual ones), and the disk of the folder `store` are
-    measured on rank 0, links on all. Collective."""
+def calibrate(
+    mesh: Mesh, name: str, base: int, cases: Sequence[Case] | None = None, store: str | None = None
+) -> dict[str, Any]:
+    """The values, with the `base` that was measured before, on every rank; layers, of `cases` (None: the usual ones),
+    and the disk of the folder `store` are measured on rank 0, links on all. Collective."""
     disk = mesh.on_root(lambda: {} if store is None else {"disk": _rounded(store_rates(store, _MOVED)._asdict())})
-    base = mesh.on_root(lambda: _base(mesh.device))
     way = measure_host_store(mesh, _MOVED)
     if way is not None:
         disk["host_store"] = _rounded(way._asdict())
@@ -103,13 +104,6 @@ def _own(mesh: Mesh, name: str, ranks: int, cases: Sequence[Case]) -> dict[str, 
         "rates": rates,
     }
     return {"name": name, "host": host, "measured": measured}
-
-
-def _base(device: torch.device) -> int:
-    """Bytes of a process that has done all that a training does, on next to nothing."""
-    measure_case(TINY, device, 1)
-    measure_reading(device, 0.0)
-    return resident_bytes()
 
 
 def _layers(cases: Sequence[Case], device: torch.device) -> dict[str, list[Timed]]:

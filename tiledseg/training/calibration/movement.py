@@ -29,6 +29,7 @@ from tiledseg.training.losses.objective import pixel_sums
 SIDES = (32, 160, 640)
 _CLASSES, _CHANNELS, _BANDS, _VALUE = 5, 16, 4, 4
 _REPEATS = 5
+_ON_A_MAP = rasterio.Affine(1.0, 0.0, 500_000.0, 0.0, -1.0, 5_000_000.0)
 _TOUCHED = 1 << 28  # bytes
 _LOSS, _COPY, _ENTERING = (6.0, 4.0), (2.0, 2.0), (2.0, 0.0)  # see `cost_model.prices`
 
@@ -91,12 +92,8 @@ class Reading(NamedTuple):
 def measure_reading(device: torch.device, launch: float) -> Reading:
     """From a raster on the disk of temporary files, most likely from the page cache."""
     with tempfile.TemporaryDirectory() as folder:
-        image, labels = Path(folder) / "image.tif", Path(folder) / "labels.tif"
-        side = SIDES[-1]
-        values_CHW = np.random.default_rng(0).integers(0, 255, (_BANDS, side, side), np.uint8)
-        _write_raster(image, values_CHW)
-        _write_raster(labels, values_CHW[:1] % _CLASSES)
-        found = [_sample(str(image), str(labels), each, device) for each in SIDES]
+        image, labels = write_rasters(Path(folder), SIDES[-1])
+        found = [_sample(image, labels, each, device) for each in SIDES]
     (small, _), (large, _) = found[0], found[-1]
     value = max(0.0, large - small) / (_BANDS * (SIDES[-1] ** 2 - SIDES[0] ** 2))
     rows = [
@@ -106,11 +103,20 @@ def measure_reading(device: torch.device, launch: float) -> Reading:
     return Reading(value, max(0.0, small - value * _BANDS * SIDES[0] ** 2), rows)
 
 
+def write_rasters(folder: Path, side: int) -> tuple[str, str]:
+    """An image and its labels, of five classes, on a map: what knows of maps is in memory then."""
+    image, labels = folder / "image.tif", folder / "labels.tif"
+    values_CHW = np.random.default_rng(0).integers(0, 255, (_BANDS, side, side), np.uint8)
+    _write_raster(image, values_CHW)
+    _write_raster(labels, values_CHW[:1] % _CLASSES)
+    return str(image), str(labels)
+
+
 def _write_raster(path: Path, values_CHW: np.ndarray) -> None:
     count, height, width = values_CHW.shape
-    layout = {"tiled": True, "blockxsize": 256, "blockysize": 256, "photometric": "minisblack"}
+    layout = {"tiled": True, "blockxsize": 256, "blockysize": 256, "photometric": "minisblack", "crs": "EPSG:32632"}
     with rasterio.open(
-        path, "w", driver="GTiff", height=height, width=width, count=count, dtype="uint8", **layout
+        path, "w", driver="GTiff", height=height, width=width, count=count, dtype="uint8", transform=_ON_A_MAP, **layout
     ) as file:
         file.write(values_CHW)
 
