@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,9 @@ from tiledseg.execution.times import with_times
 from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
-from tiledseg.system.freed_memory import keep_no_more
 from tiledseg.system.run_lock import hold
 from tiledseg.system.writing import writing
-from tiledseg.training.cleared import clearing_in_words, pages_taken
+from tiledseg.training.freed import Freed
 from tiledseg.training.offloading import check_store, store_in_words
 from tiledseg.training.out_of_memory import told_what_fits
 from tiledseg.training.preparing.auto import in_words
@@ -99,32 +97,20 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
             if preparation.found is not None:
                 _progress(preparation).say(in_words(preparation.found, early.saved if early else None))
             _announce(preparation, beginning, warnings)
-            if _holds_what_is_planned(preparation, mesh):
-                _progress(preparation).say(
-                    "freed memory goes back to the system: the budget has no room for pieces of it"
-                )
-        if _holds_what_is_planned(preparation, mesh):
-            keep_no_more(os.environ)
+        freed = Freed.by(preparation.question, preparation.plan, mesh.device)
+        if mesh.is_root and freed is not None:
+            _progress(preparation).say(freed.in_words)
         weights = first.tensors if first else {}
         about = About(command, warnings, hosts)
         trainer = Trainer(mesh, preparation, normalization, beginning, weights, lines, about)
         if mesh.is_root:
             for warning in trainer.notes:
                 _progress(preparation).say(f"warning: {warning}")
-        pages, begun = pages_taken(), time.perf_counter()
-        with told_what_fits(preparation.question, preparation.plan):
+        with told_what_fits(preparation.question, preparation.plan), freed or nullcontext():
             code = trainer.run(end)
-        if mesh.is_root and _holds_what_is_planned(preparation, mesh):
-            _say_what_clearing_took(preparation, pages_taken() - pages, time.perf_counter() - begun)
+        if mesh.is_root and freed is not None and freed.clearing_in_words:
+            _progress(preparation).say(freed.clearing_in_words)
         return code
-
-
-def _holds_what_is_planned(preparation: Preparation, mesh: Mesh) -> bool:
-    """Whether the host's freed memory goes back: pieces of it may add up to as much again, and a budget that tensors
-    are rebuilt for, or blocks taken, leaves no room for them."""
-    plan = preparation.plan
-    demanded = plan.rebuilt is not None or plan.blocks is not None
-    return preparation.question.budgeted and demanded and mesh.device.type == "cpu"
 
 
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
@@ -253,14 +239,6 @@ def _speed(preparation: Preparation) -> str:
     asked = preparation.question.blocks
     store = preparation.question.store or (asked.store if asked else None)
     return f"{'measured' if store else 'assumed'} {speed_with(store).in_words}"
-
-
-def _say_what_clearing_took(preparation: Preparation, pages: int, seconds: float) -> None:
-    from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
-
-    words = clearing_in_words(pages, first_touch(), seconds)
-    if words:
-        _progress(preparation).say(words)
 
 
 def _progress(preparation: Preparation) -> StepProgress:

@@ -1,0 +1,53 @@
+"""Freed memory is kept as far as a bound allows: what lies free goes back only where the process would hold more.
+
+All of it given back at once costs a step as much again (decision 0012), since the system clears each page that it gives
+out. So a thread looks at what the process holds, each millisecond, and has the C library give back the free pages of
+its heap where that nears the bound. Blocks that live are never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tiledseg.system.freed_memory import give_back_freed, why_not_kept
+
+_LOOKS = 0.001  # seconds between two
+_NEAR = 8 << 20  # bytes below the bound: what may be touched between two looks, about
+_SHARE = 0.2  # of the time, at most, goes into giving back
+
+
+@contextmanager
+def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
+    """In the block this process holds at most about so many bytes, as the system counts them, as long as what lives is
+    less. Nothing where freed memory is not kept (`why_not_kept`)."""
+    if why_not_kept(environ) is not None or not Path("/proc/self/statm").exists():
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_hold, args=(most - _NEAR, ended), name="held memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def resident_bytes() -> int:
+    """That this process holds, as the system counts them."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _hold(most: int, ended: threading.Event) -> None:
+    wait = _LOOKS
+    while not ended.wait(wait):
+        wait = _LOOKS
+        if resident_bytes() > most:
+            begun = time.perf_counter()
+            give_back_freed()
+            wait = max(_LOOKS, (time.perf_counter() - begun) * (1 / _SHARE - 1))
