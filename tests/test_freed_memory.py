@@ -54,11 +54,11 @@ NO_MORE = PAGES.replace("import keep_freed_memory", "import keep_freed_memory, k
 BELOW = """
 import ctypes, os, resource, sys, time
 from tiledseg.system.freed_memory import keep_freed_memory
-from tiledseg.system.held_memory import held_below, resident_bytes
+from tiledseg.system.held_memory import held_below, own_bytes
 keep_freed_memory(os.environ)
 library = ctypes.CDLL(None)
 library.malloc.restype = ctypes.c_void_p
-most = resident_bytes() + int(os.environ["MORE"])
+most = own_bytes() + int(os.environ["MORE"])
 with held_below(most, os.environ):
     for turn in range(2):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -67,9 +67,9 @@ with held_below(most, os.environ):
         library.free(ctypes.c_void_p(block))
         pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         limit = time.monotonic() + 20
-        while resident_bytes() > most and time.monotonic() < limit:
+        while own_bytes() > most and time.monotonic() < limit:
             time.sleep(0.005)
-    assert resident_bytes() <= most
+    assert own_bytes() <= most
 print(pages)
 """
 glibc = pytest.mark.skipif(why_not_kept({}) is not None, reason="the C library is not glibc")

@@ -18,12 +18,12 @@ from tiledseg.system.freed_memory import give_back_freed, why_not_kept
 
 _LOOKS = 0.001  # seconds between two
 _NEAR = 8 << 20  # bytes below the bound: what may be touched between two looks, about
-_SHARE = 0.2  # of the time, at most, goes into giving back
+_SHARE = 0.2  # of the time, at most, goes into giving back where that does not help
 
 
 @contextmanager
 def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
-    """In the block this process holds at most about so many bytes, as the system counts them, as long as what lives is
+    """In the block this process holds at most about so many bytes of its own (`own_bytes`), as long as what lives is
     less. Nothing where freed memory is not kept (`why_not_kept`)."""
     if why_not_kept(environ) is not None or not Path("/proc/self/statm").exists():
         yield
@@ -38,16 +38,18 @@ def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
         thread.join()
 
 
-def resident_bytes() -> int:
-    """That this process holds, as the system counts them."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def own_bytes() -> int:
+    """That this process holds in memory and no file has: libraries' pages come and go as the system likes."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _hold(most: int, ended: threading.Event) -> None:
     wait = _LOOKS
     while not ended.wait(wait):
         wait = _LOOKS
-        if resident_bytes() > most:
+        if own_bytes() > most:
             begun = time.perf_counter()
             give_back_freed()
-            wait = max(_LOOKS, (time.perf_counter() - begun) * (1 / _SHARE - 1))
+            if own_bytes() > most:  # for what lives: nothing is left to give
+                wait = max(_LOOKS, (time.perf_counter() - begun) * (1 / _SHARE - 1))

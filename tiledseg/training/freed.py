@@ -14,7 +14,7 @@ import torch
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.system.freed_memory import keep_no_more
-from tiledseg.system.held_memory import held_below, resident_bytes
+from tiledseg.system.held_memory import held_below, own_bytes
 
 WORTH_SAYING = 0.1  # of the run's time
 
@@ -26,7 +26,7 @@ class Freed(AbstractContextManager[None]):
     def __init__(self, budget: int, in_blocks: bool) -> None:
         self.clearing_in_words: str | None = None  # what it took, when it has ended
         self._budget, self._in_blocks = budget, in_blocks
-        self._most = resident_bytes() + budget
+        self._most = own_bytes() + budget
         self._stack = ExitStack()
         if in_blocks:
             keep_no_more(os.environ)
