@@ -19,7 +19,7 @@ from tiledseg.geometry.memory_policy import keep_all
 from tiledseg.memory.disk.file_mover import FileMover
 from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.offload import Offload
-from tiledseg.planning.memory import leaving
+from tiledseg.planning.memory import choice, leaving
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.leaving import choose, held
 from tiledseg.planning.memory.store import Store
@@ -101,3 +101,23 @@ def test_a_step_takes_at_most_what_is_planned(
     assert moving.figures.peak_bytes <= plan.staying
     assert max(peaks) == pytest.approx(found.peak - choices.fixed, rel=0.002)
     assert all(torch.equal(*grads) for grads in zip(weights_of(kept), weights_of(module), strict=True))
+
+
+def test_what_fits_without_a_store_is_found_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where time has ended before any choice was found by which tensors may leave; how good it is, is not known."""
+    asked = UNet(3, base_channels=8).graph(), 4, (256, 256), 4
+    plain, stored = step_choices(*asked), step_choices(*asked, Store(1e6, 1e6, Speed()))
+    budget = plain.fixed + max(plain.walk.base) + (plain.kept - plain.fixed - max(plain.walk.base)) // 2
+    expected = plain.choose(budget)
+    monkeypatch.setattr(choice, "choose", lambda walk, *given: None if leaves(walk) else choose(walk, *given))
+    found = stored.choose(budget)
+    assert expected is not None
+    assert found is not None
+    assert leaves(stored.walk)
+    assert not found.away
+    assert (found.policy, found.peak, found.extra) == (expected.policy, expected.peak, expected.extra)
+    assert (expected.gap, found.gap) == (0, 1)
+
+
+def leaves(walk: Walk) -> bool:
+    return any(item.can_be("offload") for item in walk.items)

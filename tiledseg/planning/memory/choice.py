@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD, MemoryPolicy
@@ -79,8 +80,12 @@ class StepChoices:
         return self.fixed + price_all_kept(self.walk).peak
 
     def choose(self, budget: int, quick: bool = False) -> MemoryChoice | None:
-        """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do."""
+        """The cheapest of at most `budget` bytes; None where none was found. `quick`: some good one will do. Where
+        time ends before any is found by which tensors may leave, all of it goes into those by which none does."""
         chosen = choose(self.walk, budget - self.fixed, quick)
+        if chosen is None and not quick and any(item.can_be(OFFLOAD) for item in self.walk.items):
+            chosen = choose(staying(self.walk), budget - self.fixed)
+            chosen = chosen and replace(chosen, least=0.0)  # nobody knows what the others take
         return None if chosen is None else self.told(chosen)
 
     def peak(self, policy: MemoryPolicy) -> int:
@@ -113,6 +118,11 @@ class StepChoices:
             sizes = level.kept + size * (choice == KEEP), level.rebuilt + again
             found[name] = LevelChoice(name, *sizes, level.extra + extra, level.away + away)
         return tuple(found.values())
+
+
+def staying(walk: Walk) -> Walk:
+    """The same, of which nothing may leave."""
+    return replace(walk, items=tuple(replace(item, offload=math.inf) for item in walk.items))
 
 
 def _least(fits: Callable[[int], bool], low: int, high: int) -> int:
