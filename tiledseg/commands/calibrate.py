@@ -15,6 +15,7 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.planning.cost_model.profile_form import profile_of
 from tiledseg.system.console import answer
 from tiledseg.system.freed_memory import give_back_freed, keep_freed_memory
+from tiledseg.system.held_memory import resident_bytes
 from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
 
@@ -49,7 +50,7 @@ def base_of_training(mesh: Mesh) -> int:
     from tiledseg.comm.launch import SERIAL
     from tiledseg.comm.transports.collectives import SerialCommunicator
     from tiledseg.commands.config_file import as_config, to_yaml
-    from tiledseg.training.calibration.movement import resident_bytes, write_rasters
+    from tiledseg.training.calibration.movement import write_rasters
     from tiledseg.training.start import start
 
     alone = replace(mesh, launch=SERIAL, communicator=SerialCommunicator(), transport="serial", watch=None)

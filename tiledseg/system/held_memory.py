@@ -38,10 +38,21 @@ def held_below(most: int, environ: Mapping[str, str]) -> Iterator[None]:
         thread.join()
 
 
+def resident_bytes() -> int:
+    """Of this process, as the system counts them."""
+    return _resident_and_shared()[0]
+
+
 def own_bytes() -> int:
-    """That this process holds in memory and no file has: libraries' pages come and go as the system likes."""
+    """Those that no file has: libraries' pages come and go as the system likes."""
+    resident, shared = _resident_and_shared()
+    return resident - shared
+
+
+def _resident_and_shared() -> tuple[int, int]:
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(resident) * page, int(shared) * page
 
 
 def _hold(most: int, ended: threading.Event) -> None:

@@ -149,9 +149,3 @@ def _write(view: np.ndarray) -> float:
     begun = time.perf_counter()
     view[:: os.sysconf("SC_PAGE_SIZE")] = 1
     return time.perf_counter() - begun
-
-
-def resident_bytes() -> int:
-    """Of this process, as the system counts them."""
-    fields = Path("/proc/self/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
