@@ -23,7 +23,7 @@ NARROW = 40  # states after a moment, at first
 WIDER = 8  # times as many then: once in a part that can be split, else again and again
 ROOT = 0.4  # of the work is done before anything is split
 MANY, PATIENCE = 2000, 5  # states, and times the work, where no choice is known that fits
-MOST_WORK = 12_000_000  # in all: less than a second's
+MOST_WORK = 9_000_000  # in all: less than a second's
 
 
 @dataclass(frozen=True)
