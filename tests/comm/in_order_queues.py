@@ -7,12 +7,13 @@ each message's other end. One that stands at a head for longer than the limit fa
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -57,9 +58,10 @@ class Board:
     def fail(self) -> None:
         """Gives the mesh up, with what every rank is at; the first to say so is heard."""
         rows = [row.tobytes().rstrip(b"\0").decode() or "nothing" for row in self._words]
-        path = self._folder / "fault"
-        if not path.exists():
-            path.write_text("; ".join(f"rank {rank}: {row}" for rank, row in enumerate(rows)))
+        own = self._folder / f"fault of rank {self.rank}, {threading.get_ident()}"
+        own.write_text("; ".join(f"rank {rank}: {row}" for rank, row in enumerate(rows)))
+        with suppress(FileExistsError):
+            os.link(own, self._folder / "fault")  # whole, and one alone: others may give up in the same moment
         self._failed[0] = 1
 
     def check(self) -> None:
