@@ -24,7 +24,6 @@ class Freed(AbstractContextManager[None]):
     what its tensors hold alone, where blocks are taken: they are for memory that is shorter still."""
 
     def __init__(self, budget: int, in_blocks: bool) -> None:
-        self.clearing_in_words: str | None = None  # what it took, when it has ended
         self._budget, self._in_blocks = budget, in_blocks
         self._most = own_bytes() + budget
         self._stack = ExitStack()
@@ -52,11 +51,13 @@ class Freed(AbstractContextManager[None]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
-        if kind is None:
-            from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
+        self._pages, self._seconds = pages_taken() - self._pages, time.perf_counter() - self._begun
 
-            pages, seconds = pages_taken() - self._pages, time.perf_counter() - self._begun
-            self.clearing_in_words = clearing_in_words(pages, first_touch(), seconds)
+    def what_it_took(self) -> str | None:
+        """For the user, after the run: see `clearing_in_words`."""
+        from tiledseg.training.calibration.movement import first_touch  # and all that measures, for this alone
+
+        return clearing_in_words(self._pages, first_touch(), self._seconds)
 
 
 def pages_taken() -> int:

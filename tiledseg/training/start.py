@@ -108,8 +108,9 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
                 _progress(preparation).say(f"warning: {warning}")
         with told_what_fits(preparation.question, preparation.plan), freed or nullcontext():
             code = trainer.run(end)
-        if mesh.is_root and freed is not None and freed.clearing_in_words:
-            _progress(preparation).say(freed.clearing_in_words)
+        took = freed.what_it_took() if mesh.is_root and freed is not None else None
+        if took:
+            _progress(preparation).say(took)
         return code
 
 

@@ -9,11 +9,10 @@ import pytest
 from tests.planning.memory.drawn_walks import all_choices, drawn_walk, replayed
 from tiledseg.architecture.unet import UNet
 from tiledseg.planning.memory import best, bound
-from tiledseg.planning.memory.best import choose
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.ways import Ways
 from tiledseg.planning.walk import parts
-from tiledseg.planning.walk.items import price, price_all_kept
+from tiledseg.planning.walk.items import Walk, price, price_all_kept
 from tiledseg.planning.walk.parts import Part
 
 
@@ -71,7 +70,7 @@ def test_work_has_an_end() -> None:
     ways, whole, budget = Ways(walk), Part.whole(walk), low + (kept - low) * 65 // 100
     found = best.find(ways, budget, whole, most_work=100_000)
     assert found.choices is not None
-    assert found.priced(walk).gap > 0
+    assert found.priced(walk, 0).gap > 0
     assert best.find(ways, budget, whole, below=found.least).choices is None
 
 
@@ -83,3 +82,9 @@ def test_nothing_to_choose() -> None:
     assert (found.choices, found.seconds, found.peak) == ((), 0.0, 5)
     assert choose(empty, 4) is None
     assert not math.isinf(found.least)
+
+
+def choose(walk: Walk, budget: int) -> best.Chosen | None:
+    """Where nothing stays of what leaves."""
+    found = best.find(Ways(walk, budget), budget, Part.whole(walk))
+    return None if found.choices is None else found.priced(walk, 0)

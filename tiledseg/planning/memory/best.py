@@ -23,6 +23,7 @@ NARROW = 40  # states after a moment, at first
 WIDER = 8  # times as many then: once in a part that can be split, else again and again
 ROOT = 0.4  # of the work is done before anything is split
 MANY, PATIENCE = 2000, 5  # states, and times the work, where no choice is known that fits
+LEANER_OF = 2  # in place of LEAN_OF, then
 MOST_WORK = 9_000_000  # in all: less than a second's
 
 
@@ -54,22 +55,16 @@ class Found(NamedTuple):
     least: float
     work: int
 
-    def priced(self, walk: Walk, besides: int = 0) -> Chosen:
+    def priced(self, walk: Walk, besides: int) -> Chosen:
         """With its peak, of which `besides` bytes are not the walk's."""
         assert self.choices is not None, "something was found"
         cost = price(walk, self.choices)
         return Chosen(self.choices, cost.seconds, cost.peak + besides, max(0.0, min(self.least, cost.seconds)))
 
 
-def choose(walk: Walk, budget: int) -> Chosen | None:
-    """The cheapest choice of a peak of at most `budget` bytes; None where none was found that fits."""
-    found = find(Ways(walk, budget), budget, Part.whole(walk))
-    return None if found.choices is None else found.priced(walk)
-
-
 def find(ways: Ways, budget: int, part: Part, below: float = math.inf, most_work: int = MOST_WORK) -> Found:
-    """The same, of a part of all choices, and of those of less than `below` seconds, by about so much work; by more
-    where none has been found yet."""
+    """The cheapest choice of a peak of at most `budget` bytes, of a part of all choices and of those of less than
+    `below` seconds, by about so much work; by more where none has been found yet."""
     tree = _Tree(ways, budget, below, most_work)
     tree.add(part)
     tree.grow()
@@ -80,7 +75,7 @@ def find(ways: Ways, budget: int, part: Part, below: float = math.inf, most_work
 
 def find_some(ways: Ways, budget: int, part: Part) -> Found:
     """Some good choice: the best that few states lead to."""
-    for lean_of in (LEAN_OF, 2):
+    for lean_of in (LEAN_OF, LEANER_OF):
         search = Search(ways, budget, part, None)
         found, least = search.run(NARROW, math.inf, lean_of=lean_of)
         if found is not None or math.isinf(least):
@@ -122,10 +117,8 @@ class _Tree:
 
     def look_for_any(self, whole: Part) -> None:
         """Before it is said that none is found: through all at once by many states, then on."""
-        found, _ = Search(self.ways, self.budget, whole, None).run(MANY, math.inf, self.most_work, lean_of=2)
-        if found is not None:
-            self.best, self.seconds = found, price(self.walk, found).seconds
         work = self.most_work
+        self._take(Search(self.ways, self.budget, whole, None).run(MANY, math.inf, work, LEANER_OF)[0])
         while self.best is None and self.open and self.most_work < PATIENCE * work:
             self.most_work += work
             self.grow()
@@ -160,9 +153,12 @@ class _Tree:
         most_work = math.inf if width == NARROW else self._work_for(part, width)
         found, least = search.run(width, self.seconds, most_work)
         self.work += search.work
+        self._take(found)
+        return least
+
+    def _take(self, found: tuple[str, ...] | None) -> None:
         if found is not None:
             self.best, self.seconds = found, price(self.walk, found).seconds
-        return least
 
     def _is_beaten(self, bound: float) -> bool:
         return bound >= self.seconds * (1 - 1e-12)

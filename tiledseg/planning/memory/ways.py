@@ -32,7 +32,7 @@ class Key(NamedTuple):
 @dataclass(frozen=True)
 class Moment:
     """`entering`: items that are decided at it; `waiting`: those decided later, as bits; `decided`: how many are, it
-    included. `after`: bytes that are there whatever is chosen at the moments that follow, at most."""
+    included. `following`: bytes that are there whatever is chosen at the moments that follow it, at most."""
 
     number: int
     entering: tuple[int, ...]
