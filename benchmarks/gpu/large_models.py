@@ -1,14 +1,17 @@
 """A step whose activations have a half, a third and a quarter of the memory that they would take: what it costs.
 
-`the plan`: the policy that `memory.budget` chooses with `memory.offload: auto`: tensors are computed once more, or
-leave for the host's memory, at rates that are measured first. `large_model_support`: around the network of somebody's
-loop, which knows nothing of this project; parts are computed once more, and what is still too much leaves. `copies
-alone`: the same without knowing the network, so that nothing is computed twice. Peaks are those of a GPU's allocator.
+`kept`: the cheapest policy by which so much of what plain PyTorch keeps lies there when the forward pass has ended; of
+a network without a norm, and of one with. All others are parts of a step's peak. `the plan`: the policy that
+`memory.budget` chooses with `memory.offload: auto`: tensors are computed once more, or leave for the host's memory, at
+rates that are measured first. `large_model_support`: around the network of somebody's loop, which knows nothing of this
+project; parts are computed once more, and what is still too much leaves. `copies alone`: the same without knowing the
+network, so that nothing is computed twice. Bytes are those of a GPU's allocator.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -18,6 +21,7 @@ from torch import nn
 
 from benchmarks.gpu.part import SkippedError, begin_part
 from benchmarks.gpu.production import forget_peak, median_seconds, peak_bytes
+from benchmarks.large_model_support.kept import SHARES, keeping, plain_bytes
 from benchmarks.large_model_support.network import PlainUNet
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.precision import autocast, make_deterministic
@@ -26,7 +30,7 @@ from tiledseg.memory.mover import HOST
 from tiledseg.memory.movers import mover_to
 from tiledseg.memory.offload import Offload
 from tiledseg.models.network import GraphNetwork, build_modules
-from tiledseg.planning.memory.choice import StepChoices, step_choices
+from tiledseg.planning.memory.choice import MemoryChoice, StepChoices, step_choices
 from tiledseg.planning.memory.store import Store
 from tiledseg.planning.run.memory.offloading import offload_by
 from tiledseg.training.losses.objective import cross_entropy_sums
@@ -35,7 +39,7 @@ from tiledseg.training.preparing.measured_store import measured_store
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 MOST_ON_HOST = 16 << 30
-SHARES = {"a half": 2, "a third": 3, "a quarter": 4}
+NORMS = "none", "batch"
 IGNORED, BANDS, CLASSES = 255, 4, 5
 Whole = dict[str, Any] | None
 
@@ -50,18 +54,30 @@ class Loop:
         self._x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         self._target_BHW = torch.randint(0, CLASSES, (1, side, side), device=device)
 
+        self._kept = 0
+
     def step(self) -> None:
         with autocast("bf16", self.device):
             logits_BKHW = self.network(self._x_BCHW)
+        self._kept = self._allocated()
         cross_entropy_sums(logits_BKHW.float(), self._target_BHW, IGNORED)[0].backward()
 
     def measure(self, repeats: int) -> dict[str, Any]:
-        """Milliseconds of a step, and its peak over what lies there between two."""
+        """Milliseconds of a step, and over what lies there between two its peak, and what it keeps when the forward
+        pass has ended."""
         self.step()
         forget_peak(self.device)
-        between = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+        between = self._allocated()
         seconds, peak = median_seconds(self.step, self.device, repeats), peak_bytes(self.device)
-        return {"ms": 1e3 * seconds, "bytes": None if peak is None else peak - between}
+        if peak is None:
+            return {"ms": 1e3 * seconds, "bytes": None, "kept": None}
+        return {"ms": 1e3 * seconds, "bytes": peak - between, "kept": self._kept - between}
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+
+Limited = Callable[[Loop, int, int, Whole], dict[str, Any]]
 
 
 def main() -> int:
@@ -69,19 +85,27 @@ def main() -> int:
     make_deterministic(False)
     small = part.small or part.device.type == "cpu"
     levels, channels, side, repeats = (3, 4, 64, 1) if small else (5, 64, 1440, 5)
-    unet = UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm="batch")
     store = None if part.device.type == "cpu" else measured_store(HOST, 1, None, "bf16", part.device)
     part.measure("the way to the host", "bytes a second", partial(rates, store))
-    choices = step_choices(unet.graph(), BANDS, (side, side), ACTIVATION_BYTES["bf16"], store)
-    ways = {
-        "the plan": (by_plan, Loop(build_modules(unet, seed=0), side, part.device)),
-        "large_model_support": (by_support, Loop(PlainUNet(levels, channels, BANDS, CLASSES), side, part.device)),
-        "copies alone": (by_copies, Loop(PlainUNet(levels, channels, BANDS, CLASSES), side, part.device)),
+    bare, normed = (UNet(levels, base_channels=channels, bands=BANDS, classes=CLASSES, norm=n) for n in NORMS)
+    choices_of = partial(step_choices, bands=BANDS, context=(side, side), value_bytes=ACTIVATION_BYTES["bf16"])
+    first, second = (choices_of(unet.graph(), store=store) for unet in (bare, normed))
+    plain = partial(PlainUNet, levels, channels, BANDS, CLASSES)
+    networks: dict[str, tuple[Limited, Callable[[], nn.Module]]] = {
+        "kept": (partial(by_kept, first, plain_bytes(bare, side, "bf16")), partial(build_modules, bare, seed=0)),
+        "kept, batch norm": (
+            partial(by_kept, second, plain_bytes(normed, side, "bf16")),
+            partial(build_modules, normed, seed=0),
+        ),
+        "the plan": (partial(by_plan, second), partial(build_modules, normed, seed=0)),
+        "large_model_support": (partial(by_support, second), plain),
+        "copies alone": (partial(by_copies, second), plain),
     }
-    for name, (limited, loop) in ways.items():
+    for name, (limited, network) in networks.items():
+        loop = Loop(network(), side, part.device)
         whole = part.measure(f"{name}: everything kept", "ms", partial(loop.measure, repeats), needs=3)
         for words, part_of in SHARES.items():
-            one = partial(limited, loop, choices, part_of, repeats, whole)
+            one = partial(limited, loop, part_of, repeats, whole)
             part.measure(f"{name}: activations in {words}", "times as long", one, needs=5)
     return int(part.failed)
 
@@ -94,14 +118,28 @@ def rates(store: Store | None) -> dict[str, float]:
     return {"written": store.written, "read": store.read, "flops": speed.flops, "bandwidth": speed.memory_bandwidth}
 
 
-def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
-    """By the policy that is cheapest for a step in so much memory; results are the same to the last bit."""
-    network = loop.network
-    assert isinstance(network, GraphNetwork), "it follows policies"
+def by_kept(choices: StepChoices, plain: int, loop: Loop, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+    """By the cheapest policy that keeps so much of `plain` bytes, whatever its peak."""
+    found = keeping(choices, plain // part_of)
+    if found is None:
+        raise SkippedError(f"no policy keeps as little as {plain / part_of / 1e9:.3g} GB")
+    planned = choices.found.kept(choices.found.lying(found.policy))
+    return _followed(found, loop, repeats, whole) | {"planned_kept": planned, "plain": plain}
+
+
+def by_plan(choices: StepChoices, loop: Loop, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+    """By the policy that is cheapest for a step in so much memory."""
     budget = choices.fixed + (choices.kept - choices.fixed) // part_of
     found = choices.choose(budget)
     if found is None:
         raise SkippedError(f"no policy fits {budget / 1e9:.3g} GB: {choices.least() / 1e9:.3g} GB is the least")
+    return _followed(found, loop, repeats, whole)
+
+
+def _followed(found: MemoryChoice, loop: Loop, repeats: int, whole: Whole) -> dict[str, Any]:
+    """Results are the same to the last bit."""
+    network = loop.network
+    assert isinstance(network, GraphNetwork), "it follows policies"
     kept, away = network.memory, offload_by(found)
     moving = (
         None if away is None else Offload(mover_to("host", loop.device, MOST_ON_HOST), away.staying, 1, all_kept=False)
@@ -114,13 +152,13 @@ def by_plan(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole:
         network.follow(kept)
 
 
-def by_support(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+def by_support(choices: StepChoices, loop: Loop, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
     """Parts of the module are computed once more, as far as the budget demands."""
     with large_model_support(loop.network, budget=(choices.kept - choices.fixed) // part_of):
         return _beside(loop.measure(repeats), whole)
 
 
-def by_copies(loop: Loop, choices: StepChoices, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
+def by_copies(choices: StepChoices, loop: Loop, part_of: int, repeats: int, whole: Whole) -> dict[str, Any]:
     """Tensors leave for the host's memory, whatever the network."""
     if loop.device.type == "cpu":
         raise SkippedError("a CPU's tensors lie in the host's memory as it is")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 
-def block(channels: int, out: int) -> nn.Sequential:
-    """Two convolutions, each with a batch norm and an activation."""
+def block(channels: int, out: int, normed: bool = True) -> nn.Sequential:
+    """Two convolutions, each with a batch norm, unless not `normed`, and an activation."""
     layers: list[nn.Module] = []
     for taken in (channels, out):
-        layers += [nn.Conv2d(taken, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True)]
+        norms = [nn.BatchNorm2d(out)] if normed else []
+        layers += [nn.Conv2d(taken, out, 3, padding=1, bias=not normed), *norms, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
@@ -20,14 +23,20 @@ class PlainUNet(nn.Module):
     """`recompute`: every block is computed again in the backward pass, as torch.utils.checkpoint does it."""
 
     def __init__(
-        self, levels: int, base_channels: int, bands: int = 4, classes: int = 5, recompute: bool = False
+        self,
+        levels: int,
+        base_channels: int,
+        bands: int = 4,
+        classes: int = 5,
+        recompute: bool = False,
+        normed: bool = True,
     ) -> None:
         super().__init__()
         widths = [base_channels << level for level in range(levels)]
         self.recompute = recompute
-        self.encoders = nn.ModuleList(map(block, [bands, *widths[:-1]], widths))
+        self.encoders = nn.ModuleList(block(*pair, normed) for pair in pairwise([bands, *widths]))
         self.ups = nn.ModuleList(nn.ConvTranspose2d(2 * c, c, 2, stride=2) for c in reversed(widths[:-1]))
-        self.decoders = nn.ModuleList(block(2 * c, c) for c in reversed(widths[:-1]))
+        self.decoders = nn.ModuleList(block(2 * c, c, normed) for c in reversed(widths[:-1]))
         self.head = nn.Conv2d(base_channels, classes, 1)
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,65 @@
+"""What a part of the activations costs: the cheapest of all choices that keep so little, and what steps really keep."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from benchmarks.large_model_support.kept import keeping, plain_bytes
+from tiledseg.architecture.unet import UNet
+from tiledseg.geometry.memory_words import KEEP, REBUILD
+from tiledseg.models.network import build_modules
+from tiledseg.planning.memory.choice import StepChoices, step_choices
+from tiledseg.planning.walk.items import price
+from tiledseg.tracing.allocations import AllocationMeter
+from tiledseg.units.widths import ACTIVATION_BYTES
+
+SIZE = 64
+
+
+def choices_of(unet: UNet) -> StepChoices:
+    return step_choices(unet.graph(), unet.bands, (SIZE, SIZE), ACTIVATION_BYTES["fp32"])
+
+
+@pytest.mark.parametrize("part", [2, 3, 5])
+def test_it_is_the_cheapest_of_all_choices_that_keep_so_little(part: int) -> None:
+    step = choices_of(UNet(2, base_channels=4))
+    items, most = step.walk.items, plain_bytes(UNet(2, base_channels=4), SIZE, "fp32") // part
+    seconds = [
+        price(step.walk, words).seconds
+        for words in itertools.product((KEEP, REBUILD), repeat=len(items))
+        if all(item.can_be(word) for item, word in zip(items, words, strict=True)) and step.found.kept(words) <= most
+    ]
+    found = keeping(step, most)
+    assert (found is None) == (not seconds)
+    if found is not None:
+        assert found.extra * 3 * step.found.forward == pytest.approx(min(seconds))
+    assert part == 5 or seconds, "only the last asks for too much"
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_a_step_keeps_what_is_planned(norm: str) -> None:
+    unet = UNet(3, base_channels=8, norm=norm)
+    step, plain = choices_of(unet), plain_bytes(unet, SIZE, "fp32")
+    network = build_modules(unet, seed=0).train()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    drawn_BCHW = torch.randn(1, unet.bands, SIZE, SIZE).contiguous(memory_format=torch.channels_last)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    known = [tensor for p in network.parameters() for tensor in (p, p.grad) if tensor is not None]
+    for most in (plain, plain * 3 // 4, plain // 2):
+        found = keeping(step, most)
+        assert found is not None
+        planned = step.found.kept(step.found.lying(found.policy))
+        network.follow(found.policy)
+        with AllocationMeter([*known, *network.buffers()]) as meter:
+            x_BCHW = drawn_BCHW.clone()
+            labels_BHW = torch.zeros(1, SIZE, SIZE, dtype=torch.long)
+            loss = cross_entropy(network(x_BCHW), labels_BHW, reduction="sum")
+            kept = meter.bytes
+            loss.backward()
+        assert planned <= most
+        assert kept == pytest.approx(planned, rel=1e-3)
