@@ -60,6 +60,7 @@ def test_all_ranks_hold_the_file_that_one_has_opened_once(
         average.update({f"built {k}": v for k, v in checkpoint_mapper(saved).build(mesh).state_dict().items()})
         mesh.communicator.barrier()
 
+    mesh.communicator.barrier()  # nobody reads the files of the test before any more
     counted = opens(saved.path, load)
     mesh.communicator.barrier()
     assert counted == {MODEL: 1, OPTIMIZER: 1, AVERAGE: 2}
