@@ -36,9 +36,10 @@ class Bring:
         """What of the tensor at hand goes on."""
         return x_BCHW if self.crop is None else cropped(x_BCHW, *self.crop.slices)
 
-    def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float) -> torch.Tensor:
-        """What the node reads."""
-        return self.padded(exchanger.exchange(self.cut(x_BCHW), self.exchange, fill), fill)
+    def window(self, x_BCHW: torch.Tensor, exchanger: HaloExchanger, fill: float, owned: bool = False) -> torch.Tensor:
+        """What the node reads; `owned`: it makes the gradient of that itself."""
+        owned = owned and self.pads is None
+        return self.padded(exchanger.exchange(self.cut(x_BCHW), self.exchange, fill, owned), fill)
 
     def padded(self, x_BCHW: torch.Tensor, fill: float) -> torch.Tensor:
         """With what is missing beyond the image's ends."""
@@ -67,8 +68,10 @@ class Action:
         only = self.inputs[0]
         if overlap and only.exchange is not None and only.pads is None and layer.can_overlap(self.place):
             return layer.overlapped(only.cut(inputs[0]), self.place, exchangers[0], only.exchange)
-        brought = zip(self.inputs, inputs, exchangers, strict=True)
-        return layer(self.place, *(bring.window(x, exchanger, layer.fill) for bring, x, exchanger in brought))
+        if layer.form is not None and only.exchange is not None and only.pads is None:
+            return exchangers[0].activated(only.cut(inputs[0]), only.exchange, layer.form)
+        brought, owned = zip(self.inputs, inputs, exchangers, strict=True), layer.descriptions[0].owns_gradient
+        return layer(self.place, *(bring.window(x, exchanger, layer.fill, owned) for bring, x, exchanger in brought))
 
 
 def compile_actions(

@@ -18,6 +18,7 @@ from tiledseg.geometry.graph import Graph, chain
 from tiledseg.geometry.layers.activations import Activation, Mark, ZeroAtZero
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.dropout import ChannelDropout
+from tiledseg.models.layers.activated import is_watched
 from tiledseg.models.layers.block import BlockModule, Place
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
 from tiledseg.models.layers.pixelwise import ComputedConvolution
@@ -31,6 +32,7 @@ from tiledseg.spatial.norm import SpatialBatchNorm, SpatialNorm
 from tiledseg.spatial.place import SpatialLayer
 from tiledseg.spatial.pool import SpatialAveragePool, SpatialMaxPool
 from tiledseg.spatial.upsample import SpatialPixelShuffle, SpatialPixelUnshuffle, SpatialUpsample
+from tiledseg.spatial.written import Written, written
 
 # No pixel of their output looks at another: they compute a block as they compute an image. These are zero at zero, and
 # torch differentiates them by their output, so they can write it over their input.
@@ -57,8 +59,13 @@ class Pointwise(SpatialLayer):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.module = module
+        self._form = written(module)
         description = _pointwise(module)
         self.descriptions = description, description
+
+    @property
+    def form(self) -> Written | None:
+        return None if is_watched(self.module) else self._form
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.module(x_BCHW)

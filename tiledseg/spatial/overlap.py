@@ -131,7 +131,7 @@ class OverlappedConvolution(torch.autograd.Function):
             window_gradient_BCHW = conv2d_input(
                 window_BCHW.shape, weight, gradient_BCHW, o.stride, o.padding, o.dilation, o.groups
             )
-            flight = job.exchanger.start_back(window_gradient_BCHW, job.exchange)
+            flight = job.exchanger.start_back(window_gradient_BCHW, job.exchange, owned=True)
         if ctx.needs_input_grad[1]:
             dweight = conv2d_weight(window_BCHW, weight.shape, gradient_BCHW, o.stride, o.padding, o.dilation, o.groups)
         if ctx.has_bias and ctx.needs_input_grad[2]:

@@ -45,6 +45,10 @@ class _Weighted(Layer):
         return (0,)
 
     @property
+    def owns_gradient(self) -> bool:
+        return True
+
+    @property
     def straightens_gradient(self) -> bool:
         return True
 

@@ -181,6 +181,12 @@ class Layer:
         return "new"
 
     @property
+    def owns_gradient(self) -> bool:
+        """Whether its backward pass makes the gradients of its inputs itself, so that nobody else has them: they may be
+        added to."""
+        return False
+
+    @property
     def straightens_gradient(self) -> bool:
         """Whether its backward pass copies its output's gradient where that does not lie channels last in one piece."""
         return False

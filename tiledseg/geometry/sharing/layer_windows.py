@@ -10,9 +10,9 @@ computed twice (E = 1); a run as long as the network is one exchange of its inpu
     conv0 gives         |-=========-|          or conv0 gives that pixel too, from a wider exchange (fusion 2)
     exchanged         |--===========--|
 
-The exchange for a convolution is made before the activation (and whatever else is zero at zero) in front of it. The
-activation then works in place on the window, halo and zero padding included, and autograd keeps that one tensor for
-both layers in place of two (docs/decisions/0006).
+The exchange for a convolution is made before the activation in front of it, past whatever else is zero at zero. The
+window, halo and zero padding included, is then made as the activation's output: it costs no copy, and autograd keeps
+that one tensor for both layers in place of two (docs/decisions/0006).
 
 A run does not pass a node that takes a tensor of an earlier run: that would need a wider exchange as well.
 """
@@ -218,15 +218,16 @@ def _needs_more(graph: Graph, partitions: Sequence[Partition], k: int, index: in
 
 
 def _carriers(graph: Graph, exchanges: set[Edge]) -> dict[int, tuple[int, ...]]:
-    """For the nodes before which halos travel and could travel earlier: the nodes that they pass, first to last."""
+    """For the nodes before which halos travel and could travel before an activation: the nodes that they pass, first to
+    last."""
     earlier = {}
     for k, _ in exchanges:
         passed = [k]
-        while graph.layers[k].pads_with_zeros and (source := graph.sources[passed[0]][0]) > 0:
+        while not graph.layers[passed[0]].overwrites and (source := graph.sources[passed[0]][0]) > 0:
             if not graph.layers[source - 1].keeps_zero or graph.readers[source] != (passed[0],):
                 break
             passed.insert(0, source - 1)
-        if len(passed) > 1:
+        if graph.layers[k].pads_with_zeros and graph.layers[passed[0]].overwrites:
             earlier[k] = tuple(passed)
     return earlier
 

@@ -45,13 +45,13 @@ class Activated:
         if activation is None or not module.activates(inputs[0]):
             return self._compute(k, inputs)
         after = self._modules[activation]
-        if _is_watched(module) or _is_watched(after):
+        if is_watched(module) or is_watched(after):
             return self._compute(k, inputs)
         self._done.add(activation)
         made: torch.Tensor = module.activated(inputs[0], after.negative_slope)
         return made
 
 
-def _is_watched(module: nn.Module) -> bool:
+def is_watched(module: nn.Module) -> bool:
     """Whether somebody wants to see what goes through it."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

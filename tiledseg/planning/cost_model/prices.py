@@ -12,7 +12,16 @@ from tiledseg.planning.cost_model.layer_work import LayerWork, graph_work, nodes
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import Pass, Profile
 from tiledseg.planning.cost_model.step_time import StepTime
-from tiledseg.planning.step.halo_traffic import Sent, TensorAt, inputs_of, statistic_sums, tensors_of
+from tiledseg.planning.step.halo_traffic import (
+    Sent,
+    TensorAt,
+    given_back_in_place,
+    inputs_by_node,
+    inputs_of,
+    made_by_activation,
+    statistic_sums,
+    tensors_of,
+)
 from tiledseg.planning.step.rank_steps import RankSteps
 from tiledseg.records import dataclass
 from tiledseg.units.widths import DOUBLE_BYTES, wide_bytes
@@ -99,12 +108,12 @@ class Prices:
         return entering.forward + (machine.reading(self.bands * pixels, 1, self.ranks) if read else 0.0)
 
     def _windows(self, row: RankSteps, col: RankSteps) -> float:
-        """Of exchanges: a window is made of a block and what has arrived, and its gradient taken apart."""
+        """Of exchanges: each takes its time, and copies."""
         known = self._known
         if known is None:
             return 0.0
-        moved = windows_moved(self.graph, self.bands, self.width, row, col)
-        fixed = known.exchange * len(moved)
+        moved = windows_copied(self.graph, self.bands, self.width, row, col)
+        fixed = known.exchange * exchanges_made(self.graph, self.bands, row, col)
         if known.window:
             return fixed + known.window * sum(tensor.pixel_bytes * pixels for tensor, pixels in moved)
         copies = (
@@ -141,13 +150,20 @@ class Prices:
         return max(times, key=lambda time: time.seconds)
 
 
-def windows_moved(graph: Graph, bands: int, width: int, row: RankSteps, col: RankSteps) -> list[tuple[TensorAt, int]]:
-    """Each window that a rank makes in the exchanges of a training step, or takes apart, of which tensor and of how
-    many pixels."""
+def exchanges_made(graph: Graph, bands: int, row: RankSteps, col: RankSteps) -> int:
+    """In which a rank takes part in a training step."""
+    inputs = inputs_of(graph, row, col, tensors_of(graph, bands))
+    return sum(1 + tensor.has_gradient for r, c, tensor in inputs if r.moves or c.moves)
+
+
+def windows_copied(graph: Graph, bands: int, width: int, row: RankSteps, col: RankSteps) -> list[tuple[TensorAt, int]]:
+    """Each window into which a rank copies its block in the exchanges of a training step, or of whose gradient it
+    copies the block's, of which tensor and of how many pixels."""
     found = []
-    for r, c, tensor in inputs_of(graph, row, col, tensors_of(graph, bands, width)):
-        if r.moves or c.moves:
-            found += [(tensor, r.window * c.window)] * (1 + tensor.has_gradient)
+    for k, r, c, tensor in inputs_by_node(graph, row, col, tensors_of(graph, bands, width)):
+        if (r.moves or c.moves) and not made_by_activation(graph, k, r, c):
+            back = tensor.has_gradient and not given_back_in_place(graph, k, r, c)
+            found += [(tensor, r.window * c.window)] * (1 + back)
     return found
 
 

@@ -20,17 +20,33 @@ from tiledseg.units.widths import wide_bytes
 class Moved(Layer):
     """A step of a rank that shares an image: it cuts, pads or gathers a tensor, or norms it over all ranks.
 
-    `allocated`: what its backward pass allocates, the gradient that it hands on included. `weights`: of a norm.
+    `allocated`: what its backward pass allocates, the gradient that it hands on included, of which so many bytes are
+    `held`: all of its input's where None. `weights`: of a norm.
     """
 
     allocated: int
     weights: int = 0
+    held: int | None = None
 
     def parameters(self, channels: int) -> int:
         return self.weights
 
     def gradient_bytes(self, input_bytes: int, shape: Shape) -> int:
         return self.allocated
+
+    def held_bytes(self, input_bytes: int, shape: Shape) -> int:
+        return input_bytes if self.held is None else self.held
+
+
+@dataclass(frozen=True)
+class Passed(Layer):
+    """A window that the backward pass does not take apart: its gradient goes on as it is, or a part of it, a view."""
+
+    is_part: bool
+
+    @property
+    def gradient(self) -> str:
+        return "parts" if self.is_part else "same"
 
 
 def backward_peak(

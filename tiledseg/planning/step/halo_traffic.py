@@ -106,9 +106,30 @@ def inputs_of(
     graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
 ) -> Iterator[tuple[InputStep, InputStep, TensorAt]]:
     """Each input of each node of a rank, along rows and along columns, with the tensor that it is."""
-    for sources, r, c in zip(graph.sources, row, col, strict=True):
+    for _, of_row, of_col, tensor in inputs_by_node(graph, row, col, tensors):
+        yield of_row, of_col, tensor
+
+
+def inputs_by_node(
+    graph: Graph, row: RankSteps, col: RankSteps, tensors: Sequence[TensorAt]
+) -> Iterator[tuple[int, InputStep, InputStep, TensorAt]]:
+    """The same, after the number of the node."""
+    for k, (sources, r, c) in enumerate(zip(graph.sources, row, col, strict=True)):
         for source, of_row, of_col in zip(sources, r.inputs, c.inputs, strict=True):
-            yield of_row, of_col, tensors[source]
+            yield k, of_row, of_col, tensors[source]
+
+
+def made_by_activation(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
+    """Whether the activation `k` writes the window of an exchange in place of copying the block into it, and the
+    gradient of the block in place of the window's."""
+    return graph.overwrites[k] and (row.moves or col.moves) and (row.read, col.read) == (row.window, col.window)
+
+
+def given_back_in_place(graph: Graph, k: int, row: InputStep, col: InputStep) -> bool:
+    """Whether the gradient of the block that goes into an exchange before node `k` is a part of the window's."""
+    stays = row.source == row.swap.kept and col.source == col.swap.kept
+    whole = (row.read, col.read) == (row.window, col.window)
+    return graph.layers[k].owns_gradient and (row.moves or col.moves) and stays and whole
 
 
 def sent(row: Swap, col: Swap) -> list[tuple[int, int]]:

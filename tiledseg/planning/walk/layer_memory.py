@@ -1,8 +1,9 @@
 """The memory of one training step of one rank in layer mode: its block of every tensor, walked as `step_memory` does.
 
 What differs from a context of the same size: an exchange makes a new tensor, block and halo, which the convolution
-after it keeps, while the activation before it keeps its own output; padding at the image's border makes one too. Each
-place of an exchange holds its strips, the parts that do not lie in one piece in memory, from the first step on.
+after it keeps; where an activation comes between, the window is its output. Padding at the image's border makes one
+too. Each place of an exchange holds its strips, the parts that do not lie in one piece in memory or are made of others,
+from the first step on.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from typing import NamedTuple
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer, Shape
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.step.backward_walk import Moved
+from tiledseg.planning.step.backward_walk import Moved, Passed
 from tiledseg.planning.step.cost import LayerCost, Tensor, keep, keep_for_backward
-from tiledseg.planning.step.halo_traffic import TensorAt, area, inputs_of, received, sent, tensors_of
+from tiledseg.planning.step.halo_traffic import (
+    area,
+    given_back_in_place,
+    inputs_by_node,
+    made_by_activation,
+    received,
+    sent,
+    tensors_of,
+)
 from tiledseg.planning.step.rank_steps import DimStep, InputStep, RankSteps
 from tiledseg.units.widths import SINGLE_BYTES, copy_bytes
 
@@ -35,17 +44,22 @@ def strip_bytes(
     graph: Graph, bands: int, row: RankSteps, col: RankSteps, value_bytes: int, training: bool = True
 ) -> int:
     """Bytes of the strips that a rank's exchanges hold between steps; fewer where a whole narrow block is sent."""
-    inputs = inputs_of(graph, row, col, tensors_of(graph, bands, value_bytes))
-    return sum(_strip_pixels(r, c, t, training) * t.pixel_bytes for r, c, t in inputs)
+    inputs = inputs_by_node(graph, row, col, tensors_of(graph, bands, value_bytes))
+    return sum(
+        _strip_pixels(r, c, training and t.has_gradient, made_by_activation(graph, k, r, c)) * t.pixel_bytes
+        for k, r, c, t in inputs
+    )
 
 
-def _strip_pixels(row: InputStep, col: InputStep, tensor: TensorAt, training: bool) -> int:
-    """Channels last: whole rows, and parts of one, travel as they lie; what is added to others does not."""
+def _strip_pixels(row: InputStep, col: InputStep, comes_back: bool, is_made: bool) -> int:
+    """Channels last: whole rows, and parts of one, travel as they lie; what is added to others, or `is_made` of a
+    gradient, does not."""
     out = sent(row.swap, col.swap)
     lying = [(height, width) for height, width in out if height == 1 or width == col.held]
     taken = [(height, width) for height, width in received(row.swap, col.swap) if height > 1 and width != col.window]
     forward = area(out) - area(lying) + area(taken)
-    return forward + (area(out) + area(taken)) * (training and tensor.has_gradient)
+    back = received(row.swap, col.swap) if is_made else taken
+    return forward + (area(out) + area(back)) * comes_back
 
 
 class _Made(NamedTuple):
@@ -99,7 +113,7 @@ class RankWalk:
         node, sources = self.graph.nodes[k], self.graph.sources[k]
         first, self._fresh, self._noted = len(self.nodes), 0, 0
         brought = [
-            self._bring(f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
+            self._bring(k, f"{node.name}.{index}", self.made[source], self.channels[source], r, c)
             for index, (source, r, c) in enumerate(zip(sources, row.inputs, col.inputs, strict=True))
         ]
         shape = self.channels[k + 1], row.computed, col.computed
@@ -107,6 +121,9 @@ class RankWalk:
         parameters = node.layer.parameters(self.channels[sources[0]])
         before = tuple(_bytes(b, self.channels[source]) for b, source in zip(brought, sources, strict=True))
         layer, kept, tensor = self._kept(k, [b.tensor for b in brought], shape)
+        if made_by_activation(self.graph, k, row.inputs[0], col.inputs[0]):
+            size = before[0] // (brought[0].size[0] * brought[0].size[1]) * row.inputs[0].source * col.inputs[0].source
+            layer = Moved(size, held=size)
         given, over_ranks = tuple(b.tensor for b in brought), self._over_ranks(k)
         self.ran.append(Ran(first, len(self.nodes), given, tensor, shape, self._fresh, self._noted, over_ranks))
         walked = Node(node.name, layer, tuple(b.name for b in brought), frozen=node.frozen, loss=node.loss)
@@ -137,32 +154,35 @@ class RankWalk:
         narrow = copy_bytes(tensor.value_bytes) > 0
         return layer.gradient_bytes(2 * SINGLE_BYTES * tensor.values if narrow else tensor.bytes, shape)
 
-    def _bring(self, name: str, made: _Made, channels: int, row: InputStep, col: InputStep) -> _Made:
-        """From what the rank holds to what the node reads."""
+    def _bring(self, k: int, name: str, made: _Made, channels: int, row: InputStep, col: InputStep) -> _Made:
+        """From what the rank holds to what node `k` reads."""
         made = self._cut(f"{name}: cut", made, channels, (row.source, col.source))
         if row.moves or col.moves:
             pixel = channels * made.tensor.value_bytes
             self._noted += pixel * area(received(row.swap, col.swap))
-            back = pixel * row.source * col.source
-            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), back)
+            is_part = given_back_in_place(self.graph, k, row, col)
+            passed = is_part or made_by_activation(self.graph, k, row, col)
+            layer = Passed(is_part) if passed else Moved(pixel * row.source * col.source)
+            made = self._move(f"{name}: exchange", made, channels, (row.window, col.window), layer)
         if (row.read, col.read) != (row.window, col.window):
-            made = self._move(f"{name}: padding", made, channels, (row.read, col.read), _bytes(made, channels))
+            back = Moved(_bytes(made, channels))
+            made = self._move(f"{name}: padding", made, channels, (row.read, col.read), back)
         return made
 
     def _cut(self, name: str, made: _Made, channels: int, after: tuple[int, int]) -> _Made:
         """A view: the tensor stays whole in memory."""
         if made.size == after:
             return made
-        return self._moved(name, made, (channels, *after), _bytes(made, channels), made.tensor)
+        return self._moved(name, made, (channels, *after), Moved(_bytes(made, channels)), made.tensor)
 
-    def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], allocated: int) -> _Made:
+    def _move(self, name: str, made: _Made, channels: int, after: tuple[int, int], layer: Layer) -> _Made:
         """A new tensor of another size."""
         tensor = Tensor(channels * after[0] * after[1], value_bytes=made.tensor.value_bytes)
         self._fresh += tensor.bytes
-        return self._moved(name, made, (channels, *after), allocated, tensor)
+        return self._moved(name, made, (channels, *after), layer, tensor)
 
-    def _moved(self, name: str, made: _Made, shape: Shape, allocated: int, tensor: Tensor) -> _Made:
-        self._add(Node(name, Moved(allocated), (made.name,)), shape, (_bytes(made, shape[0]),), 0, 0, tensor, 0)
+    def _moved(self, name: str, made: _Made, shape: Shape, layer: Layer, tensor: Tensor) -> _Made:
+        self._add(Node(name, layer, (made.name,)), shape, (_bytes(made, shape[0]),), 0, 0, tensor, 0)
         return _Made(name, tensor, (shape[1], shape[2]))
 
     def _add(

@@ -25,7 +25,7 @@ from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
 from tiledseg.planning.cost_model.layer_work import graph_work
-from tiledseg.planning.cost_model.prices import summed_bytes, windows_moved
+from tiledseg.planning.cost_model.prices import exchanges_made, summed_bytes, windows_copied
 from tiledseg.planning.cost_model.profile import Link
 from tiledseg.planning.modes.mode_cost import layer_ranks, settled
 from tiledseg.planning.run.spread import Spread
@@ -42,8 +42,8 @@ _IGNORED = 255
 
 
 class Exchange(NamedTuple):
-    """Seconds of an exchange, and of each byte of its window; of each byte of a tensor whose statistics are summed, and
-    of each such sum; all besides messages and all-reduces."""
+    """Seconds of an exchange, and of each byte of a window that is copied; of each byte of a tensor whose statistics
+    are summed, and of each such sum; all besides messages and all-reduces."""
 
     exchange: float
     window: float
@@ -52,9 +52,9 @@ class Exchange(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """What a rank does in exchanges: windows, their bytes, messages."""
+    """What a rank does in exchanges: how many there are, bytes of windows that are copied, messages."""
 
-    windows: int
+    exchanges: int
     bytes: int
     messages: int
 
@@ -66,7 +66,7 @@ def measure_exchanges(mesh: Mesh, ranks: int, link: Link) -> Exchange:
     small, large = (_more(mesh, shape, NETWORK, side) for side in SIDES)
     few, many = (_size(shape, side) for side in SIDES)
     byte = max(0.0, large - small) / (many.bytes - few.bytes)
-    fixed = max(0.0, small - byte * few.bytes - few.messages * link.latency) / few.windows
+    fixed = max(0.0, small - byte * few.bytes - few.messages * link.latency) / few.exchanges
     norms = replace(NETWORK, norm="instance")
     less, most = (_more(mesh, shape, norms, side) - plain for side, plain in zip(SIDES, (small, large), strict=True))
     first, last = (_summed(norms, side) for side in SIDES)
@@ -115,14 +115,15 @@ def _more(mesh: Mesh, shape: MeshShape, network: UNet, side: int) -> float:
 
 
 def _size(shape: MeshShape, side: int) -> _Size:
-    """Of the rank that makes most windows."""
+    """Of the rank that takes part in most."""
     graph, parts = NETWORK.graph(), (shape.rows, shape.cols)
     tiling = make_tiling((side * shape.rows, side * shape.cols), parts, network_footprint(graph))
     found = layer_ranks(graph, *settled(graph, decompose(tiling, parts)), 1, NETWORK.bands, 4)
-    moved = [(windows_moved(graph, NETWORK.bands, 4, rank.row, rank.col), rank) for rank in found]
-    windows, rank = max(moved, key=lambda each: len(each[0]))
-    size = sum(tensor.pixel_bytes * pixels for tensor, pixels in windows)
-    return _Size(len(windows), size, rank.traffic.step.messages)
+    exchanges = [exchanges_made(graph, NETWORK.bands, rank.row, rank.col) for rank in found]
+    most, rank = max(zip(exchanges, found, strict=True), key=lambda each: each[0])
+    copied = windows_copied(graph, NETWORK.bands, 4, rank.row, rank.col)
+    size = sum(tensor.pixel_bytes * pixels for tensor, pixels in copied)
+    return _Size(most, size, rank.traffic.step.messages)
 
 
 def _summed(network: UNet, side: int) -> int:
