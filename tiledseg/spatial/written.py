@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 aten: Any = torch.ops.aten
-SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0  # as torch has them
+SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946  # alpha and scale, as torch has them
 
 
 class Written(NamedTuple):
@@ -36,11 +36,18 @@ def _cut(low: float, high: float) -> Written:
     return Written(_after(aten.hardtanh.out, low, high), _after(aten.hardtanh_backward.grad_input, low, high))
 
 
-def _elu(*factors: float) -> Written:
-    def gradient(g_BCHW: torch.Tensor, y_BCHW: torch.Tensor, grad_input: torch.Tensor) -> None:
-        aten.elu_backward.grad_input(g_BCHW, *factors, True, y_BCHW, grad_input=grad_input)
+def _elu(alpha: float, scale: float, input_scale: float, back_scale: float) -> Written:
+    """`back_scale`: `input_scale` as the gradient has it."""
 
-    return Written(_after(aten.elu.out, *factors), gradient)
+    def gradient(g_BCHW: torch.Tensor, y_BCHW: torch.Tensor, grad_input: torch.Tensor) -> None:
+        aten.elu_backward.grad_input(g_BCHW, alpha, scale, back_scale, True, y_BCHW, grad_input=grad_input)
+
+    return Written(_after(aten.elu.out, alpha, scale, input_scale), gradient)
+
+
+def _celu(alpha: float) -> Written:
+    """Whose gradient torch divides by alpha in float32, of any tensor."""
+    return _elu(alpha, 1.0, 1.0 / alpha, 1.0 / torch.tensor(alpha, dtype=torch.float32).item())
 
 
 def _after(function: Any, *numbers: float) -> Callable[..., Any]:
@@ -52,7 +59,7 @@ _FORMS: dict[type[nn.Module], Callable[[Any], Written]] = {
     nn.ReLU: lambda module: Written(_after(aten.clamp_min.out, 0), _after(aten.threshold_backward.grad_input, 0)),
     nn.ReLU6: lambda module: _cut(0.0, 6.0),
     nn.LeakyReLU: lambda module: _leaky(module.negative_slope),
-    nn.ELU: lambda module: _elu(module.alpha, 1.0, 1.0),
-    nn.SELU: lambda module: _elu(*SELU),
-    nn.CELU: lambda module: _elu(module.alpha, 1.0, 1.0 / module.alpha),
+    nn.ELU: lambda module: _elu(module.alpha, 1.0, 1.0, 1.0),
+    nn.SELU: lambda module: _elu(*SELU, 1.0, 1.0),
+    nn.CELU: lambda module: _celu(module.alpha),
 }
