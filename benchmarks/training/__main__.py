@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,16 +22,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.launching import python_ranks
 from benchmarks.spread import Spread, markdown, ratios
-from benchmarks.training.job import END, Job
+from benchmarks.training.job import Job
+from benchmarks.training.running import TOLERANCE, end, epoch_of, started, worst_difference
 from tiledseg.scene import main as scene
 
 PLAIN, KEPT, LAST = "plain loop", "plain loop, freed memory kept", "plain loop, kept, channels last"
 RETURNED, OURS = "tiledseg, freed memory returned", "tiledseg, one process"
 READ, LAYER = "tiledseg, ranks, mode read", "tiledseg, ranks, mode layer"
 NAMES = (PLAIN, KEPT, LAST, RETURNED, OURS, READ, LAYER)
-TOLERANCE = 1e-4  # of the loss, relative: torch sums that of the plain loop in float32
 Turns = dict[str, list[dict[str, float]]]
 
 
@@ -60,46 +58,11 @@ def contestants(options: argparse.Namespace, image: str, labels: str) -> dict[st
 def take_turns(jobs: Mapping[str, Job], repeats: int) -> Turns:
     """What each epoch of each job has taken; the first of each, which warms caches and allocators, is left out."""
     with ExitStack() as stack:
-        running = {name: stack.enter_context(_started(job)) for name, job in jobs.items()}
-        turns = [{name: _epoch(process) for name, process in running.items()} for _ in range(repeats + 1)]
+        running = {name: stack.enter_context(started(job)) for name, job in jobs.items()}
+        turns = [{name: epoch_of(process) for name, process in running.items()} for _ in range(repeats + 1)]
         for process in running.values():
-            _tell(process, END.strip())
+            end(process)
     return {name: [turn[name] for turn in turns[1:]] for name in jobs}
-
-
-def _started(job: Job) -> subprocess.Popen[str]:
-    start = python_ranks(job.ranks) if job.ranks > 1 else [sys.executable]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
-    command = [*start, "-m", job.module, job.to_json()]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-    _said(process)  # it is ready: mpirun drops what it is told before
-    return process
-
-
-def _epoch(process: subprocess.Popen[str]) -> dict[str, float]:
-    _tell(process, "epoch")
-    found: dict[str, float] = json.loads(_said(process))
-    return found
-
-
-def _tell(process: subprocess.Popen[str], word: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{word}\n")
-    process.stdin.flush()
-
-
-def _said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"a contestant ended with code {process.wait(10)}")
-    return line
-
-
-def worst_difference(turns: Turns) -> float:
-    """Of two losses, relative."""
-    losses = [epoch["loss"] for epochs in turns.values() for epoch in epochs]
-    return (max(losses) - min(losses)) / abs(min(losses))
 
 
 def table(jobs: Mapping[str, Job], turns: Turns, pixels: int) -> str:
@@ -143,7 +106,7 @@ def main() -> int:
         if options.only:
             jobs = {name: jobs[name] for name in dict.fromkeys((*options.only, OURS))}
         turns = take_turns(jobs, options.repeats)
-    worst = worst_difference(turns)
+    worst = worst_difference([epoch for epochs in turns.values() for epoch in epochs])
     print(f"Raster {side} x {side} x 4, U-Net L={options.levels}, {options.base_channels} channels, fp32;")
     print(
         f"{options.threads} threads or ranks, grid of the one process {options.grid}, load {os.getloadavg()[0]:.1f}\n"

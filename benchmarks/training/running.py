@@ -1,0 +1,55 @@
+"""Contestants as jobs of their own, which train an epoch when they are told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+
+from benchmarks.launching import python_ranks
+from benchmarks.training.job import END, Job
+
+TOLERANCE = 1e-4  # of the loss, relative: torch sums that of the plain loop in float32
+
+
+def started(job: Job) -> subprocess.Popen[str]:
+    """Of its ranks, once it is ready: mpirun drops what it is told before."""
+    start = python_ranks(job.ranks) if job.ranks > 1 else [sys.executable]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+    command = [*start, "-m", job.module, job.to_json()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    _said(process)
+    return process
+
+
+def epoch_of(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What one epoch has taken, and its loss."""
+    _tell(process, "epoch")
+    found: dict[str, float] = json.loads(_said(process))
+    return found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    _tell(process, END.strip())
+
+
+def worst_difference(epochs: Iterable[Mapping[str, float]]) -> float:
+    """Of two losses, relative."""
+    losses = [epoch["loss"] for epoch in epochs]
+    return (max(losses) - min(losses)) / abs(min(losses))
+
+
+def _tell(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a contestant ended with code {process.wait(10)}")
+    return line
