@@ -66,7 +66,31 @@ def test_blocks_are_weighed_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert part["blocks"]["memory"] <= part["budget"]
     assert part["largest"]["blocks"] >= 1000 > part["largest"]["rebuilt"]
     (only,) = part["grids"]
-    assert only["way"] == "{} x {} blocks".format(*part["blocks"]["shape"])
+    assert only["way"] == "{} x {} blocks in a file".format(*part["blocks"]["shape"])
+
+
+def test_blocks_stay_in_memory_where_they_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """They take less time there."""
+    flags = "--grid", "1", "--norm", "instance"
+    filed = rebuilding(capsys, *flags, "--memory-budget", "150MiB")["blocks"]
+    budget = filed["memory"] + filed["stored"]
+    lying = rebuilding(capsys, *flags, "--memory-budget", str(budget))["blocks"]
+    assert (filed["in_file"], lying["in_file"]) == (True, False)
+    assert lying["memory"] <= budget
+    assert lying["extra"] < filed["extra"]
+
+
+def test_an_image_that_kernels_do_not_take_goes_in_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the budget takes some; else it is refused as without a budget."""
+    large = ("--size", "16384", *MODEL, "--grid", "1", "--norm", "instance", "--memory-budget")
+    assert main([*large, "8GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "no mode takes a tile whole on this mesh" in text
+    assert "not whole: a tensor would have more values than 2147483646, to which kernels count" in text
+    assert "in blocks: at most " in text
+    assert "blocks in a file, best" in text
+    assert main([*large, "64MiB"]) == 2
+    assert "values, but kernels count to 2147483646; use a finer grid than 1 x 1" in capsys.readouterr().err
 
 
 def test_the_table_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

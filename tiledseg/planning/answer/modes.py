@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiledseg.config.parallel import HALO_MODES
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.sharing.decomposition import decompose
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.planning.cost_model.machine import Machine
@@ -35,7 +35,7 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     for mode in HALO_MODES:
         try:
             costs += _costs(question, tiling, mesh, mode)
-        except ConfigError as error:
+        except InputError as error:
             impossible.append({"mode": mode, "possible": False, "reason": str(error.__cause__ or error)})
     exact = exact_modes(task.graph, len(tiling))
     chosen, reason = choose_mode(costs, question.gpu_memory, exact)

@@ -15,7 +15,7 @@ from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.memory.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
-from tiledseg.planning.step.tensor_limit import is_countable
+from tiledseg.planning.step.tensor_limit import MOST_VALUES, is_countable
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice, StepChoices
@@ -26,14 +26,22 @@ Context = tuple[int, int]
 MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compared, and looked at
 
 
+def goes_in_blocks(question: Question, tiling: Tiling) -> bool:
+    """Whether blocks take a step on the largest context of `tiling` within the budget."""
+    budget = question.memory_budget
+    return budget is not None and _blocks(question, tiling.context_max, budget) is not None
+
+
 def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
-    """For the budget, on the largest context of `tiling`: the choice of what is rebuilt, that with a store, and blocks
-    in a file, each None where none fits; sides of the largest square contexts; and a row for each of some grids, coarse
-    ones first, with the way that is quickest: times are shares of that of the whole raster, were it to fit."""
+    """For the budget, on the largest context of `tiling`: the choice of what is rebuilt, that with a store, and blocks,
+    each None where none fits, or where kernels do not take the context `whole`; sides of the largest square
+    contexts; and a row for each of some grids, coarse ones first, with the way that is quickest: times are shares of
+    that of the whole raster, were it to fit."""
     budget = question.memory_budget
     assert budget is not None, "asked for"
-    step = _step(question, tiling.context_max)
-    found, leaving = step.choose(budget), _step(question, tiling.context_max, True).choose(budget)
+    step, whole = _step(question, tiling.context_max), _is_whole(question, tiling.context_max)
+    found = step.choose(budget) if whole else None
+    leaving = _step(question, tiling.context_max, True).choose(budget) if whole else None
     blocks = _blocks(question, tiling.context_max, budget)
     largest = {
         "kept": _largest(question, lambda side: _step(question, side).kept <= budget, True),
@@ -44,6 +52,7 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         "budget": budget,
         "context": list(tiling.context_max),
         "kept_all": step.kept,
+        "whole": whole,
         "choice": None if found is None else _told(found),
         "leaving": None if leaving is None else _told(leaving),
         "store": _store_in_words(question),
@@ -51,6 +60,11 @@ def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         "largest": largest,
         "grids": _grids(question, budget, largest["rebuilt"]),
     }
+
+
+def _is_whole(question: Question, context: Context) -> bool:
+    """Whether kernels take a context at once."""
+    return is_countable(question.network.graph(), question.network.bands, context)
 
 
 def _told(choice: MemoryChoice) -> dict[str, Any]:
@@ -93,28 +107,30 @@ def _store_in_words(question: Question) -> str:
 
 
 def _blocks(question: Question, context: Context, budget: int) -> BlockPlan | None:
-    """In a file; None where no blocks fit."""
-    network = question.network
-    asked = BlocksAsked(None, in_file=True, store=_stores(question)[1])
-    try:
-        found = blocks_of(asked, network.graph(), network.bands, context, question.bytes_per_value, budget)
-    except GeometryError:
-        return None
-    return found if found.memory <= budget else None
+    """In memory, or where that does not fit in a file; None where no blocks fit."""
+    network, disk = question.network, _stores(question)[1]
+    for in_file in (False, True):
+        asked = BlocksAsked(None, in_file=in_file, store=disk)
+        try:
+            found = blocks_of(asked, network.graph(), network.bands, context, question.bytes_per_value, budget)
+        except GeometryError:
+            continue
+        if found.memory <= budget:
+            return found
+    return None
 
 
 def _largest(question: Question, fits: Callable[[Context], bool], whole: bool = False) -> int | None:
     """Pixels along a side of the largest square context that fits; None where none does. `whole`: kernels count it at
     once."""
-    graph, bands = question.network.graph(), question.network.bands
-    footprint = network_footprint(graph)
+    footprint = network_footprint(question.network.graph())
     unit, least = footprint.alignment, footprint.before + footprint.after
     low, high = 0, MOST_SIDE // unit
     while low + 1 < high:
         middle = (low + high) // 2
         side = middle * unit
         try:
-            found = (not whole or is_countable(graph, bands, (side, side))) and fits((side, side))
+            found = (not whole or _is_whole(question, (side, side))) and fits((side, side))
         except GeometryError:  # too small to be legal
             found = side <= least
         low, high = (middle, high) if found else (low, middle)
@@ -144,32 +160,35 @@ def _grids(question: Question, budget: int, side: int | None) -> list[dict[str, 
 
 def _quickest(question: Question, context: Context, budget: int, looks: bool) -> tuple[str, float] | None:
     """What a context fits by in least time, and its share more time; `looks`: other ways than keeping all too."""
-    countable = is_countable(question.network.graph(), question.network.bands, context)
+    countable = _is_whole(question, context)
     step = _step(question, context)
     if countable and step.kept <= budget:
         return "all kept", 0.0
     ways: dict[str, float] = {}
     if looks and countable and budget >= step.fixed + max(step.walk.base):
-        choices = (_step(question, context, leaves).choose(budget, quick=True) for leaves in (False, True))
+        choices = (_step(question, context, leaves).choose(budget) for leaves in (False, True))
         for choice in filter(None, choices):
             ways["offloaded" if choice.away else "rebuilt"] = choice.extra
     blocks = _blocks(question, context, budget) if looks else None
     if blocks is not None:
-        ways[f"{blocks.shape[0]} x {blocks.shape[1]} blocks"] = blocks.extra
+        place = "a file" if blocks.in_file else "memory"
+        ways[f"{blocks.shape[0]} x {blocks.shape[1]} blocks in {place}"] = blocks.extra
     return min(ways.items(), key=lambda way: way[1]) if ways else None
 
 
 def rebuilding_table(part: dict[str, Any]) -> str:
     choice, leaving, blocks, largest = (part[key] for key in ("choice", "leaving", "blocks", "largest"))
     lines: list[str] = []
-    if choice is None:
+    if not part["whole"]:
+        lines.append(wrapped(f"not whole: a tensor would have more values than {MOST_VALUES}, to which kernels count"))
+    elif choice is None:
         lines.append(wrapped(f"no choice fits; {size(part['kept_all'])} are needed where everything is kept"))
     else:
         head = ("part", "kept", "rebuilt", "more time")
         rows = [(r["name"], size(r["kept"]), size(r["rebuilt"]), f"{100 * r['extra']:.2f} %") for r in choice["levels"]]
         lines.append(columns([head, *rows]))
         lines.append(wrapped(f"a step: {_step_words(choice)}, {size(part['kept_all'])} where everything is kept"))
-    if part["kept_all"] <= part["budget"]:
+    if part["whole"] and part["kept_all"] <= part["budget"]:
         leaving = blocks = None  # nothing is to be gained
     if leaving is not None and leaving["away"]:
         away = f"{len(leaving['away'])} tensors, {size(sum(each for _, each in leaving['away']))}"

@@ -18,7 +18,7 @@ from tiledseg.geometry.halo import Footprint, minimum_halo, network_footprint, p
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.cluster import Epoch, nodes_per_image, ranks_per_image
 from tiledseg.planning.answer.modes import modes_part
-from tiledseg.planning.answer.rebuilding import rebuilding_part
+from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
 from tiledseg.planning.answer.windows import windows_part
 from tiledseg.planning.question import Question, run_question
@@ -76,7 +76,8 @@ MOST_TILES = 2**15  # some 0.3 ms each
 
 
 def plan_tiling(question: Question) -> Tiling:
-    """The tiling of the given grid, or of the one that fits the memory."""
+    """The tiling of the given grid, or of the one that fits the memory. Kernels take its tiles whole, unless the budget
+    of a step takes them in blocks."""
     layers = question.network.graph()
     footprint = network_footprint(layers)
     grid = question.grid or _auto_grid(question, footprint)
@@ -87,7 +88,8 @@ def plan_tiling(question: Question) -> Tiling:
             "give a part of the raster as --size, with a grid in proportion"
         )
     tiling = make_tiling(question.size, grid, footprint)
-    check_tiles(tiling, layers, question.network.bands)
+    if not goes_in_blocks(question, tiling):
+        check_tiles(tiling, layers, question.network.bands)
     return tiling
 
 

@@ -45,6 +45,8 @@ def choose_mode(
     Without `memory` all fit. The first of equals; None, and what is lacking, where there is none.
     """
     candidates = [cost for cost in costs if cost.mode in exact]
+    if not costs:
+        return None, "no mode takes a tile whole on this mesh"
     if not candidates:
         return None, "no mode can compute this exactly on this mesh; use fewer ranks an image, or another norm"
     fitting = [cost for cost in candidates if memory is None or cost.memory <= memory]
