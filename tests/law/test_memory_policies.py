@@ -53,13 +53,13 @@ LAYER = [
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All that this rank starts."""
     started: list[str] = []
-    start = HaloExchanger._start
+    post = HaloExchanger._post
 
-    def counted(self, way, x_BCHW, fill):  # type: ignore[no-untyped-def]
+    def counted(self, way, x_BCHW, *others):  # type: ignore[no-untyped-def]
         started.append(f"{tuple(way.shape)} from {tuple(x_BCHW.shape)}")
-        return start(self, way, x_BCHW, fill)
+        return post(self, way, x_BCHW, *others)
 
-    monkeypatch.setattr(HaloExchanger, "_start", counted)
+    monkeypatch.setattr(HaloExchanger, "_post", counted)
     return started
 
 
