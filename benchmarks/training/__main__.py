@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,8 +23,7 @@ from typing import Any
 
 from benchmarks.spread import Spread, markdown, ratios
 from benchmarks.training.job import Job
-from benchmarks.training.running import TOLERANCE, end, epoch_of, started, worst_difference
-from tiledseg.scene import main as scene
+from benchmarks.training.running import TOLERANCE, drawn_scene, end, epoch_of, started, worst_difference
 
 PLAIN, KEPT, LAST = "plain loop", "plain loop, freed memory kept", "plain loop, kept, channels last"
 RETURNED, OURS = "tiledseg, freed memory returned", "tiledseg, one process"
@@ -98,16 +96,15 @@ def _row(name: str, job: Job, turns: Turns, pixels: int) -> tuple[object, ...]:
 
 def main() -> int:
     options = _parser().parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
-        side = str(options.side)
-        scene(["--size", side, side, "--seed", "1", "--image", image, "--labels", labels])
+    with drawn_scene(options.side) as (image, labels):
         jobs = contestants(options, image, labels)
         if options.only:
             jobs = {name: jobs[name] for name in dict.fromkeys((*options.only, OURS))}
         turns = take_turns(jobs, options.repeats)
     worst = worst_difference([epoch for epochs in turns.values() for epoch in epochs])
-    print(f"Raster {side} x {side} x 4, U-Net L={options.levels}, {options.base_channels} channels, fp32;")
+    print(
+        f"Raster {options.side} x {options.side} x 4, U-Net L={options.levels}, {options.base_channels} channels, fp32;"
+    )
     print(
         f"{options.threads} threads or ranks, grid of the one process {options.grid}, load {os.getloadavg()[0]:.1f}\n"
     )

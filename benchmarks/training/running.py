@@ -6,12 +6,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from benchmarks.launching import python_ranks
 from benchmarks.training.job import END, Job
+from tiledseg.scene import main as scene
 
 TOLERANCE = 1e-4  # of the loss, relative: torch sums that of the plain loop in float32
+
+
+@contextmanager
+def drawn_scene(side: int) -> Iterator[tuple[str, str]]:
+    """Image and labels of `side` x `side` pixels, there meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
+        scene(["--size", str(side), str(side), "--seed", "1", "--image", image, "--labels", labels])
+        yield image, labels
 
 
 def started(job: Job) -> subprocess.Popen[str]:

@@ -13,13 +13,11 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
 from benchmarks.spread import Spread, markdown, ratios
 from benchmarks.training.job import Job
-from benchmarks.training.running import TOLERANCE, end, epoch_of, started, worst_difference
-from tiledseg.scene import main as scene
+from benchmarks.training.running import TOLERANCE, drawn_scene, end, epoch_of, started, worst_difference
 
 TOUCHING = 3  # epochs in which memory is touched for the first time
 ALONE = "one rank"
@@ -46,15 +44,12 @@ def epochs_of(job: Job, epochs: int) -> list[dict[str, float]]:
 
 def main() -> int:
     options = _parser().parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
-        side = str(options.side)
-        scene(["--size", side, side, "--seed", "1", "--image", image, "--labels", labels])
+    with drawn_scene(options.side) as (image, labels):
         jobs = scaling_jobs(image, labels, options.side, options.ranks, options.levels, options.base_channels)
         rounds = [{name: epochs_of(job, options.epochs) for name, job in jobs.items()} for _ in range(options.rounds)]
     medians = {name: [statistics.median(e["seconds"] for e in each[name]) for each in rounds] for name in jobs}
     network = f"U-Net L={options.levels}, {options.base_channels} channels, fp32"
-    print(f"Raster {side} x {side} x 4, {network}, a thread a rank;")
+    print(f"Raster {options.side} x {options.side} x 4, {network}, a thread a rank;")
     print(f"{options.rounds} rounds of {options.epochs} epochs that count\n")
     rows = [
         (

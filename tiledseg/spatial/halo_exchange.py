@@ -107,15 +107,11 @@ class HaloExchanger:
         autograd. What has been noted is taken as it was, and nothing is posted."""
         way, notes = self._way(Way.forward, x_BCHW, exchange), current()
 
-        def take(part: Part, into_BCHW: torch.Tensor) -> None:
-            if form is None:
-                into_BCHW.copy_(part.of(x_BCHW))
-            else:
-                form.apply(part.of(x_BCHW), out=into_BCHW)
-
+        copy = _copy_of(x_BCHW)
+        take = copy if form is None else lambda part, into_BCHW: form.apply(part.of(x_BCHW), out=into_BCHW)
         window_BCHW = way.empty(x_BCHW)
         if notes is None or not notes.is_read:
-            work = self._post(way, x_BCHW, window_BCHW)
+            work = self._post(way, x_BCHW, window_BCHW, copy)
             way.place(take, fill, window_BCHW)
             return Flight(work, window_BCHW, way.receives, notes, form)
         way.place(take, fill, window_BCHW)
@@ -126,11 +122,12 @@ class HaloExchanger:
     def start_back(self, gradient_BCHW: torch.Tensor, exchange: BlockExchange, owned: bool = False) -> Flight:
         """The adjoint: from the gradient of this rank's window to the `gradient` of its own block. `owned`: it is a
         part of the former where that holds all of the block."""
+        copy = _copy_of(gradient_BCHW)
         if owned and exchange.kept is not None and exchange.keeps_all:
             way = self._way(Way.back_in_place, gradient_BCHW, exchange)
             own_BCHW = way.own.of(gradient_BCHW)
-            return Flight(self._post(way, gradient_BCHW, own_BCHW), own_BCHW, way.receives)
-        return self._start_back(self._way(Way.back, gradient_BCHW, exchange), gradient_BCHW, _copy_of(gradient_BCHW))
+            return Flight(self._post(way, gradient_BCHW, own_BCHW, copy), own_BCHW, way.receives)
+        return self._start_back(self._way(Way.back, gradient_BCHW, exchange), gradient_BCHW, copy)
 
     def start_back_activated(
         self, gradient_BCHW: torch.Tensor, y_BCHW: torch.Tensor, exchange: BlockExchange, form: Written
@@ -148,8 +145,7 @@ class HaloExchanger:
         way.place(take, 0.0, made_BCHW)
         return Flight(work, made_BCHW, way.receives)
 
-    def _post(self, way: Way, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, take: Take | None = None) -> Work:
-        take = take or _copy_of(x_BCHW)
+    def _post(self, way: Way, x_BCHW: torch.Tensor, made_BCHW: torch.Tensor, take: Take) -> Work:
         for _, part in way.sends:
             if part.strip_BCHW is not None:
                 take(part, part.strip_BCHW)

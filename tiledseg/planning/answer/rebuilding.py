@@ -27,9 +27,9 @@ MOST_SIDE, MOST_GRIDS, MOST_TRIED = 2**17, 5, 12  # px of a context; grids compa
 
 
 def goes_in_blocks(question: Question, tiling: Tiling) -> bool:
-    """Whether blocks take a step on the largest context of `tiling` within the budget."""
-    budget = question.memory_budget
-    return budget is not None and _blocks(question, tiling.context_max, budget) is not None
+    """Whether kernels do not take the largest context of `tiling` whole, but blocks do, within the budget."""
+    budget, context = question.memory_budget, tiling.context_max
+    return budget is not None and not _is_whole(question, context) and _blocks(question, context, budget) is not None
 
 
 def rebuilding_part(question: Question, tiling: Tiling) -> dict[str, Any]:
