@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import rasterio
 import shapely
@@ -16,8 +17,10 @@ import tiledseg
 from tests.comm.launching import MPIRUN, ROOT, clean_environment, mpirun
 from tests.crash.runs import Material
 from tests.raster.polygons_drawn import write_vectors
+from tests.small_files import write_raster
 from tiledseg.cli import main
-from tiledseg.errors import CheckpointError, ConfigError, InputError
+from tiledseg.errors import CheckpointError, ConfigError, InputError, RasterError
+from tiledseg.raster.statistics import given_normalization
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 LONGEST = 10
@@ -106,6 +109,23 @@ def test_the_mean_over_reflections_and_an_area_are_those_of_the_command(
         tiledseg.predict_raster(run, image, tmp_path / "never.tif", tta="flips")
 
 
+def test_pixels_without_scores_are_no_class(material: Material, tmp_path: Path) -> None:
+    """A fill value without a tag overflows: class 0 would be as good as any."""
+    pixels_CHW = np.random.default_rng(3).random((2, 40, 50)).astype(np.float32)
+    pixels_CHW[:, 30:34, 20:24] = 3.4e38
+    write_raster(tmp_path / "a.tif", pixels_CHW)
+    module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.Conv2d(3, 2, 1))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(9)
+    words = r"a\.tif: the network's scores of \d+ pixels are no finite numbers, the first at row \d+, col \d+; "
+    with pytest.raises(RasterError, match=words):
+        tiledseg.predict_raster(module, tmp_path / "a.tif", tmp_path / "map.tif")
+    assert not (tmp_path / "map.tif").exists()
+    write_raster(tmp_path / "a.tif", pixels_CHW, nodata=3.4e38)
+    tiledseg.predict_raster(module, tmp_path / "a.tif", tmp_path / "map.tif")
+
+
 def test_a_map_has_the_weights_that_the_network_has_now(material: Material, run: Path, tmp_path: Path) -> None:
     """And the network stays as it was."""
     image, trained = material.root / "held-out.tif", tiledseg.load(run)
@@ -134,13 +154,30 @@ def test_a_map_has_the_weights_that_the_network_has_now(material: Material, run:
     [
         (lambda: tiledseg.halo("unet", level=3), ConfigError, "unknown key level; give some of levels"),
         (lambda: tiledseg.halo("vnet"), ConfigError, "model.name is 'vnet'"),
+        (lambda: tiledseg.halo("unet", bands=3), ConfigError, "bands is 3, but the network is named"),
         (lambda: tiledseg.halo(torch.nn.Linear(3, 3)), ConfigError, "Linear has no convolution that tells its bands"),
         (lambda: tiledseg.trace(torch.nn.Conv2d, 3), ConfigError, "a type is no torch.nn.Module; give one, built"),
         (lambda: tiledseg.trace(torch.nn.Flatten(), 3), ConfigError, "the module returns (2, 18432)"),
         (lambda: tiledseg.load("nowhere"), CheckpointError, "no checkpoint at nowhere"),
         (lambda: tiledseg.predict_raster("nowhere", "a.tif", "b.tif"), CheckpointError, "no checkpoint at nowhere"),
         (lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", grid=0), ConfigError, "tiling.grid is 0"),
+        (lambda: tiledseg.predict_raster(len, "a.tif", "b.tif"), ConfigError, "the network is <built-in function len>"),
+        (lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", bands=3), ConfigError, "bands is 3; give a list"),
+        (lambda: tiledseg.train_network(None), ConfigError, "the configuration is None; give a map"),
+        (lambda: tiledseg.train_network([]), ConfigError, "the configuration is []; give a map"),
+        (lambda: given_normalization((90, 50), 2), ConfigError, "normalize is (90, 50); give (means, deviations)"),
+        (lambda: given_normalization((1, 2, 3), 2), ConfigError, "normalize is (1, 2, 3); give (means, deviations)"),
         (lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", precision="fp8"), ConfigError, "precision is 'fp8'"),
+        (
+            lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", probability_type="uint8"),
+            ConfigError,
+            "probability_type is uint8, but probabilities is not given",
+        ),
+        (
+            lambda: tiledseg.predict_raster("r", "a.tif", "b.tif", minimum_area="5px"),
+            ConfigError,
+            "minimum_area is 5px, but polygons is not given",
+        ),
         (lambda: tiledseg.train_network({"dat": {}}), ConfigError, "the configuration has the unknown group 'dat'"),
         (lambda: tiledseg.train_network({"train": {"epochs": "two"}}), ConfigError, "train.epochs"),
         (lambda: tiledseg.train_network({}), ConfigError, "data.images is empty"),

@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -141,15 +140,13 @@ def test_help_is_rank_0s(
     assert capsys.readouterr().out.startswith("usage: python -m tiledseg.thing") == printed
 
 
-def test_the_helper_needs_the_standard_library_only_and_no_time() -> None:
-    """plan imports it on login nodes and must answer in half a second."""
+def test_the_helper_needs_the_standard_library_only() -> None:
+    """plan imports it on login nodes and must answer in half a second, which any of these takes by itself."""
     script = "import sys, tiledseg.commands.parser; print(sorted({'torch', 'numpy', 'mpi4py'} & set(sys.modules)))"
-    start = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=clean_environment(), check=True
     )
     assert done.stdout.strip() == "[]"
-    assert time.monotonic() - start < 2
 
 
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:

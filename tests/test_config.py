@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiledseg.config.run import Config, TilingConfig
+from tiledseg.config.run import Config, OptimizerConfig, ParallelConfig, TilingConfig
 from tiledseg.errors import ConfigError, InputError
+from tiledseg.planning.modes.mode_choice import fusion_word
 
 
 def good() -> Config:
@@ -19,6 +21,32 @@ def good() -> Config:
     config.data.images = ["a.tif"]
     config.data.labels = ["b.tif"]
     return config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "other"),
+    [
+        ("momentum", 0.5, {"name": "sgd"}),
+        ("step_size", 7, {"policy": "step"}),
+        ("gamma", 0.3, {"policy": "step"}),
+        ("power", 2.0, {"policy": "polynomial"}),
+    ],
+)
+def test_what_the_optimizer_would_ignore_is_refused(key: str, value: float, other: dict[str, str]) -> None:
+    OptimizerConfig(**{key: value}, **other).check()
+    ((name, word),) = other.items()
+    was = getattr(OptimizerConfig(), name)
+    words = f"optimizer.{key} is {value}, but optimizer.{name} is {was}; leave it out, or give optimizer.{name} {word}"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        OptimizerConfig(**{key: value}).check()
+
+
+def test_the_words_of_a_fusion() -> None:
+    """What `plan` prints is what a run takes: its job scripts too."""
+    assert ParallelConfig(halo="layer", fusion="auto").fusion_depth() is None
+    whole = ParallelConfig(halo="layer", fusion="whole")
+    whole.check()
+    assert fusion_word(whole.fusion_depth() or 0) == "whole"
 
 
 def test_the_defaults_need_images_only() -> None:

@@ -219,6 +219,9 @@ def test_files_that_would_never_end(tmp_path: Path) -> None:
     bomb += "".join(f"{b}: &{b} [{', '.join(9 * [f'*{a}'])}]\n" for a, b in itertools.pairwise("abcdefghi"))
     assert "alias" in error_of("--config", write(tmp_path / "bomb.yaml", bomb))
     assert "alias" in error_of("--data.classes", bomb)
+    assert "gives the key '1' a second time" in error_of("--data.classes={1: 0, 2: 1, 1: 2}")
+    assert "gives the key 'a' a second time" in error_of("--model.arguments={a: 1, a: 2}")
+    assert "; give a map of name to value" in error_of("--model.arguments=t.yaml")
     assert time.monotonic() - begun < 5
 
 

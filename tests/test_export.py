@@ -123,6 +123,7 @@ def test_tiles_of_one_size(folder: Path, tmp_path: Path) -> None:
         ("--output ROOT/new.onnx --tile 2", ("--tile is 2", "halo")),
         ("--output ROOT/new.onnx --tile 99999", ("--tile is 99999", "16384")),
         ("--output ROOT/new.onnx --resolution -1", ("--resolution is -1", "above 0")),
+        ("--output ROOT/new.pt2 --resolution 50", ("--resolution is 50", "no .onnx")),
         ("--output ROOT/new.onnx --build a.b:c", ("--build is a.b:c", "leave it out")),
         ("--output ROOT/link.json", ("link.json", "is the input")),
         ("", ("--output",)),

@@ -155,6 +155,23 @@ def test_delivered_gradients_have_the_dtype_and_layout_of_the_weights(wide: bool
         assert parameter.grad.stride() == parameter.stride()
 
 
+@pytest.mark.parametrize("wide", [True, False])
+def test_gradients_of_weights_that_are_parts_of_tensors(wide: bool) -> None:
+    """Whose strides go beyond them: into the next one's sums."""
+    generator = torch.Generator().manual_seed(5)
+    big = torch.randn(12, 9, generator=generator, dtype=torch.float64)
+    weights = [nn.Parameter(each) for each in (big[:, :4], big[::2, 1], big[3:5].clone(), big.t()[:3])]
+    factors = [torch.randn(weight.shape, generator=generator, dtype=torch.float64) for weight in weights]
+    reducer = GradientReducer(weights, SerialCommunicator(), wide)
+    reducer.zero()
+    for _ in range(2):
+        sum((weight * factor).sum() for weight, factor in zip(weights, factors, strict=True)).backward()
+    reducer.finish()
+    reducer.deliver()
+    for weight, factor in zip(weights, factors, strict=True):
+        assert torch.equal(weight.grad, 2 * factor)
+
+
 def test_scaling_and_clipping_act_on_the_whole_gradient() -> None:
     network = small_network()
     reducer = GradientReducer(network.parameters(), SerialCommunicator())

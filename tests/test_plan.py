@@ -51,7 +51,7 @@ def test_a_login_node_answers_at_once_without_torch_numpy_or_mpi() -> None:
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert done.stderr.strip() == "[]"
     assert json.loads(done.stdout)["paper"]["halo"] == 92
-    assert seconds < 1.5, "of the processor's time; 0.45 s where this was written"
+    assert seconds < 4, "of the processor's time; 0.45 s where this was written"
 
 
 def test_every_flag_changes_its_figure(capsys: pytest.CaptureFixture[str]) -> None:

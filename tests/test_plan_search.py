@@ -95,6 +95,8 @@ def test_a_way_to_the_host_that_is_quick_has_tensors_leave_by_it(
         (f"{SMALL} --plot a.png", "--plot is a.png, but --search finds settings"),
         (f"{SMALL} --stride 2", "--search is given, but networks of --stride 2"),
         (f"{SMALL} --images 1", "--images-per-step is 2, but --images is 1; give at most so many"),
+        ("--calibrate out.yaml --size 100", "--size is [100], but --calibrate measures this machine"),
+        ("--calibrate out.yaml --search --store .", "--search is True, but --calibrate measures this machine"),
         ("--size 900 --store .", "--store is ., but --calibrate is not given; leave it out"),
         ("--size 900 --images-per-step 2", "--images-per-step is 2, but --search is not given; leave it out"),
         (f"{SMALL} --gpu-memory 50KiB", "settings for 4 ranks of 51200 bytes can be"),

@@ -77,6 +77,18 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
 
 
+def test_of_a_list_every_image_is_mapped(folder: Path, tmp_path: Path) -> None:
+    """What is held out is what one wants to see mapped."""
+    for name in ("a", "b", "c"):
+        write_raster(tmp_path / f"{name}.tif", np.full((3, 20, 30), 7, np.uint8))
+    (tmp_path / "list.csv").write_text("image,split\na.tif,train\nb.tif,test\nc.tif,val\n")
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    words = ["--checkpoint", str(folder / "run"), "--verbosity", "0"]
+    assert main([*words, "--image", str(tmp_path / "list.csv"), "--output", str(maps)]) == 0
+    assert {path.name for path in maps.glob("*.tif")} == {"a.tif", "b.tif", "c.tif"}
+
+
 def test_an_image_that_is_written_to_while_it_is_mapped_is_said(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,44 @@ def flags(tmp_path: Path) -> list[str]:
     return ["--images", *images, "--labels", *labels, "--grid", "3", "4", *network]
 
 
+def test_images_of_a_list_that_are_not_cut_are_told(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store does not say what is to be validated on: it would be learned from."""
+    rows = [
+        f"{image},{labels},{split}\n" for image, labels, split in zip(flags[1:3], flags[4:6], ["", "val"], strict=True)
+    ]
+    (tmp_path / "list.csv").write_text("image,label,split\n" + "".join(rows))
+    words = ["--images", str(tmp_path / "list.csv"), *flags[6:], "--output", str(tmp_path / "tiles.h5")]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "1 image, 12 tiles" in said.out
+    assert f"warning: --images: 1 image of {tmp_path / 'list.csv'} of split val left out; " in said.err
+
+
+def test_a_store_is_not_that_of_other_files_beside(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mask that has changed changes what counts; statistics that a viewer leaves there do not."""
+    words = [*flags, "--output", str(tmp_path / "tiles.h5")]
+    with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(flags[1], "r+") as file:
+        file.write_mask(np.arange(file.height)[:, None] > 9 * np.ones(file.width))
+    mask = Path(f"{flags[1]}.msk")
+    assert mask.exists(), "the case says something"
+    assert main(words) == 0
+    Path(f"{flags[1]}.aux.xml").write_text("<PAMDataset></PAMDataset>\n")
+    assert main(words) == 0
+    assert "(0 written now)" in capsys.readouterr().out
+    os.utime(mask, ns=(1, 1))
+    assert main(words) == 2
+    assert "was cut from another state of" in capsys.readouterr().err
+
+
+def test_a_halo_is_one_number(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, "--halo", "[32,48]", "--output", str(tmp_path / "tiles.h5")]) == 2
+    assert "--halo is '[32,48]'; give one whole number" in capsys.readouterr().err
+
+
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -32,6 +32,8 @@ def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, 
     tiling leaves exact; GeometryError where no exact tile exists.
     """
     if isinstance(network, str):
+        if bands is not None:
+            raise ConfigError(f"bands is {bands}, but the network is named, whose halo no bands change; leave it out")
         return Halo.of(_named(network, model).graph())
     if model:
         raise ConfigError(f"{next(iter(model))} is given beside a network, which has it already; leave it out")
@@ -79,7 +81,8 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
         config = parse_config(["--config", *files], "tiledseg train", "")
     elif isinstance(config, Mapping):
         config = as_config(config)
-    assert isinstance(config, Config)
+    if not isinstance(config, Config):
+        raise ConfigError(f"the configuration is {config!r}; give a map of groups of keys, or the path of a YAML file")
     files += class_files(config.data.classes)
     config = replace(config, data=replace(config.data, classes=read_classes(config.data.classes)))
     config.check()
@@ -106,7 +109,7 @@ def predict_raster(
     references: bool = False,
     format: str = "cog",
     compress: str = "auto",
-    probability_type: str = "float32",
+    probability_type: str | None = None,
     polygons: str | Path | None = None,
     minimum_area: str | None = None,
     area: str | Path | None = None,
@@ -118,16 +121,16 @@ def predict_raster(
     module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
     which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
-    this with it. `probabilities`: a second raster, a band a class, of `probability_type`. `polygons`: a GeoPackage of
-    the classes' areas, without those below `minimum_area`. `format` and `compress`: how rasters are kept
-    (docs/maps.md). `area`: a file of polygons, to map these only. `tta`: the mean over reflections or turns.
-    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
+    this with it. `probabilities`: a second raster, a band a class, of `probability_type` (None: float32).
+    `polygons`: a GeoPackage of the classes' areas, without those below `minimum_area`. `format` and `compress`: how
+    rasters are kept (docs/maps.md). `area`: a file of polygons, to map these only. `tta`: the mean over reflections or
+    turns. Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
     image, the ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
     """
     from tiledseg.comm.joining import joined_mesh
-    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
+    from tiledseg.config.map_formats import COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
     from tiledseg.execution.memory import memory_per_rank
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
@@ -140,7 +143,7 @@ def predict_raster(
         ("precision", precision, ACTIVATION_BYTES),
         ("format", format, FORMATS),
         ("compress", compress, COMPRESSIONS),
-        ("probability_type", probability_type, PROBABILITY_TYPES),
+        ("probability_type", probability_type or "float32", PROBABILITY_TYPES),
         ("tta", tta, CHOICES),
     )
     for key, value, known in words:
@@ -155,7 +158,7 @@ def predict_raster(
         precision=precision,
         references=references,
         packing=Packing(format, compress),
-        probability_type=probability_type,
+        probability_type=probability_type or "float32",
         minimum_area=minimum_area,
         area=None if area is None else str(area),
         views=tta,
@@ -163,6 +166,7 @@ def predict_raster(
     )
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     given_files = {"output": target, "probabilities": probabilities, "polygons": polygons}
+    check_files({**given_files, "probability_type": probability_type, "minimum_area": minimum_area})
     files = {name: None if path is None else str(path) for name, path in given_files.items()}
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
@@ -180,14 +184,19 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from tiledseg.comm.failure import mark_agreed
     from tiledseg.inference.mapper import checkpoint_mapper, module_mapper
     from tiledseg.inference.trained import Trained, find_named
-    from tiledseg.raster.finding.sources import expand_sources
+    from tiledseg.raster.finding.sources import EVERY, expand_sources
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     def bands() -> int:
-        with open_raster(expand_sources(images, "source")[0], given["bands"], None, references) as reader:
+        with open_raster(expand_sources(images, "source", EVERY)[0], given["bands"], None, references) as reader:
             return reader.info.bands
 
+    numbers = given["bands"]
+    if numbers is not None and not (isinstance(numbers, Sequence) and all(type(band) is int for band in numbers)):
+        raise mark_agreed(ConfigError(f"bands is {numbers!r}; give a list of numbers, from 1"))
+    if not isinstance(network, nn.Module | Trained | str | Path):
+        raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
     if isinstance(network, nn.Module):
         count = mesh.on_root(bands)
         normalization = given_normalization(given["normalize"], count)

@@ -51,7 +51,7 @@ def build_parser() -> Parser:
         "the first of the others, else of the checkpoint's weights)",
     )
     parser.add_argument("--tile", type=int, metavar="N", help="take tiles of N x N pixels only (default: of any size)")
-    parser.add_argument("--resolution", type=float, metavar="CM", help="centimetres a pixel, for Deepness")
+    parser.add_argument("--resolution", type=float, metavar="CM", help="with .onnx: centimetres a pixel, for Deepness")
     parser.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network, if any")
     return parser
 
@@ -73,6 +73,10 @@ def check_options(options: Namespace) -> None:
         raise ConfigError(f"--tile is {options.tile}; give 1 to {1 << 14} pixels")
     if options.resolution is not None and not (options.resolution > 0 and math.isfinite(options.resolution)):
         raise ConfigError(f"--resolution is {options.resolution}; give centimetres a pixel, above 0")
+    if options.resolution is not None and ".onnx" not in kinds:
+        raise ConfigError(
+            f"--resolution is {options.resolution}, but --output has no .onnx, which alone says it; add one"
+        )
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if ".onnx" in kinds and missing:
         raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: pip install 'tiledseg[export]'")

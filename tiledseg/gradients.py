@@ -57,8 +57,10 @@ class GradientReducer:
         flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=members[0].device)
         start = 0
         for parameter in members:
-            # Same strides as the parameter (channels-last or not), so that adding a gradient walks both in order.
-            self._sums[parameter] = flat.as_strided(parameter.size(), parameter.stride(), start)
+            # Same order in memory as the parameter (channels-last or not), so that adding a gradient walks both in
+            # order; dense, also where the parameter is a part of a tensor.
+            strides = torch.empty_like(parameter, device="meta").stride()
+            self._sums[parameter] = flat.as_strided(parameter.size(), strides, start)
             self._bucket_of[parameter] = len(self.buckets)
             start += parameter.numel()
         self.buckets.append(flat)

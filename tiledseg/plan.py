@@ -7,6 +7,7 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.plan")
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
@@ -26,8 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    flags = _parser().parse_args(argv)
+    parser = _parser()
+    flags = parser.parse_args(argv)
     if flags.calibrate is not None:
+        _check_alone(flags, parser)
         from tiledseg.commands.calibrate import calibrate_to  # torch: what is measured runs on it
 
         return calibrate_to(flags.calibrate, flags.store)
@@ -39,6 +42,16 @@ def _main(argv: Sequence[str] | None) -> int:
 
     answer_flags(flags)
     return 0
+
+
+def _check_alone(flags: Namespace, parser: Parser) -> None:
+    """Raise ConfigError for a flag beside --calibrate, which would be ignored."""
+    for name, value in vars(flags).items():
+        if name not in ("calibrate", "store") and value != parser.get_default(name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {value}, but --calibrate measures this machine and plans nothing; "
+                "leave one of them out"
+            )
 
 
 def _parser() -> Parser:

@@ -20,7 +20,7 @@ from tiledseg.comm.session import run_on_mesh
 from tiledseg.commands.config_flags import parse
 from tiledseg.commands.parser import Parser, json_list, json_map, run
 from tiledseg.config.checks import Range
-from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing
+from tiledseg.config.map_formats import AUTO, COMPRESSIONS, FORMATS, PROBABILITY_TYPES, Packing, check_files
 from tiledseg.config.memory import NONE
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import MemoryConfig, ParallelConfig, TilingConfig
@@ -110,7 +110,7 @@ def build_parser() -> Parser:
         "--parallel.fusion",
         dest="fusion",
         default="1",
-        help="layers an exchange in halo mode layer, or auto (default 1)",
+        help="layers an exchange in halo mode layer, whole or auto (default 1)",
     )
     parser.add_argument(
         "--parallel.overlap", dest="overlap", choices=("true", "false"), default="false", help="see train --help"
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Range(1, 256).check("--workers", options.workers)
         parallel, memory = parse_parallel(options), parse_memory(options)
         check_own(options)
-        check_files(options)
+        check_files(vars(options), _flag)
         keep_freed_memory(os.environ)
 
         def work(mesh: Mesh) -> None:
@@ -224,14 +224,9 @@ def _parse_balance(text: str) -> list[int] | str:
     return [int(count) for count in inner[1].split(",")] if inner else text
 
 
-def check_files(options: Namespace) -> None:
-    """Raise ConfigError for a flag without the one that it belongs to."""
-    if options.probability_type is not None and options.probabilities is None:
-        raise ConfigError(
-            f"--probability-type is {options.probability_type}, but --probabilities is not given; give it"
-        )
-    if options.minimum_area is not None and options.polygons is None:
-        raise ConfigError(f"--polygons-minimum-area is {options.minimum_area}, but --polygons is not given; give it")
+def _flag(name: str) -> str:
+    """Of an option's name."""
+    return "--" + {"minimum_area": "polygons-minimum-area"}.get(name, name.replace("_", "-"))
 
 
 def check_own(options: Namespace) -> None:
@@ -246,6 +241,8 @@ def check_own(options: Namespace) -> None:
             raise ConfigError(f"--weights is {options.weights}, but --{missing} is not given; give it")
         if (options.mean is None) != (options.deviation is None):
             raise ConfigError("--mean and --deviation go together; give both or neither")
+        if options.which != "latest":
+            raise ConfigError(f"--which is {options.which}, but --weights is one file and no run; leave it out")
         return
     given = next((name for name, value in more.items() if value is not None), None)
     if given is not None:
@@ -253,12 +250,12 @@ def check_own(options: Namespace) -> None:
 
 
 def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
-    from tiledseg.raster.finding.sources import expand_sources
+    from tiledseg.raster.finding.sources import EVERY, expand_sources
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.raster.statistics import given_normalization
 
     Range(2, 255).check("--classes", options.classes)
-    first = expand_sources(options.image, "--image")[0]
+    first = expand_sources(options.image, "--image", EVERY)[0]
     with open_raster(first, options.bands, None, options.references) as reader:
         bands = reader.info.bands
     pair = None if options.mean is None else (options.mean, options.deviation)

@@ -101,7 +101,7 @@ def resolve(options: argparse.Namespace) -> Config:
         text = " ".join(options.grid)
         config.tiling.grid = text if text == "auto" else _numbers("--grid", text)
     if options.halo is not None:
-        config.tiling.halo = options.halo if options.halo == "auto" else _numbers("--halo", options.halo)[0]
+        config.tiling.halo = options.halo if options.halo == "auto" else _number("--halo", options.halo)
     for key in ("levels", "convs_per_level", "kernel", "padding", "upsampling"):
         if getattr(options, key) is not None:
             setattr(config.model, key, getattr(options, key))
@@ -119,6 +119,13 @@ def _numbers(flag: str, text: str) -> list[int]:
     if not words or not all(word.isdigit() for word in words):
         raise ConfigError(f"{flag} is '{text}'; give whole numbers")
     return [int(word) for word in words]
+
+
+def _number(flag: str, text: str) -> int:
+    numbers = _numbers(flag, text)
+    if len(numbers) != 1:
+        raise ConfigError(f"{flag} is '{text}'; give one whole number")
+    return numbers[0]
 
 
 def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, PairReading]:
@@ -183,11 +190,13 @@ def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> Non
 
 def _fill(config: Config, plan: StorePlan, reading: PairReading, store: StoreState, mesh: Mesh) -> None:
     """The store's missing tiles, and its final name."""
+    from tiledseg.raster.finding.sources import as_list, left_out
     from tiledseg.raster.info import reference_notes
     from tiledseg.raster.samples.sampling import deal
     from tiledseg.raster.tile_store.writer import publish_store
 
     if mesh.is_root and config.run.verbosity:
+        warn(left_out(as_list(config.data.images), "--images"))
         warn(reference_notes((*plan.images, *(plan.labels or ()))))
     share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
     _write_share(plan, reading, store, share, config.run.verbosity if mesh.is_root else 0)

@@ -23,7 +23,16 @@ from typing import Any
 
 from benchmarks.spread import Spread, markdown, ratios
 from benchmarks.training.job import Job
-from benchmarks.training.running import TOLERANCE, drawn_scene, end, epoch_of, started, worst_difference
+from benchmarks.training.running import (
+    TOLERANCE,
+    TOUCHING,
+    Scene,
+    drawn_scene,
+    end,
+    epoch_of,
+    started,
+    worst_difference,
+)
 
 PLAIN, KEPT, LAST = "plain loop", "plain loop, freed memory kept", "plain loop, kept, channels last"
 RETURNED, OURS = "tiledseg, freed memory returned", "tiledseg, one process"
@@ -32,12 +41,12 @@ NAMES = (PLAIN, KEPT, LAST, RETURNED, OURS, READ, LAYER)
 Turns = dict[str, list[dict[str, float]]]
 
 
-def contestants(options: argparse.Namespace, image: str, labels: str) -> dict[str, Job]:
+def contestants(options: argparse.Namespace, scene: Scene) -> dict[str, Job]:
     """By name."""
     tiles = {"plain": (-(-options.side // 512),) * 2, "ours": (options.grid,) * 2}
 
     def job(who: str, kept: bool = True, last: bool = True, ranks: int = 1, halo: str = "read") -> Job:
-        files = f"benchmarks.training.{who}", image, labels, options.side
+        files = f"benchmarks.training.{who}", *scene
         cut = (ranks, 1) if ranks > 1 else tiles[who]
         network = options.levels, options.base_channels
         return Job(*files, cut, *network, options.threads // ranks, kept, last, ranks, halo)
@@ -54,13 +63,13 @@ def contestants(options: argparse.Namespace, image: str, labels: str) -> dict[st
 
 
 def take_turns(jobs: Mapping[str, Job], repeats: int) -> Turns:
-    """What each epoch of each job has taken; the first of each, which warms caches and allocators, is left out."""
+    """What each epoch of each job has taken, without the first ones, in which memory is touched for the first time."""
     with ExitStack() as stack:
         running = {name: stack.enter_context(started(job)) for name, job in jobs.items()}
-        turns = [{name: epoch_of(process) for name, process in running.items()} for _ in range(repeats + 1)]
+        turns = [{name: epoch_of(process) for name, process in running.items()} for _ in range(TOUCHING + repeats)]
         for process in running.values():
             end(process)
-    return {name: [turn[name] for turn in turns[1:]] for name in jobs}
+    return {name: [turn[name] for turn in turns[TOUCHING:]] for name in jobs}
 
 
 def table(jobs: Mapping[str, Job], turns: Turns, pixels: int) -> str:
@@ -96,8 +105,8 @@ def _row(name: str, job: Job, turns: Turns, pixels: int) -> tuple[object, ...]:
 
 def main() -> int:
     options = _parser().parse_args()
-    with drawn_scene(options.side) as (image, labels):
-        jobs = contestants(options, image, labels)
+    with drawn_scene(options.side) as scene:
+        jobs = contestants(options, scene)
         if options.only:
             jobs = {name: jobs[name] for name in dict.fromkeys((*options.only, OURS))}
         turns = take_turns(jobs, options.repeats)

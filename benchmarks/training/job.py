@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from tiledseg.architecture.unet import UNet
@@ -66,6 +66,13 @@ def measured(epoch: Callable[[], float]) -> dict[str, float]:
     seconds, (cpu, system) = time.perf_counter() - begun, (b - a for a, b in zip(used, _used(), strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"seconds": seconds, "cpu_seconds": cpu, "kernel_seconds": system, "loss": loss, "memory_bytes": peak}
+
+
+def together(each: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What processes that worked at once have `measured`: all CPU seconds, the longest, the largest peak; one loss."""
+    summed = {key: sum(one[key] for one in each) for key in ("cpu_seconds", "kernel_seconds")}
+    largest = {key: max(one[key] for one in each) for key in ("seconds", "memory_bytes")}
+    return {**summed, **largest, "loss": each[0]["loss"]}
 
 
 def _used() -> tuple[float, float]:

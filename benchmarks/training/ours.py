@@ -13,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.training.job import BANDS, CLASSES, END, IGNORED, MEAN, STD, Job, measured
+from benchmarks.training.job import BANDS, CLASSES, END, IGNORED, MEAN, STD, Job, measured, together
 from tiledseg.comm.session import leave, run_on_mesh
 from tiledseg.system.freed_memory import keep_freed_memory
 
@@ -78,15 +78,9 @@ def main() -> int:
             mesh.communicator.barrier()
             each = mesh.communicator.gather_objects(measured(epoch))
             if mesh.is_root:
-                print(json.dumps(_together(each)), flush=True)
+                print(json.dumps(together(each)), flush=True)
 
     return run_on_mesh(body, "gloo" if job.ranks > 1 else "auto", PATIENCE)
-
-
-def _together(each: list[dict[str, float]]) -> dict[str, float]:
-    summed = {key: sum(rank[key] for rank in each) for key in ("cpu_seconds", "kernel_seconds")}
-    largest = {key: max(rank[key] for rank in each) for key in ("seconds", "memory_bytes")}
-    return {**summed, **largest, "loss": each[0]["loss"]}
 
 
 if __name__ == "__main__":

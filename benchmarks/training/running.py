@@ -12,19 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.launching import python_ranks
-from benchmarks.training.job import END, Job
+from benchmarks.training.job import END, Job, together
 from tiledseg.scene import main as scene
 
+Scene = tuple[str, str, int]  # image, labels and pixels a side, as a Job takes them
+TOUCHING = 3  # epochs of a job in which memory is touched for the first time: they do not count
 TOLERANCE = 1e-4  # of the loss, relative: torch sums that of the plain loop in float32
 
 
 @contextmanager
-def drawn_scene(side: int) -> Iterator[tuple[str, str]]:
-    """Image and labels of `side` x `side` pixels, there meanwhile."""
+def drawn_scene(side: int) -> Iterator[Scene]:
+    """Of `side` x `side` pixels, there meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         image, labels = str(Path(folder) / "image.tif"), str(Path(folder) / "labels.tif")
         scene(["--size", str(side), str(side), "--seed", "1", "--image", image, "--labels", labels])
-        yield image, labels
+        yield image, labels, side
 
 
 def started(job: Job) -> subprocess.Popen[str]:
@@ -37,11 +39,11 @@ def started(job: Job) -> subprocess.Popen[str]:
     return process
 
 
-def epoch_of(process: subprocess.Popen[str]) -> dict[str, float]:
-    """What one epoch has taken, and its loss."""
-    _tell(process, "epoch")
-    found: dict[str, float] = json.loads(_said(process))
-    return found
+def epoch_of(*processes: subprocess.Popen[str]) -> dict[str, float]:
+    """What one epoch has taken, and its loss; of several at once, an epoch each (`together`)."""
+    for process in processes:
+        _tell(process, "epoch")
+    return together([json.loads(_said(process)) for process in processes])
 
 
 def end(process: subprocess.Popen[str]) -> None:

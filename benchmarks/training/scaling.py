@@ -5,67 +5,120 @@
 Each job is alone on the machine, one after the other in each round; of its epochs, an optimizer step each, the first
 three touch memory and do not count, and the median of the others does. Ratios are of one round. Exits 1 where losses
 differ.
+
+Beside them the machine's limit: as many processes as ranks at once, which share nothing, each with a scene of its own
+that has its part of the pixels. What they lack of a speed-up by their number, cores take from each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.spread import Spread, markdown, ratios
 from benchmarks.training.job import Job
-from benchmarks.training.running import TOLERANCE, drawn_scene, end, epoch_of, started, worst_difference
+from benchmarks.training.running import (
+    TOLERANCE,
+    TOUCHING,
+    Scene,
+    drawn_scene,
+    end,
+    epoch_of,
+    started,
+    worst_difference,
+)
 
-TOUCHING = 3  # epochs in which memory is touched for the first time
 ALONE = "one rank"
+Epochs = list[dict[str, float]]
 
 
-def scaling_jobs(image: str, labels: str, side: int, ranks: int, levels: int, channels: int) -> dict[str, Job]:
+class Contestant(NamedTuple):
+    """A job, and how many processes run one each `at_once`; `pixels`: of all of them."""
+
+    job: Job
+    at_once: int = 1
+
+    @property
+    def pixels(self) -> int:
+        return self.at_once * self.job.side**2
+
+
+def contestants(options: argparse.Namespace, whole: Scene, part: Scene) -> dict[str, Contestant]:
     """By name."""
+    ranks, network = options.ranks, (options.levels, options.base_channels)
 
-    def job(ranks: int, halo: str) -> Job:
-        tiles = (ranks, 1)
-        return Job("benchmarks.training.ours", image, labels, side, tiles, levels, channels, 1, True, True, ranks, halo)
+    def job(scene: Scene, ranks: int = 1, halo: str = "read") -> Job:
+        return Job("benchmarks.training.ours", *scene, (ranks, 1), *network, 1, True, True, ranks, halo)
 
-    return {ALONE: job(1, "read"), **{f"{ranks} ranks, mode {halo}": job(ranks, halo) for halo in ("read", "layer")}}
+    return {
+        ALONE: Contestant(job(whole)),
+        f"{ranks} processes that share nothing": Contestant(job(part), ranks),
+        **{f"{ranks} ranks, mode {halo}": Contestant(job(whole, ranks, halo)) for halo in ("read", "layer")},
+    }
 
 
-def epochs_of(job: Job, epochs: int) -> list[dict[str, float]]:
-    """Of a job that has the machine to itself, without the first ones."""
-    process = started(job)
-    found = [epoch_of(process) for _ in range(TOUCHING + epochs)]
-    end(process)
-    process.wait(60)
+def side_of_part(side: int, ranks: int, levels: int) -> int:
+    """Pixels a side of a scene that has one of so many parts of the pixels, in whole steps of the network's."""
+    step = 1 << levels - 1
+    return round(side / math.sqrt(ranks) / step) * step
+
+
+def epochs_of(contestant: Contestant, epochs: int) -> Epochs:
+    """Of one that has the machine to itself, without the first ones."""
+    processes = [started(contestant.job) for _ in range(contestant.at_once)]
+    found = [epoch_of(*processes) for _ in range(TOUCHING + epochs)]
+    for process in processes:
+        end(process)
+        process.wait(60)
     return found[TOUCHING:]
+
+
+def table(all_of_them: Mapping[str, Contestant], rounds: list[dict[str, Epochs]]) -> str:
+    whole = all_of_them[ALONE].pixels
+
+    def seconds(name: str) -> list[float]:
+        """Of each round, for as many pixels as the whole has."""
+        scale = whole / all_of_them[name].pixels
+        return [scale * statistics.median(e["seconds"] for e in each[name]) for each in rounds]
+
+    rows = [
+        (
+            name,
+            Spread.of(seconds(name)),
+            ratios(seconds(ALONE), seconds(name)),
+            f"{contestant.job.efficiency:.3f}",
+            f"{whole / contestant.pixels * statistics.median(e['cpu_seconds'] for r in rounds for e in r[name]):.2f}",
+        )
+        for name, contestant in all_of_them.items()
+    ]
+    return markdown(("who", "seconds an epoch", "speed-up", "E", "CPU seconds an epoch"), rows)
 
 
 def main() -> int:
     options = _parser().parse_args()
-    with drawn_scene(options.side) as (image, labels):
-        jobs = scaling_jobs(image, labels, options.side, options.ranks, options.levels, options.base_channels)
-        rounds = [{name: epochs_of(job, options.epochs) for name, job in jobs.items()} for _ in range(options.rounds)]
-    medians = {name: [statistics.median(e["seconds"] for e in each[name]) for each in rounds] for name in jobs}
+    side_beside = side_of_part(options.side, options.ranks, options.levels)
+    with drawn_scene(options.side) as whole, drawn_scene(side_beside) as part:
+        all_of_them = contestants(options, whole, part)
+        rounds = [
+            {name: epochs_of(contestant, options.epochs) for name, contestant in all_of_them.items()}
+            for _ in range(options.rounds)
+        ]
     network = f"U-Net L={options.levels}, {options.base_channels} channels, fp32"
     print(f"Raster {options.side} x {options.side} x 4, {network}, a thread a rank;")
     print(f"{options.rounds} rounds of {options.epochs} epochs that count\n")
-    rows = [
-        (
-            name,
-            Spread.of(medians[name]),
-            ratios(medians[ALONE], medians[name]),
-            f"{job.efficiency:.3f}",
-            f"{statistics.median(e['cpu_seconds'] for each in rounds for e in each[name]):.2f}",
-        )
-        for name, job in jobs.items()
-    ]
-    print(markdown(("who", "seconds an epoch", "speed-up", "E", "CPU seconds an epoch"), rows))
-    worst = worst_difference(epoch for each in rounds for epochs in each.values() for epoch in epochs)
+    print(table(all_of_them, rounds))
+    trained = [name for name, contestant in all_of_them.items() if contestant.at_once == 1]
+    worst = worst_difference(epoch for each in rounds for name in trained for epoch in each[name])
     print(f"\nLosses differ by {worst:.1e} relative at most.")
     if options.json:
-        Path(options.json).write_text(json.dumps({"options": vars(options), "rounds": rounds}, indent=1) + "\n")
+        found: dict[str, Any] = {"options": vars(options), "rounds": rounds}
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     return 0 if worst < TOLERANCE else 1
 
 

@@ -58,6 +58,7 @@ RASTERS = (
     ),
     train("label-outside", "--data.labels ROOT/outside-labels.tif", "outside-labels.tif", "value 9", "row 5, col 7"),
     train("colours-without-colours", '--data.classes \'{"#ff0000": 0, "#00ff00": 1}\'', "labels.tif", "colour"),
+    train("no-label-counts", "--data.labels ROOT/void-labels.tif", "no pixel of data.labels is of a class", "255"),
     train("no-valid-pixel", "--data.images ROOT/blank.tif", "no valid pixel", "data.nodata"),
 )
 

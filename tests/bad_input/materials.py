@@ -70,6 +70,7 @@ def _make_odd_rasters(root: Path) -> None:
     write_raster(root / "other-crs-labels.tif", labels_CHW, crs=OTHER_UTM)
     write_raster(root / "shifted-labels.tif", labels_CHW, transform=from_origin(500001, 3760000, 0.5, 0.5))
     write_raster(root / "three-band-labels.tif", np.repeat(labels_CHW, 3, 0))
+    write_raster(root / "void-labels.tif", np.full_like(labels_CHW, 255))
     labels_CHW[0, 5, 7] = 9
     write_raster(root / "outside-labels.tif", labels_CHW)
 

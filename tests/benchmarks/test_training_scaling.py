@@ -20,6 +20,11 @@ def test_the_small_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         monkeypatch.setenv(name, "1")
     assert main() == 0
     (each,) = json.loads(found.read_text())["rounds"]
-    assert [len(epochs) for epochs in each.values()] == [2, 2, 2]
-    assert {name.split(", ")[-1] for name in each} == {"one rank", "mode read", "mode layer"}
+    assert [len(epochs) for epochs in each.values()] == [2, 2, 2, 2]
+    assert {name.split(", ")[-1] for name in each} == {
+        "one rank",
+        "2 processes that share nothing",
+        "mode read",
+        "mode layer",
+    }
     assert "speed-up" in capsys.readouterr().out

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from tests.checkpoint.saved import make_network, save, state_of, train
 from tiledseg.checkpoint.folder import (
+    Contents,
     clean_leftovers,
     contents_of,
     drop_later,
@@ -77,6 +79,17 @@ def check_equal(
 def strides(tensor: torch.Tensor) -> list[int]:
     """Of the dims that have more than one entry: the others' say nothing."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def test_weights_of_two_names_are_written_under_both(tmp_path: Path) -> None:
+    """Without a copy they lie in one piece of memory, which safetensors refuses."""
+    one = torch.arange(6.0)
+    contents = Contents({"a.bias": one, "b.bias": one, "c.bias": one[2:4]}, {}, [])
+    path = save_checkpoint(tmp_path, 1, contents, state_of(1, OptimizerConfig()), keep=1)
+    found = load_file(path / "model.safetensors")
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in contents.weights.items()
+    }
 
 
 def test_state_comes_back_as_json_has_it(tmp_path: Path) -> None:

@@ -36,10 +36,19 @@ def test_pieces_are_those_of_the_scores(probabilities: bool, are_shares: bool, d
         assert piece.core == core
         np.testing.assert_array_equal(piece.classes_HW, scores_KHW.numpy().argmax(0))
         np.testing.assert_array_equal(piece.valid_HW, valid_HW)
+        assert piece.finite_HW.all()
         assert (piece.shares_KHW is not None) == probabilities
         if piece.shares_KHW is not None:
             expected = scores_KHW if are_shares else scores_KHW.softmax(0)
             np.testing.assert_allclose(piece.shares_KHW, expected.numpy(), rtol=1e-6)
+
+
+def test_scores_that_are_no_numbers_are_known() -> None:
+    """One is enough; of a class that is left out with certainty it is none."""
+    scores_KHW = torch.randn(3, *SHAPE)
+    scores_KHW[1, 0, 0], scores_KHW[2, 1, 1], scores_KHW[0, 2, 2] = torch.nan, torch.inf, -torch.inf
+    (piece,) = fetched([(Box.of_shape(SHAPE), scores_KHW, np.ones(SHAPE, bool))], False, False, torch.device("cpu"))
+    assert np.argwhere(~piece.finite_HW).tolist() == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize(("behind", "count"), [(0, 3), (1, 3), (1, 0), (1, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,19 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(material: Material, run: Path, t
         tiledseg.train_network(config(material, half, model={"arguments": {"width": 4}}))
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_weight_that_no_layer_takes_stays(material: Material, run: Path, tmp_path: Path, name: str) -> None:
+    """No gradient comes to it: torch's optimizers pass over it, and let no such weight decay. Nothing is kept of it."""
+    decay = {"name": name, "weight_decay": 0.5, "lr": 0.05}
+    decayed = tiledseg.train_network(config(material, tmp_path / "run", optimizer=decay))
+    ours, theirs = weights(decayed), weights(run)
+    assert torch.equal(ours["spare.weight"], theirs["spare.weight"])
+    assert torch.equal(ours["spare.bias"], theirs["spare.bias"])
+    assert not torch.equal(ours["head.weight"], theirs["head.weight"])
+    numbers = {int(key.split(".")[0]) for key in load_file(find_checkpoint(decayed).path / "optimizer.safetensors")}
+    assert len(numbers) == len([key for key in ours if not key.startswith(("spare", "shift"))])
+
+
 def test_maps_are_those_of_the_module_on_the_whole_image(
     material: Material, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +131,9 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         with rasterio.open(path) as file:
             np.testing.assert_array_equal(file.read(1), expected_HW)
     capsys.readouterr()
+    broken = {name: each.clone() for name, each in module.state_dict().items()}
+    next(iter(broken.values())).view(-1)[1] = math.nan
+    torch.save(broken, tmp_path / "broken.pth")
     for more, said in (
         (checkpoint, f"name it: --build {BUILD}"),
         ([*checkpoint, "--build", "os:system"], "--build is os:system, but the network was built by"),
@@ -124,6 +141,10 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
         (["--build", BUILD, "--weights", "w.pth"], "--classes is not given"),
         ([], "give --checkpoint RUN, or --build and --weights FILE"),
         ([*own[:3], '{"width": 4}', *own[4:]], "other shapes have"),
+        ([*own, "--mean", "[NaN, 0, 0]"], "normalize has means [nan, 0.0, 0.0]"),
+        ([*own, "--deviation", "[1, Infinity, 1]"], "; give finite numbers"),
+        ([*own, "--weights", str(tmp_path / "broken.pth")], "holds a value that is not finite; give another file"),
+        ([*own, "--which", "best"], "--which is best, but --weights is one file"),
     ):
         assert main([*words, *more, "--output", str(tmp_path / "never.tif")]) == 2
         error = capsys.readouterr().err
@@ -141,6 +162,7 @@ def test_maps_are_those_of_the_module_on_the_whole_image(
     ("model", "words"),
     [
         ({"build": "somebody"}, "model.build is 'somebody'; give package.module:function"),
+        ({"build": BUILD, "arguments": {"width": {1: 2}}}, "model.arguments has the key 1, which is no text"),
         ({"build": "nobody.knows:this"}, "nobody.knows:this needs the module nobody, which is not found; install"),
         ({"build": "tests.foreign.modules:nothing"}, "tests.foreign.modules has no nothing"),
         ({"build": "tests.foreign.modules:__doc__"}, "is a str, no function"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +121,34 @@ def test_a_sampler_deals_one_order(files: tuple[list[str], list[str]]) -> None:
     assert theirs == [[image * 9 + tile for image, tile in step] for step in ours]
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"grid": (2, 2, 7)}, "tiling.grid is"),
+        ({"grid": 2.0}, "tiling.grid is 2.0"),
+        ({"halo": 2.5}, "halo is 2.5"),
+        ({"halo": "3"}, "halo is 3"),
+        ({"warp": True}, "warp is True, but labels are not given"),
+        ({"label_layer": "x"}, "label_layer is x, but labels are not given"),
+        ({"classes": 3}, "classes is 3, but labels are not given"),
+        ({"ignore_index": 7}, "ignore_index is 7, but labels are not given"),
+    ],
+)
+def test_what_would_be_ignored_or_misread_is_refused(
+    files: tuple[list[str], list[str]], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        tiledseg.TileDataset(files[0], **{"halo": 4, "grid": 2, **more})
+
+
+def test_a_grid_may_be_a_list_and_a_seed_is_a_whole_number(files: tuple[list[str], list[str]]) -> None:
+    data = tiledseg.TileDataset(files[0], halo=4, grid=[2, 3])
+    assert [tiling.grid for tiling in data.tilings] == [(2, 3)] * len(files[0])
+    for seed in (1.5, "1", True):
+        with pytest.raises(ConfigError, match="give a whole number"):
+            tiledseg.TileSampler(data, seed=seed)
+
+
 def test_uneven_shares(files: tuple[list[str], list[str]]) -> None:
     data = tiles(files, 3, UNet(2, 1, 3, 2, bands=2, classes=3))
     shares = {u: [list(tiledseg.TileSampler(data, 1, r, 4, u)) for r in range(4)] for u in ("drop", "differ")}
@@ -131,7 +161,7 @@ def test_uneven_shares(files: tuple[list[str], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"grid": 0}, "the grid has 0 tiles"),
+        ({"grid": 0}, "tiling.grid is 0"),
         ({}, "is no tile store"),
         ({"grid": 2, "halo": -1}, "halo is -1"),
         ({"grid": 2, "bands": [3]}, "band"),

@@ -1,4 +1,4 @@
-"""Command lines: options of every command with values of all kinds, given twice, left out, or unknown."""
+"""Command lines: options of six commands with values of all kinds, given twice, left out, or unknown."""
 
 from __future__ import annotations
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiledseg.architecture.unet import UNet
@@ -142,3 +144,29 @@ def test_a_cut_between_them_and_a_hook_keep_them_apart() -> None:
         first.register_forward_hook(lambda module, given, made: seen.append(made.clone()))
         assert torch.equal(made(x_BCHW), expected)
         assert torch.equal(seen[0], first(x_BCHW))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_who_looks_at_a_gradient_sees_it_or_is_told(register: str) -> None:
+    """torch says itself that the activation may not write over what a hook on the way back has seen."""
+    made, x_BCHW = network(UNETS["plain"]), image(4)
+    names = [name for name, module in made.layers.items() if isinstance(module, SteadyConvolution)]
+    for name in names:
+        seen: list[str] = []
+        handle = getattr(made.layers[name], register)(lambda module, *given, seen=seen, name=name: seen.append(name))
+        told = ""
+        try:
+            made(x_BCHW).sum().backward()
+        except RuntimeError as error:
+            told = str(error)
+        assert "is a view and is being modified inplace" in told if told else seen == [name]
+        handle.remove()
+
+
+def test_who_looks_at_all_modules_sees_all() -> None:
+    made, x_BCHW = network(UNETS["plain"]), image(4)
+    seen: list[nn.Module] = []
+    handle = register_module_forward_hook(lambda module, given, made: seen.append(module))
+    made(x_BCHW)
+    handle.remove()
+    assert {id(module) for module in made.layers.values()} <= {id(module) for module in seen}

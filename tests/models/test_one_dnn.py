@@ -1,4 +1,4 @@
-"""oneDNN's convolutions by other ways: two pixels at once, bands of rows on all cores. Bits of outputs are torch's."""
+"""oneDNN's convolutions by other ways: pixels as channels of one, bands of rows on all cores. Bits are torch's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiledseg.models.layers.on_cpu import one_dnn, two_pixels
+from tiledseg.models.layers.on_cpu import one_dnn, pixels_as_channels
 from tiledseg.models.layers.on_cpu.beside import can_share, side_by_side
-from tiledseg.models.layers.on_cpu.one_dnn import How, activated, convolved
-from tiledseg.models.layers.on_cpu.two_pixels import takes_two
+from tiledseg.models.layers.on_cpu.how import How
+from tiledseg.models.layers.on_cpu.one_dnn import activated, convolved
+from tiledseg.models.layers.on_cpu.pixels_as_channels import takes_two
 from tiledseg.tracing.allocations import AllocationMeter
+
+WIDE_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512" and "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
 @contextmanager
@@ -38,7 +41,7 @@ def image(*shape: int, seed: int = 1) -> torch.Tensor:
 
 @pytest.fixture
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_pixels, "_WORTH_IT", 1)
+    monkeypatch.setattr(pixels_as_channels, "_WORTH_IT", 1)
     monkeypatch.setattr(one_dnn, "_WORTH_BANDS", 1)
 
 
@@ -60,7 +63,7 @@ def test_two_pixels_at_once_have_the_bits_of_one(count: int) -> None:
             below = activated(x_BCHW, weight, bias, How((1, 1), padding, (1, 1)), 0.01)
             assert torch.equal(below, torch.nn.functional.leaky_relu(made, 0.01))
             taken += takes_two(x_BCHW, weight, padding)
-    if torch.backends.cpu.get_cpu_capability() == "AVX512" and "ONEDNN_MAX_CPU_ISA" not in os.environ:
+    if WIDE_VECTORS:
         assert taken > 60
 
 
@@ -76,7 +79,16 @@ CASES = {
     "pixels, padded": (8, 5, (1, 1), How((1, 1), (1, 1), (1, 1))),
     "padded beyond its kernel": (8, 8, (1, 3), How((1, 1), (1, 3), (1, 1))),
     "one output": (8, 1, (3, 3), How((1, 1), (1, 1), (1, 1))),
+    "pairs of many inputs": (24, 8, (3, 3), How((1, 1), (1, 1), (1, 1))),
+    "pairs on both sides, a large kernel": (10, 8, (5, 5), How((1, 1), (2, 2), (1, 1))),
+    "pairs on both sides, half padded": (8, 8, (3, 5), How((1, 1), (1, 1), (1, 1))),
+    "pairs, an even kernel": (8, 8, (2, 3), How((1, 1), (0, 1), (1, 1))),
+    "pairs, four columns": (8, 8, (1, 4), How((1, 1), (0, 0), (1, 1))),
+    "pairs, seven columns": (8, 8, (1, 7), How((1, 1), (0, 3), (1, 1))),
     "transposed": (16, 8, (2, 2), How((2, 2), (0, 0), (1, 1), transposed=True)),
+    "transposed, wide": (6, 5, (2, 3), How((2, 3), (0, 0), (1, 1), transposed=True)),
+    "transposed, padded": (6, 8, (4, 4), How((2, 2), (1, 1), (1, 1), transposed=True)),
+    "transposed, dense": (6, 8, (3, 3), How((1, 1), (1, 1), (1, 1), transposed=True)),
 }
 
 
@@ -105,6 +117,68 @@ def test_gradients_by_bands_are_those_of_torch(name: str, height: int) -> None:
             assert own.shape == their.shape
             torch.testing.assert_close(own.double(), their, rtol=0, atol=2e-5 * their.abs().max().item())
     assert all(torch.equal(*pair) for pair in zip(found[-2], found[-1], strict=True)), "whoever takes which band"
+
+
+@pytest.mark.usefixtures("small_ones_too")
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradients_of_weights_by_pairs_are_those_one_by_one(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the kernel, its padding and the size: where half a vector would idle, as elsewhere."""
+    draw, pairs = random.Random(5), Pairs(pixels_as_channels.of_pairs)
+    monkeypatch.setattr(one_dnn, "of_pairs", pairs)
+    with threads(count):
+        for seed in range(300):
+            inputs, rows, cols = draw.choice((2, 3, 8, 10, 15, 16, 32, 33)), draw.choice((1, 3)), draw.randint(2, 7)
+            size = draw.randint(1, 2), inputs, draw.randint(rows, 20), draw.randint(cols, 60)
+            weight = image(8, inputs, rows, cols, seed=seed + 1).requires_grad_()
+            how = How((1, 1), (draw.randint(0, rows - 1), draw.randint(0, cols - 1)), (1, 1))
+            made = convolved(image(*size, seed=seed), weight, None, how)
+            g_BCHW = image(*made.shape, seed=seed + 2)
+            (found,) = torch.autograd.grad(made, weight, g_BCHW)
+            wide = weight.detach().double().requires_grad_()
+            plain = torch.nn.functional.conv2d(image(*size, seed=seed).double(), wide, None, 1, how.padding)
+            (wanted,) = torch.autograd.grad(plain, wide, g_BCHW.double())
+            assert found.shape == weight.shape
+            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-6 * wanted.abs().max().item())
+    if WIDE_VECTORS:
+        assert pairs.taken > 40
+
+
+class Pairs:
+    """`of_pairs`, counted."""
+
+    def __init__(self, of_pairs: Any) -> None:
+        self.of_pairs, self.taken = of_pairs, 0
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        self.taken += 1
+        made: torch.Tensor = self.of_pairs(*given)
+        return made
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_transposed_convolution_gives_a_pixel_the_same_bits_in_any_window(count: int) -> None:
+    """Those of torch where it asks oneDNN too, which it does for tensors of more than 20480 values; for smaller ones it
+    takes its BLAS, which adds in another order (decision 0002)."""
+    draw = random.Random(7)
+    with threads(count), torch.no_grad():
+        for seed in range(200):
+            inputs, outputs, step = draw.choice((2, 3, 8, 10, 16, 24, 64)), draw.randint(1, 24), draw.choice((2, 3, 4))
+            kernel, height, width = draw.choice((step, step, step + 1)), draw.randint(1, 20), draw.randint(1, 20)
+            how = How((step, step), (0, 0), (1, 1), transposed=True)
+            weight = image(inputs, outputs, kernel, kernel, seed=seed + 1)
+            bias = image(1, outputs, 1, 1, seed=seed).flatten() if draw.random() < 0.7 else None
+            x_BCHW = image(1, inputs, 110, 110, seed=seed)
+            whole = convolved(x_BCHW, weight, bias, how)
+            assert torch.equal(whole, torch.nn.functional.conv_transpose2d(x_BCHW, weight, bias, step))
+            row, col = draw.randint(0, 110 - height), draw.randint(0, 110 - width)
+            part = x_BCHW[:, :, row : row + height, col : col + width].contiguous(memory_format=torch.channels_last)
+            own = convolved(part, weight, bias, how)
+            assert own.is_contiguous(memory_format=torch.channels_last)
+            over = kernel - step  # columns that a neighbour adds to
+            inner = own[:, :, over : height * step, over : width * step]
+            rows = slice(row * step + over, (row + height) * step)
+            cols = slice(col * step + over, (col + width) * step)
+            assert torch.equal(inner, whole[:, :, rows, cols]), (inputs, outputs, step, kernel, height, width)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
+import tiledseg
 from tests.law.cases import relative
 from tests.pipeline.undivided import Drawn, network_of, result_of, undivided
 from tiledseg.architecture.unet import UNet
@@ -74,3 +76,27 @@ def test_dtypes_at_the_cuts_are_those_of_the_layers(device: torch.device) -> Non
         network(torch.zeros(1, 2, 16, 16, device=device).contiguous(memory_format=torch.channels_last))
     assert list(dtypes[1:]) == seen
     assert torch.bfloat16 in seen
+
+
+class Masked(nn.Module):
+    """A mask and numbers of channels, as some authors take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        return self.head(torch.where(y > 0, y, 0.1 * y)) + 0 * self.head(y * y.argmax(1, True))
+
+
+def test_dtypes_of_masks_and_numbers_are_their_own() -> None:
+    network = tiledseg.trace(Masked(), 2)
+    tensors = {0: torch.randn(1, 2, 16, 16)}
+    wanted = [torch.float32]
+    for end in range(1, len(network.graph) + 1):
+        kept = dict(tensors)
+        network.run_nodes(kept, 0, end)
+        wanted.append(kept[end].dtype)
+    assert list(tensor_dtypes(network, None, torch.device("cpu"))) == wanted
+    assert {torch.bool, torch.int64, torch.float32} == set(wanted)

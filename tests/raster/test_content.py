@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tests.law.cases import ArrayReader
 from tiledseg.config.augmentation import Augmentation
 from tiledseg.errors import ConfigError
+from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import Tile, make_tiling
 from tiledseg.raster.labels.label_map import LabelMap
@@ -37,7 +39,8 @@ def labels() -> list[NDArray[np.uint8]]:
 def content(asked: ByContent, side: int | None = None, grid: tuple[int, int] = (5, 4)) -> Content:
     tilings = [make_tiling(shape, grid, FOOTPRINT) for shape in SHAPES]
     units = tile_units(tilings) if side is None else square_units(SHAPES, side)
-    counts = count_units(units, [ArrayReader(part[None]) for part in labels()], CLASSES)
+    readers = [[ArrayReader(part[None]) for part in labels()] for _ in range(2)]
+    counts = count_units(units, *readers, CLASSES)
     return Content(tuple(itertools.chain.from_iterable(units)), counts, asked)
 
 
@@ -51,6 +54,25 @@ def test_each_region_is_counted_and_regions_cover_all(side: int | None) -> None:
         seen[image][box.slices] += 1
         assert side is None or max(box.shape) <= side
     assert all((part == 1).all() for part in seen)
+
+
+def test_a_label_counts_where_the_image_is_valid() -> None:
+    """The collar of a scene has labels, and no pixel to learn from."""
+
+    class Collared(ArrayReader):
+        def read(self, window: Box) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+            pixels_CHW, valid_HW = super().read(window)
+            return pixels_CHW, valid_HW & (np.arange(window.col.start, window.col.stop) >= 30)
+
+    tilings = [make_tiling(shape, (5, 4), FOOTPRINT) for shape in SHAPES]
+    readers = [[kind(part[None]) for part in labels()] for kind in (Collared, ArrayReader)]
+    counts = count_units(tile_units(tilings), *readers, CLASSES)
+    assert counts.sum(0).tolist() == [
+        int((np.concatenate([p[:, 30:].ravel() for p in labels()]) == k).sum()) for k in range(4)
+    ]
+    outside = [tile.core.col.stop <= 30 for tiling in tilings for tile in tiling.tiles]
+    assert any(outside)
+    assert not counts[outside].any()
 
 
 def test_empty_tiles_are_left_out_and_the_others_come_once_an_epoch() -> None:

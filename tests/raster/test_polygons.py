@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import rasterio
 import rasterio.features
+import rasterio.warp
 import shapely
 from affine import Affine
 from rasterio.warp import transform_geom
@@ -20,6 +22,7 @@ from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.raster.labels.label_map import LabelMap, read_labels
 from tiledseg.raster.labels.label_sources import LabelReading, check_used
+from tiledseg.raster.maps.geopackage import pixels_of
 
 UTM = "EPSG:32611"
 PLACE = Affine(0.5, 0, 350000, 0, -0.5, 3770000)
@@ -79,6 +82,42 @@ def test_each_format_draws_what_shapely_says(tmp_path: Path, ending: str) -> Non
     numbers = write_vectors(tmp_path / f"codes{ending}", written, crs, code=[codes[word] for word in words])
     with reading("code").open(numbers, info) as labels:
         np.testing.assert_array_equal(read_labels(labels, reading().label_map, Box.of_shape(SHAPE)), found)
+
+
+@pytest.mark.parametrize("ids", [(1, 2), (2, 1), ("b", "a"), (None, None)], ids=str)
+def test_the_last_of_a_geojson_is_on_top_whatever_its_id(tmp_path: Path, ids: tuple[Any, Any]) -> None:
+    left, top = PLACE.c, PLACE.f
+    boxes = [shapely.box(left + a, top - 10, left + b, top) for a, b in ((0, 6), (2, 8))]
+    features = [
+        {"type": "Feature", "properties": {"kind": kind}, "geometry": box.__geo_interface__}
+        | ({} if number is None else {"id": number})
+        for box, kind, number in zip(boxes, ("street", "roof"), ids, strict=True)
+    ]
+    crs = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:{UTM.replace(':', '::')}"}}
+    (tmp_path / "a.geojson").write_text(json.dumps({"type": "FeatureCollection", "crs": crs, "features": features}))
+    info = image_info(tmp_path / "image.tif", PLACE, SHAPE, UTM)
+    with reading().open(str(tmp_path / "a.geojson"), info) as labels:
+        found = read_labels(labels, reading().label_map, Box.of_shape(SHAPE))
+    np.testing.assert_array_equal(found, expected(boxes, [WORDS["street"], WORDS["roof"]], 0, info))
+
+
+def test_what_passes_180_degrees_is_refused(tmp_path: Path) -> None:
+    """Its vertices, brought to degrees one by one, lie on both ends of the world."""
+    xs, ys = rasterio.warp.transform("EPSG:4326", "EPSG:32601", [179.98, -179.97], [49.9, 50.0])
+    path = write_vectors(
+        tmp_path / "a.gpkg", [shapely.box(min(xs), min(ys), max(xs), max(ys))], "EPSG:32601", kind=["roof"]
+    )
+    info = image_info(tmp_path / "image.tif", Affine(0.001, 0, 179.95, 0, -0.001, 50.0), SHAPE, "EPSG:4326")
+    with pytest.raises(RasterError, match=r"feature 1 passes 180 degrees, where EPSG:4326 of .*ogr2ogr"):
+        reading().open(path, info)
+
+
+def test_a_least_area_is_of_whole_pixels() -> None:
+    """49 square metres are 100 pixels of 0.7 m, of which one of just these stays."""
+    for side, area, pixels in ((0.7, "49", 100), (0.15, "0.0675", 3), (0.5, "50", 200), (0.5, "0.3", 1.2)):
+        info = image_info(Path("a.tif"), Affine(side, 0, 350000, 0, -side, 3770000), SHAPE, UTM)
+        assert pixels_of(area, info) == pytest.approx(pixels, rel=1e-12)
+        assert pixels_of(area, info) <= pixels or pixels == 1.2
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (3, 5), (7, 2)])

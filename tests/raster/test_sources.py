@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.finding.sources import check_counts, expand_sources
+from tiledseg.raster.finding.sources import EVERY, HELD_OUT, check_counts, expand_sources, left_out
 from tiledseg.raster.names import gdal_path, is_remote
 
 
@@ -53,6 +53,22 @@ def test_says_what_is_wrong_in_one_line(folder: Path, patterns: list[str], words
         expand_sources(patterns, "data.images")
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_list_gives_the_parts_that_are_asked_for_and_the_others_are_told(folder: Path) -> None:
+    """To learn from: of split train, and of none; to be mapped: all."""
+    (folder / "list.csv").write_text("image,split\na.tif,test\nb.tif,\nc.png,val\ndeep/d.tif,train\n")
+    assert [Path(path).name for path in expand_sources(["list.csv"], "x")] == ["b.tif", "d.tif"]
+    assert [Path(path).name for path in expand_sources(["list.csv"], "x", EVERY)] == [
+        "a.tif",
+        "b.tif",
+        "c.png",
+        "d.tif",
+    ]
+    (line,) = left_out(["list.csv", "odd[1].tif", "deep"], "--images")
+    assert line.startswith("--images: 2 images of list.csv of split test or val left out; ")
+    assert "3 images of list.csv of split None or test or train" in left_out(["list.csv"], "x", HELD_OUT)[0]
+    assert left_out(["list.csv"], "x", EVERY) == left_out(["deep"], "x") == []
 
 
 def test_counts_that_differ_are_both_shown() -> None:

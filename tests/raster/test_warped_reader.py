@@ -56,6 +56,33 @@ def test_each_pixel_is_the_one_that_holds_its_centre(tmp_path: Path, grid: str) 
         LabelReading(label_map, warp=True).open(str(tmp_path / "labels.tif"), plain)
 
 
+@pytest.mark.parametrize("grid", ["metres", "a turn away"])
+def test_degrees_are_the_same_a_turn_away(tmp_path: Path, grid: str) -> None:
+    """Labels on both sides of 180 degrees; an image at 190 degrees of labels at -170."""
+    image = (
+        ("EPSG:32601", Affine(30, 0, 283500, 0, -30, 5545000))
+        if grid == "metres"
+        else (
+            "EPSG:4326",
+            Affine(0.001, 0, 189.95, 0, -0.001, 50.0),
+        )
+    )
+    west = 179.9 if grid == "metres" else -170.1
+    place, shape = Affine(0.001, 0, west, 0, -0.001, 50.1), (200, 400)
+    raw_HW = np.random.default_rng(1).integers(0, 4, shape).astype(np.uint8)
+    write_raster(tmp_path / "labels.tif", raw_HW[None], crs="EPSG:4326", transform=place)
+    write_raster(tmp_path / "image.tif", np.ones((1, *SHAPE), np.uint8), crs=image[0], transform=image[1])
+    with open_raster(str(tmp_path / "image.tif")) as opened:
+        info = opened.info
+    wanted_HW = np.full(SHAPE, 255, np.uint8)
+    grids = {"src_crs": "EPSG:4326", "dst_crs": image[0], "src_transform": place, "dst_transform": image[1]}
+    reproject(raw_HW, wanted_HW, **grids, resampling=Resampling.nearest, init_dest_nodata=False, tolerance=0)
+    with LabelReading(LabelMap.from_config(4), warp=True).open(str(tmp_path / "labels.tif"), info) as labels:
+        found_HW = read_labels(labels, LabelMap.from_config(4), Box.of_shape(SHAPE))
+    assert (wanted_HW != 255).all()
+    assert np.count_nonzero(found_HW != wanted_HW) <= 15, "but for centres within 0.003 pixels of an edge"
+
+
 def test_labels_on_the_grid_are_read_as_they_are(tmp_path: Path) -> None:
     raw_HW = np.random.default_rng(2).integers(0, 3, SHAPE).astype(np.uint8)
     write_raster(tmp_path / "labels.tif", raw_HW[None], transform=PLACE)

@@ -81,6 +81,25 @@ def test_networks_in_many_styles_reach_no_farther(name: str) -> None:
     assert cols.contains(Interval(0, 1))
 
 
+def test_shares_that_sum_to_one_reach_what_they_see() -> None:
+    """Their sum has no gradient."""
+    network = trace(nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.Softmax(1)).double(), 3)
+    assert check_halo(network) == (Interval(-1, 2), Interval(-1, 2))
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(-0.2), nn.ELU(-0.5), nn.LeakyReLU(0.2)], ids=str)
+def test_slopes_of_either_sign_go_backward(activation: nn.Module) -> None:
+    module = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), activation, nn.Conv2d(3, 2, 1)).double()
+    x_BCHW = torch.randn(1, 2, 16, 16, dtype=torch.float64)
+    found = []
+    for each in (module, trace(module, 2)):
+        module.zero_grad()
+        each(x_BCHW).square().sum().backward()
+        found.append([parameter.grad.clone() for parameter in module.parameters()])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
+
+
 def test_geometry_that_lies_is_found_out() -> None:
     network = trace(nn.Sequential(nn.Conv2d(2, 2, 5, padding=2), nn.ReLU()).double(), 2)
     narrow = replace(network.graph.layers[0], kernel=3, padding=1)

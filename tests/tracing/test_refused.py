@@ -66,6 +66,11 @@ def _only_places(x: torch.Tensor) -> torch.Tensor:
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "a branch by size": (lambda x: x.relu() if x.shape[2] > 80 else x, "does not call the same at every size"),
+    "a branch by width": (lambda x: x.relu() if x.shape[3] > 200 else x, "does not call the same at every size"),
+    "a branch by a larger size": (
+        lambda x: x.relu() if x.shape[2] > 150 else x,
+        "does not call the same at every size",
+    ),
     "a kernel by size": (lambda x: functional.avg_pool2d(x, 2 * (x.shape[2] // 32) + 1, 1, x.shape[2] // 32), "size"),
     "a part that is written": (_shifted, "writes into a part of a tensor"),
     "attention": (_attended, "of which a tile has a part only"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError
 from tiledseg.inference.trained import load
 from tiledseg.models.network import build_modules
+from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.preparing.preparation import prepare
 
 DECAY = 0.6
@@ -44,6 +46,28 @@ def averaged(material: Material, folder: Path, epochs: int = 3, **train: Any) ->
 def finished(material: Material, without_plots: None) -> Path:
     assert run(averaged(material, material.root / "run")) == 0
     return material.root / "run"
+
+
+def test_a_weight_of_two_names_is_its_own_again() -> None:
+    """A module, a weight and a bias that are shared, and a part of one: after validation, to the last bit."""
+    one = torch.nn.Conv2d(3, 3, 1)
+    network = torch.nn.ModuleList([one, torch.nn.Conv2d(3, 3, 1), one, torch.nn.Conv2d(3, 2, 1)])
+    network[1].weight, network[1].bias = one.weight, one.bias
+    network[3].weight = torch.nn.Parameter(one.weight.data[:2])
+    average = AveragedWeights(network, 0.9)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.rand_like(parameter))
+    average.update(1)
+    own, held = deepcopy(network.state_dict()), deepcopy(average.tensors)
+    assert not torch.equal(own["0.weight"], held["0.weight"])
+    with average.in_place():
+        found = network.state_dict()
+        assert all(torch.equal(found[name], held[name]) for name in held)
+        assert all(torch.equal(average.tensors[name], own[name]) for name in held)
+    found = network.state_dict()
+    assert all(torch.equal(found[name], own[name]) for name in own)
+    assert all(torch.equal(average.tensors[name], held[name]) for name in held)
 
 
 def test_it_is_that_of_the_formula(finished: Path) -> None:

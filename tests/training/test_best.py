@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rasterio
 
 from tests.crash.runs import Material
 from tests.training.test_start import config_of, run
@@ -115,6 +116,32 @@ def test_without_its_checkpoint_the_best_begins_anew(
     assert find_checkpoint(tmp_path / "run", "best").saved.step == validations(tmp_path / "run")[-1]["step"]
 
 
+def test_a_best_of_other_images_is_none(
+    material: Material, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Scores of other images say nothing of it; the same images elsewhere do."""
+    moved, other = tmp_path / "moved.tif", tmp_path / "other.tif"
+    shutil.copy(material.root / "held-out.tif", moved)
+    with rasterio.open(moved) as file:
+        pixels_CHW, profile = file.read(), file.profile
+    pixels_CHW[:, :20] = 9
+    with rasterio.open(other, "w", **profile) as file:
+        file.write(pixels_CHW)
+    best = find_checkpoint(whole, "best").saved.step
+    for name, image in (("moved", moved), ("other", other)):
+        shutil.copytree(whole, tmp_path / name)
+        config = judged(material, tmp_path / name, EPOCHS + 1)
+        config.data.val_images, config.run.verbosity = [str(image)], 1
+        assert run(config) == 0
+        last = validations(tmp_path / name)[-1]
+        better = last["mean_iou"] > max(each["mean_iou"] for each in validations(whole))
+        anew = "was found on other validation images: the best begins anew" in capfd.readouterr().err
+        assert anew == (name == "other")
+        found = find_checkpoint(tmp_path / name, "best").saved
+        assert found.step == (last["step"] if anew or better else best)
+        assert [Path(source.image.path) for source in find_checkpoint(tmp_path / name).saved.judged] == [image]
+
+
 def test_what_cannot_be_found(material: Material, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is one checkpoint, of which none is the best"):
         find_checkpoint(find_checkpoint(whole).path, "best")
@@ -123,3 +150,7 @@ def test_what_cannot_be_found(material: Material, whole: Path, tmp_path: Path) -
         find_checkpoint(tmp_path / "run", "best")
     with pytest.raises(ConfigError, match=r"train.best is iou.tree, but no class is 'tree'; give one of class 0, .*"):
         run(judged(material, tmp_path / "other", best="iou.tree"))
+    with pytest.raises(
+        ConfigError, match=r"train.best is mean_iou, but train.validate_every is 8 and train.epochs 7: .*"
+    ):
+        run(judged(material, tmp_path / "other", validate_every=8))

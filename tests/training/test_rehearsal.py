@@ -130,6 +130,27 @@ def test_a_stage_that_sends_in_another_order_is_named(
     assert found["fails"][0].startswith("rank 0 sends rank 1 messages of [")
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 7])
+def test_a_last_node_that_is_not_full(config: Path, capsys: pytest.CaptureFixture[str], ranks: int) -> None:
+    """Of six GPUs."""
+    code, found = rehearsed(config, capsys, ranks)
+    assert (code, found["ranks"], found["fails"]) == (0, ranks, [])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--parallel.halo", "layer"], "parallel.halo is layer; give read or exchange"),
+        (["--parallel.stages", "2"], "parallel.stages cut it; give 1"),
+    ],
+)
+def test_what_is_not_compiled_is_named(
+    config: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    code, found = rehearsed(config, capsys, 8, "--train.compile", "on", *more)
+    assert (code, found["fails"]) == (1, [f"train.compile is on, which takes a network whole, but {words}"])
+
+
 def test_too_few_tiles_leave_ranks_idle(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two images of four tiles are no work for 1200 ranks."""
     code, found = rehearsed(config, capsys, 1200)

@@ -63,7 +63,6 @@ OTHERS: dict[str, Any] = {
     "optimizer.lr": 0.5,
     "optimizer.scale_lr": "linear",
     "optimizer.lr_factors": {"encoder*": 0.5},
-    "optimizer.momentum": 0.5,
     "optimizer.weight_decay": 0.5,
     "optimizer.decay_norms": False,
     "optimizer.policy": "step",
@@ -98,6 +97,12 @@ OTHERS: dict[str, Any] = {
     "run.verbosity": 2,
     "run.panels": 0,
 }
+BESIDE: dict[str, tuple[str, Any]] = {
+    "optimizer.step_size": ("optimizer.policy", "step"),
+    "optimizer.gamma": ("optimizer.policy", "step"),
+    "optimizer.power": ("optimizer.policy", "polynomial"),
+}
+"""What a key needs, without which it would be ignored."""
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}
 ELSEWHERE |= {"data.label_layer", "data.label_attribute", "data.background", "data.warp_images", "data.area"}
 ELSEWHERE |= {
@@ -109,6 +114,7 @@ ELSEWHERE |= {
     f"train.{key}"
     for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
 }
+ELSEWHERE |= {"optimizer.momentum"}  # of sgd: test_momentum_starts_anew
 ELSEWHERE |= {"memory.store", "memory.offload"}  # of no use without each other: tests/test_train.py, test_offloading
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
 """Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
@@ -168,8 +174,11 @@ def test_nothing_changed_is_nothing_recorded(material: Material, checkpoints: di
 def test_another_value(material: Material, checkpoints: dict[str, Path], key: str, place: str) -> None:
     config = config_of(material, material.root / "run")
     before = flat(recipe_of(config).record)[key]
-    group, _, name = key.partition(".")
-    setattr(getattr(config, group), name, OTHERS[key])
+    beside = dict([BESIDE[key]]) if key in BESIDE else {}
+    first = {other: flat(recipe_of(config).record)[other] for other in beside}
+    for changed, value in {**beside, key: OTHERS[key]}.items():
+        group, _, name = changed.partition(".")
+        setattr(getattr(config, group), name, value)
     assert flat(recipe_of(config).record)[key] != before
     rule = RULES[key].change
     if rule == REFUSED or (rule == EDGE and place == "middle"):
@@ -182,6 +191,7 @@ def test_another_value(material: Material, checkpoints: dict[str, Path], key: st
         assert "\n" not in str(caught.value)
     else:
         wanted = {} if rule == OTHER else {key: {"from": before, "to": flat(recipe_of(config).record)[key]}}
+        wanted |= {other: {"from": first[other], "to": value} for other, value in beside.items()}
         assert changed_by(material, checkpoints[place], config) == wanted
 
 

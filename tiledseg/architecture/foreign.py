@@ -19,6 +19,16 @@ class UntracedError(ConfigError):
     """The graph of a network is asked for whose function has not run."""
 
 
+def _odd_key(value: Any) -> Any:
+    """A key that is no text, of a map at any depth; None where there is none."""
+    if isinstance(value, Mapping):
+        own = next((key for key in value if not isinstance(key, str)), None)
+        return own if own is not None else _odd_key(list(value.values()))
+    if isinstance(value, list | tuple):
+        return next((found for part in value if (found := _odd_key(part)) is not None), None)
+    return None
+
+
 @dataclass(frozen=True)
 class ForeignNetwork:
     """What the function `build` ("package.module:function") gives for so many bands and classes, and for `arguments`:
@@ -46,8 +56,11 @@ class ForeignNetwork:
         """Raises ConfigError for arguments that are no numbers, text, truth values, or lists and maps of these."""
         try:
             text = json.dumps(dict(arguments), sort_keys=True, allow_nan=False)
+            odd = _odd_key(arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"model.arguments cannot be written down ({error}); give numbers, text, lists") from None
+        if odd is not None:
+            raise ConfigError(f"model.arguments has the key {odd}, which is no text; quote it, or give a list")
         return ForeignNetwork(build, text, bands, classes)
 
     @property

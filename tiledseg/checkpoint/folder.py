@@ -37,6 +37,7 @@ from tiledseg.checkpoint.check import (
     verified,
 )
 from tiledseg.errors import CheckpointError
+from tiledseg.models.shared_weights import by_memory
 from tiledseg.records import dataclass
 from tiledseg.system.outputs import files_below
 from tiledseg.system.writing import flush, writing
@@ -136,7 +137,7 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
         files[AVERAGE] = contents.average
     for name, tensors in files.items():
         try:
-            save_file(tensors, partial / name)
+            save_file(_apart(tensors), partial / name)
         except SafetensorError as error:  # its own class for the system's refusals too
             number = re.search(r"os error (\d+)", str(error))
             raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
@@ -151,6 +152,12 @@ def _write(partial: Path, step: int, contents: Contents, state: Mapping[str, Any
     (partial / MANIFEST).write_text(json.dumps({**manifest, "own_checksum": own_checksum(manifest)}, indent=1))
     for path in (*partial.iterdir(), partial):
         flush(path)
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors takes them: each in memory of its own."""
+    groups = by_memory(tensors)
+    return {k: v.clone() if number else v for group in groups for number, (k, v) in enumerate(group.items())}
 
 
 def find_checkpoint(path: str | Path, which: str = _LATEST) -> Checkpoint:

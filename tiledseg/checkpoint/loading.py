@@ -134,11 +134,12 @@ def _check_optimizer(
     heads: dict[str, _Head],
     parameters: list[nn.Parameter],
 ) -> None:
-    counts = len({key.partition(".")[0] for key in heads}), len(parameters)
+    there_is = {int(key.partition(".")[0]) for key in heads}
+    counts = len(there_is), len(parameters)
     names = checkpoint.saved.config.optimizer.name, type(optimizer).__name__.lower()
-    may_lack = any(0 in factors.values() for factors in factors_of(checkpoint.saved))
-    may_lack = may_lack or any(not (p.requires_grad or p.is_meta) for p in parameters)
-    if names[0] != names[1] or counts[0] > counts[1] or (heads and counts[0] < counts[1] and not may_lack):
+    may_lack = not heads or any(0 in factors.values() for factors in factors_of(checkpoint.saved))
+    trained = {number for number, p in zip(numbers_of(optimizer), parameters, strict=True) if p.requires_grad}
+    if names[0] != names[1] or counts[0] > counts[1] or (trained - there_is and not may_lack):
         there, here = (f"{name} of {count} parameters" for name, count in zip(names, counts, strict=True))
         raise CheckpointError(
             f"{checkpoint.path} holds the state of another optimizer: {there} there, {here} here; use the same "

@@ -15,7 +15,7 @@ import torch
 from tiledseg.architecture.network import Pretrainable
 from tiledseg.checkpoint.check import sha256
 from tiledseg.checkpoint.saved_state import Origin
-from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
+from tiledseg.checkpoint.weights_file import check_finite, read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.records import dataclass
@@ -116,8 +116,7 @@ def _fitted(path: str, name: str, tensor: torch.Tensor, shape: torch.Size, first
                 "encoder, and leave model.base_channels out"
             )
         tensor = widened(tensor, shape[1])
-    if not bool(tensor.isfinite().all()):
-        raise CheckpointError(f"{path}: '{name}' holds a value that is not finite; give another file")
+    check_finite(path, name, tensor)
     return tensor
 
 

@@ -89,8 +89,9 @@ class FoundSettings:
 @dataclass(frozen=True)
 class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
-    of the steps depends on; `sources` (none in older checkpoints): the training images as they were;
-    `class_weights`: of the loss, none where all are 1; `found`: what `config` leaves to the program."""
+    of the steps depends on; `sources` and `judged` (none in older checkpoints): the images that it learned from, and
+    those that it was validated on, as they were; `class_weights`: of the loss, none where all are 1; `found`: what
+    `config` leaves to the program."""
 
     config: Config
     network: Network
@@ -100,6 +101,7 @@ class SavedState:
     step: int
     marks: tuple[Mark, ...] = ((0, 0),)
     sources: tuple[Source, ...] = ()
+    judged: tuple[Source, ...] = ()
     resumed: tuple[Resumed, ...] = ()
     pretrained: Origin | None = None
     random: dict[str, Any] = field(default_factory=dict)

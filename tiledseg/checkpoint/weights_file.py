@@ -43,6 +43,12 @@ def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
     return _tensors(path, found)
 
 
+def check_finite(path: str, name: str, weight: torch.Tensor) -> None:
+    """Raise CheckpointError for a weight of which a value is no finite number."""
+    if not bool(weight.isfinite().all()):
+        raise CheckpointError(f"{path}: '{name}' holds a value that is not finite; give another file")
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")[:120]
 

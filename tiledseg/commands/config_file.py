@@ -118,6 +118,7 @@ _WORDS = (  # the longer first
     ("list[int]", "a list of whole numbers [a,b]"),
     ("list[str]", "a list [a,b]"),
     ("list", "a list [a,b]"),
+    ("dict", "a map of name to value"),
     ("int", "a whole number"),
     ("float", "a number"),
     ("bool", "true or false"),

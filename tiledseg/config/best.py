@@ -15,8 +15,8 @@ def class_of(score: str) -> str | None:
     return score.removeprefix(_OF_CLASS) if score.startswith(_OF_CLASS) else None
 
 
-def check_best(score: str, early_stop: int | None) -> None:
-    """Raise ConfigError for a score that there is not, or an early stop without one."""
+def check_best(score: str, early_stop: int | None, epochs: int, validate_every: int) -> None:
+    """Raise ConfigError for a score that there is not, or that no epoch finds out, or an early stop without one."""
     if score == "none":
         if early_stop is not None:
             raise ConfigError(
@@ -25,6 +25,11 @@ def check_best(score: str, early_stop: int | None) -> None:
         return
     if score not in SCORES and not class_of(score):
         raise ConfigError(f"train.best is '{shown(score)}'; give none or one of {_known()}")
+    if validate_every > epochs:
+        raise ConfigError(
+            f"train.best is {score}, but train.validate_every is {validate_every} and train.epochs {epochs}: nothing "
+            f"is ever validated; give at most {epochs}"
+        )
 
 
 def _known() -> str:

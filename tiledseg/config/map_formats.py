@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tiledseg.errors import ConfigError
 
 FORMATS = ("cog", "gtiff")
 PROBABILITY_TYPES = ("float32", "uint8")
@@ -20,6 +23,16 @@ _WORST = {"deflate": 1.02, "zstd": 1.02, "lzw": 1.5, "none": 1.0}
 
 AUTO = "auto"
 COMPRESSIONS = (AUTO, *_WORST)
+
+
+_BELONGS_TO = {"probability_type": "probabilities", "minimum_area": "polygons"}
+
+
+def check_files(given: Mapping[str, Any], key: Callable[[str], str] = str) -> None:
+    """Raise ConfigError for what is given without the file that it is said of; `key`: what messages call a name."""
+    for name, file in _BELONGS_TO.items():
+        if given[name] is not None and given[file] is None:
+            raise ConfigError(f"{key(name)} is {given[name]}, but {key(file)} is not given; give it")
 
 
 class BlockBytes(NamedTuple):

@@ -10,7 +10,7 @@ from tiledseg.errors import ConfigError
 
 HALO_MODES = ("read", "exchange", "scatter", "layer")
 MESH = "auto, or ranks along rows and columns as [R, C]"
-FUSION = "auto or a number of layers from 1 on"
+FUSION = "auto, whole or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
 SEARCHED = ("halo", "mesh", "fusion", "stages", "balance", "schedule", "micro_batches", "recompute")
 FOUND = ("tiling.grid", *(f"parallel.{key}" for key in SEARCHED))
@@ -27,7 +27,8 @@ class ParallelConfig:
             exchange, and one rank of an image reads it for all) or layer (from its neighbours, at each layer that
             needs one; nothing is computed twice)
         mesh: ranks along rows and columns that share an image, in all modes but read: [R, C], or auto
-        fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, or auto (by the cost model)
+        fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, whole (one exchange of the
+            input), or auto (by the cost model)
         overlap: compute the interior of convolutions while their halos travel, in mode layer; whether it pays depends
             on the machine (python -m benchmarks.spatial measures it)
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
@@ -166,9 +167,9 @@ class ParallelConfig:
         return values[0], values[1]
 
     def fusion_depth(self) -> int | None:
-        """Layers an exchange, or None for auto."""
-        if self.fusion == "auto":
-            return None
+        """Layers an exchange, or None for auto; whole: more than any network has."""
+        if self.fusion in ("auto", "whole"):
+            return None if self.fusion == "auto" else MOST
         if isinstance(self.fusion, str):
             raise ConfigError(f"parallel.fusion is {shown(self.fusion)}; give {FUSION}")
         return self.fusion

@@ -105,6 +105,15 @@ class ModelConfig:
             )
 
 
+_BELONGS_TO = {
+    "momentum": ("name", "sgd"),
+    "step_size": ("policy", "step"),
+    "gamma": ("policy", "step"),
+    "power": ("policy", "polynomial"),
+}
+"""The key and its value without which another key would be ignored."""
+
+
 @dataclass
 class OptimizerConfig:
     """The optimizer and its learning-rate policy.
@@ -112,7 +121,7 @@ class OptimizerConfig:
     Args:
         name: adamw or sgd
         lr: learning rate
-        scale_lr: none, or linear: the rate is lr times the tiles, or else the images, of a step (docs/transfer.md)
+        scale_lr: none, or linear: the rate is lr times the windows, tiles, or else images, of a step (docs/transfer.md)
         lr_factors: a map of name pattern to factor of the rate (0 freezes), as {"encoder*": 0.1}; the first that fits
         momentum: of sgd
         weight_decay: decoupled for adamw, L2 for sgd
@@ -144,6 +153,13 @@ class OptimizerConfig:
         one_of("optimizer.name", self.name, ("adamw", "sgd"))
         one_of("optimizer.scale_lr", self.scale_lr, ("none", "linear"))
         one_of("optimizer.policy", self.policy, ("constant", "step", "polynomial", "cosine"))
+        for key, (other, word) in _BELONGS_TO.items():
+            value = getattr(self, key)
+            if value != getattr(OptimizerConfig(), key) and getattr(self, other) != word:
+                raise ConfigError(
+                    f"optimizer.{key} is {value}, but optimizer.{other} is {getattr(self, other)}; leave it out, or "
+                    f"give optimizer.{other} {word}"
+                )
 
 
 @dataclass

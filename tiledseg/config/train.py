@@ -110,7 +110,7 @@ class TrainConfig:
         one_of("train.window_halo", self.window_halo, ("exact", "none"))
         self._check_windows()
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
-        check_best(self.best, self.early_stop)
+        check_best(self.best, self.early_stop, self.epochs, self.validate_every)
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))

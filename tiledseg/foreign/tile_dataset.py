@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import data
 
+from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.halo import Halo
 from tiledseg.geometry.box import Box
@@ -75,7 +76,8 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     - `bounds`: float64, left, bottom, right, top of `image` in `crs` (text; empty where there is none); `transform`:
       float64, the six numbers of rasterio's `Affine` of its first pixel.
 
-    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1).
+    Tiles at a raster's border are smaller: take them one by one (`batch_size=None` or 1). Of a list of images those of
+    split `train`, or of none, are taken, as `data.images` has it.
 
     `halo`: what `tiledseg.halo` gives, or pixels a side, of a network that knows no strides. `grid`: Q, (rows, cols),
     or None for tile stores, which have their own. `classes`: any form of `data.classes`, or a file of them. Labels may
@@ -110,6 +112,10 @@ class TileDataset(data.Dataset[dict[str, Any]]):
                 "which a module that is called on a tile does not know; train it by model.build or parallelize, or "
                 "set align_corners=False"
             )
+        if labels is None:
+            _refuse_any({"label_layer": label_layer, "label_attribute": label_attribute, "background": background})
+            _refuse_any({"warp": warp}, plain=False)
+            _refuse_any({"classes": classes, "ignore_index": ignore_index}, plain=IGNORED)
         image_paths, label_paths = _paths(images, labels)
         numbers = None if bands is None else tuple(bands)
         infos = [_info(path, numbers, nodata, references) for path in image_paths]
@@ -216,10 +222,22 @@ def _grid(given: int | tuple[int, int] | None, info: RasterInfo) -> tuple[int, i
         if info.tiling is None:
             raise ConfigError(f"{info.path} is no tile store, which has a grid of its own; give grid=Q or (rows, cols)")
         return info.tiling.grid
-    return (given, given) if isinstance(given, int) else given
+    tiling = TilingConfig(list(given) if isinstance(given, tuple | list) else given)
+    tiling.check()
+    shape = tiling.grid_shape()
+    if shape is None:
+        raise ConfigError("tiling.grid is auto, which nothing tells a memory for; give Q or (rows, cols)")
+    return shape
+
+
+def _refuse_any(said: Mapping[str, Any], plain: Any = None) -> None:
+    """Raise ConfigError for what is said of labels, other than the `plain` value, where there are none."""
+    for key, value in said.items():
+        if value != plain:
+            raise ConfigError(f"{key} is {value}, but labels are not given; give them, or leave {key} out")
 
 
 def _plain(pixels: int) -> Footprint:
-    if pixels < 0:
+    if type(pixels) is not int or pixels < 0:
         raise ConfigError(f"halo is {pixels}; give 0 or more pixels, or what tiledseg.halo gives")
     return Footprint(1, pixels, pixels)

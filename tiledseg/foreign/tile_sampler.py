@@ -41,6 +41,8 @@ class TileSampler(data.Sampler[int]):
         self.size = size if size is not None else dist.get_world_size() if joined else 1
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"rank is {self.rank} of {self.size}; ranks count from 0, and are fewer than size")
+        if type(seed) is not int:
+            raise ConfigError(f"seed is {seed!r}; give a whole number")
         if uneven not in UNEVEN:
             raise ConfigError(f"uneven is '{uneven}'; give one of {', '.join(UNEVEN)}")
         count = len(dataset)

@@ -20,13 +20,14 @@ Scores = tuple[Box, torch.Tensor, NDArray[np.bool_]]
 
 
 class Fetched(NamedTuple):
-    """A piece of a map: its place, the class of each pixel, each class's probability where they are wanted, and which
-    pixels have data."""
+    """A piece of a map: its place, the class of each pixel, each class's probability where they are wanted, which
+    pixels have data, and which have scores that are finite numbers."""
 
     core: Box
     classes_HW: NDArray[np.uint8]
     shares_KHW: NDArray[np.float32] | None
     valid_HW: NDArray[np.bool_]
+    finite_HW: NDArray[np.bool_]
 
 
 class _OnTheWay(NamedTuple):
@@ -34,13 +35,14 @@ class _OnTheWay(NamedTuple):
     classes_HW: torch.Tensor
     shares_KHW: torch.Tensor | None
     valid_HW: NDArray[np.bool_]
+    finite_HW: torch.Tensor
     sent: Any  # the event after which the two are there; None on a CPU
 
     def taken(self) -> Fetched:
         if self.sent is not None:
             self.sent.synchronize()
         shares_KHW = None if self.shares_KHW is None else self.shares_KHW.numpy()
-        return Fetched(self.core, self.classes_HW.numpy(), shares_KHW, self.valid_HW)
+        return Fetched(self.core, self.classes_HW.numpy(), shares_KHW, self.valid_HW, self.finite_HW.numpy())
 
 
 def fetched(found: Iterable[Scores], probabilities: bool, are_shares: bool, device: torch.device) -> Iterator[Fetched]:
@@ -65,7 +67,8 @@ def _asked(found: Iterable[Scores], probabilities: bool, are_shares: bool) -> It
         shares_KHW = None
         if probabilities:
             shares_KHW = _to_host((scores_KHW if are_shares else shares_of(scores_KHW)).float())
-        yield _OnTheWay(core, classes_HW, shares_KHW, valid_HW, _event(scores_KHW.device))
+        finite_HW = _to_host(scores_KHW.amax(0).isfinite())  # the largest is not a number where any is none
+        yield _OnTheWay(core, classes_HW, shares_KHW, valid_HW, finite_HW, _event(scores_KHW.device))
         del scores_KHW  # the GPU needs its memory for the next
 
 

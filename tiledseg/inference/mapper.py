@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
-from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
+from tiledseg.checkpoint.weights_file import check_finite, read_state_dict, strip_prefixes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.geometry.graph import Graph
@@ -146,3 +146,5 @@ def _fill(module: nn.Module, path: str) -> None:
     if faults:
         raise CheckpointError(f"{path} is of another network: {'; '.join(faults)}; give the file of this one")
     module.load_state_dict(found)
+    for name, weight in module.named_parameters():
+        check_finite(path, name, weight)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
+from tiledseg.errors import RasterError
 from tiledseg.execution.halos.part import Part
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import Passes, read_ahead
@@ -206,8 +207,9 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
         for core in share.outside:
             _write_nothing(writers, core, mapper.ignore_index)
         found, several = _found(share, samples, bar), len(share.views) > 1
-        for core, classes_HW, shares_KHW, valid_HW in fetched(found, len(writers) > 1, several, mesh.device):
+        for core, classes_HW, shares_KHW, valid_HW, finite_HW in fetched(found, len(writers) > 1, several, mesh.device):
             nothing_HW = ~(valid_HW & inside(core))
+            _check_finite(finite_HW | nothing_HW, core, request)
             classes_HW[nothing_HW] = mapper.ignore_index
             writers[0].write(core, classes_HW[None])
             if shares_KHW is not None:
@@ -215,6 +217,18 @@ def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], m
                 writers[1].write(core, in_bytes(shares_KHW) if as_bytes else shares_KHW)
             if bar is not None and not _in_views(share):
                 bar.mapped(core)
+
+
+def _check_finite(good_HW: NDArray[np.bool_], core: Box, request: Request) -> None:
+    """Raise RasterError where the network has no scores: no class is likelier than another there."""
+    if good_HW.all():
+        return
+    row, col = np.argwhere(~good_HW)[0]
+    raise RasterError(
+        f"{request.image}: the network's scores of {(~good_HW).sum()} pixels are no finite numbers, the first at row "
+        f"{core.row.start + row}, col {core.col.start + col}; give values that stand for no data there a tag "
+        f"(gdal_edit.py -a_nodata), or another --precision than {request.precision}"
+    )
 
 
 def _write_nothing(writers: Sequence[RasterWriter], core: Box, ignore_index: int) -> None:

@@ -20,7 +20,7 @@ from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.raster.finding.s3_listing import is_bucket_folder
-from tiledseg.raster.finding.sources import expand_sources
+from tiledseg.raster.finding.sources import EVERY, expand_sources
 from tiledseg.raster.info import RasterInfo, reference_notes
 from tiledseg.raster.labels.masked_reader import area_reader
 from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_output
@@ -73,15 +73,16 @@ _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
 
 
 def each_image(request: Request, images: Sequence[str], targets: Mapping[str, str | None]) -> list[Request]:
-    """`request` for each of the `images` (paths, folders, globs, lists, URLs). `targets`: where to, by the request's
-    names: of one image a file, of several a folder, in which a file has its image's name. A name that ends in a slash
-    is a folder too.
+    """`request` for each of the `images`: paths, folders, globs, URLs, and lists, of which no split is left out.
+
+    `targets`: where to, by the request's names: of one image a file, of several a folder, in which a file has its
+    image's name. A name that ends in a slash is a folder too.
 
     Raises RasterError where there is no such image, OutputError where a folder is not there, or two images have one
     name.
     """
     given = {name: target for name, target in targets.items() if target is not None}
-    found = expand_sources(images, "--image")
+    found = expand_sources(images, "--image", EVERY)
     several = len(found) > 1
     folders = {name for name, target in given.items() if several or target.endswith("/")}
     for name in folders:

@@ -83,7 +83,7 @@ def check_named(network: Network, build: str | None) -> None:
     if own is not None and build is None:
         raise ConfigError(
             f"the network was built by {own}, code that a checkpoint alone does not get run; name it: --build {own}, "
-            f"or build='{own}' in Python"
+            f"or in Python load(run, build='{own}')"
         )
     if build is not None and build != own:
         there = f"was built by {own}" if own else "is one of this program's"

@@ -22,9 +22,14 @@ def factor_of(name: str, factors: Mapping[str, float]) -> float:
 
 
 def freeze(network: GraphNetwork, factors: Mapping[str, float]) -> GraphNetwork:
-    """The network, where weights of a factor of 0 want no gradient; those that its author froze stay so."""
+    """The network, where weights of a factor of 0 want no gradient; those that its author froze stay so.
+
+    Nor do those that no layer takes, to which no gradient comes: an optimizer that had zeros in its place would let
+    them decay, which torch does not.
+    """
+    taken = {id(weight) for module in network.layers.values() for weight in _weights(module)}
     for name, parameter in network.parameters_by_node():
-        if factor_of(name, factors) == 0:
+        if factor_of(name, factors) == 0 or id(parameter) not in taken:
             parameter.requires_grad_(False)
     network.graph = network.graph.with_frozen(frozen_nodes(network))
     return network

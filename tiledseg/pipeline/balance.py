@@ -135,9 +135,7 @@ def choose_folded_balances(
     times, chunks = prices.times, 2 * ranks - 1
     prices.check(chunks, ranks)
     layers = len(times)
-    ends = {layer for skip in skips for layer in skip}
-    places = [layer for layer in range(1, layers) if times[layer] > 0 or layer in ends]
-    pairs = [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
+    pairs = folded_cuts(times, skips)
 
     def runs_of(before: Middle, after: Middle, rank: int) -> tuple[ChunkRun, ...]:
         if rank == ranks - 1:
@@ -148,6 +146,14 @@ def choose_folded_balances(
 
     search = _Search([[(0, layers)], *([pairs] * (ranks - 1)), [(0, 0)]], runs_of, prices, in_line=False)
     return list(map(_folded_counts, search.paths(tolerances)))
+
+
+def folded_cuts(times: Sequence[float], skips: Sequence[tuple[int, int]]) -> list[Middle]:
+    """The pairs of cuts, one on each way, that keep each skip on a rank: before the ends of skips, and before layers
+    that take time."""
+    ends = {layer for skip in skips for layer in skip}
+    places = [layer for layer in range(1, len(times)) if times[layer] > 0 or layer in ends]
+    return [(a, b) for a in places for b in places if a < b and all((s < a) == (p >= b) for s, p in skips)]
 
 
 def _folded_counts(path: Sequence[Middle]) -> tuple[int, ...]:

@@ -135,18 +135,16 @@ def tensor_dtypes(
 ) -> tuple[torch.dtype, ...]:
     """The dtype of each tensor of the graph: what a receiver allocates for one that another rank makes.
 
-    Integers have one of their own; with autocast it depends on the layer and the device. So each layer is tried on a
-    few pixels, by itself, before other ranks' layers are let go. Changes no buffer. The network is on the CPU or on
-    `device`.
+    Masks and numbers of channels have one of their own; with autocast it depends on the layer and the device. So each
+    layer is tried on a few pixels, by itself, before other ranks' layers are let go. Changes no buffer. The network is
+    on the CPU or on `device`.
     """
     graph, modules = network.graph, list(network.layers.values())
     channels = tensor_channels(graph, network.bands)
 
     def step(k: int, given: list[torch.dtype]) -> torch.dtype:
         layer = graph.layers[k]
-        if layer.gradient == "none":
-            return torch.uint8
-        if autocast is None or layer.hands_on:
+        if layer.hands_on:
             return given[0]
         return _probe(modules[k], layer, [channels[source] for source in graph.sources[k]], given, device)
 

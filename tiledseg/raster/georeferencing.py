@@ -6,6 +6,7 @@ polynomial coefficients, or by nothing.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from affine import Affine
@@ -20,6 +21,11 @@ from tiledseg.raster.info import RasterInfo
 def is_placed(transform: Any) -> bool:
     """Whether there is a transform other than the identity, which is what a raster without one reports."""
     return transform is not None and tuple(transform)[:6] != tuple(Affine.identity())[:6]
+
+
+def whole_turn(crs: CRS) -> float | None:
+    """Units of a CRS around the world; None of one that is not of longitudes."""
+    return math.tau / crs.units_factor[1] if crs.is_geographic else None
 
 
 def placement(info: RasterInfo) -> dict[str, Any]:

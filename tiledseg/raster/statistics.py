@@ -61,7 +61,12 @@ def given_normalization(
         return Normalization.identity(bands)
     if isinstance(given, Normalization):
         return given
-    mean, std = (tuple(float(value) for value in values) for values in given)
+    try:
+        mean, std = (tuple(float(value) for value in values) for values in given)
+    except (TypeError, ValueError):
+        raise ConfigError(f"normalize is {given!r}; give (means, deviations), of one number each a band") from None
+    if not all(math.isfinite(value) for value in (*mean, *std)):
+        raise ConfigError(f"normalize has means {list(mean)} and deviations {list(std)}; give finite numbers")
     if (len(mean), len(std)) != (bands, bands) or not all(deviation > 0 for deviation in std):
         raise ConfigError(
             f"normalize has {len(mean)} means and {len(std)} deviations for {bands} bands; give one of each a band, "

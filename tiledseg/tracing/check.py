@@ -56,7 +56,9 @@ def _reached(network: GraphNetwork, size: int, at: int) -> tuple[Interval, Inter
         x_BCHW = torch.randn(1, network.bands, size, size, generator=draw).to(weight).requires_grad_()
         y_BKHW = network(x_BCHW)
         first = y_BKHW if isinstance(y_BKHW, torch.Tensor) else y_BKHW[0]
-        (gradient_BCHW,) = torch.autograd.grad(first[:, :, at, at].sum(), x_BCHW)
+        pixel = first[:, :, at, at]
+        weighed = pixel * torch.randn(pixel.shape, generator=draw).to(pixel)  # the sum of shares is 1, whatever it sees
+        (gradient_BCHW,) = torch.autograd.grad(weighed.sum(), x_BCHW)
         total_HW += gradient_BCHW.abs().sum((0, 1)).cpu()
     for module, training in modes:
         module.training = training

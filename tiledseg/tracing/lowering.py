@@ -237,7 +237,9 @@ def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[n
 
 
 def writing(module: nn.Module, over: bool) -> nn.Module:
-    """An activation that writes over its input where the graph says that it may, whatever its author thought of."""
+    """An activation that writes over its input where the graph says that it may, whatever its author thought of; not
+    with a slope below 0, of which autograd cannot tell its input from what it made."""
+    over = over and min(getattr(module, "negative_slope", 0), getattr(module, "alpha", 0)) >= 0
     if getattr(module, "inplace", over) == over:
         return module
     again = copy.copy(module)

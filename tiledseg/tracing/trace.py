@@ -30,8 +30,9 @@ from tiledseg.tracing.memory import with_measured_memory
 from tiledseg.tracing.record import Made, Record, record, values_in
 from tiledseg.tracing.runs import differing, differing_in_training
 
-# Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level.
-SIZES = [((64, 96), (96, 160)), ((128, 192), (192, 320)), ((256, 384), (384, 640))]
+# Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
+# second is far from the first, so that a branch between them is seen.
+SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take others: such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
 RESIZING = (

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from tiledseg.execution.agreement import own_state
+from tiledseg.models.shared_weights import by_memory
 
 
 class AveragedWeights:
@@ -51,7 +52,9 @@ class AveragedWeights:
 
     def _swap(self) -> None:
         with torch.no_grad():
-            for name, tensor in own_state(self._network).items():
-                held = tensor.clone()
-                tensor.copy_(self.tensors[name])
-                self.tensors[name].copy_(held)
+            for names in by_memory(own_state(self._network)):
+                held = {name: tensor.clone() for name, tensor in names.items()}
+                for name, tensor in names.items():
+                    tensor.copy_(self.tensors[name])
+                for name, tensor in held.items():
+                    self.tensors[name].copy_(tensor)

@@ -20,9 +20,10 @@ from tiledseg.checkpoint.folder import (
     newest_step,
     point_best,
 )
+from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config
-from tiledseg.errors import OutputError
+from tiledseg.errors import LabelError, OutputError
 from tiledseg.execution.batching import batch_pixels
 from tiledseg.execution.memory import check_weights, memory_per_rank
 from tiledseg.execution.precision import make_deterministic
@@ -183,6 +184,14 @@ def _looked(preparation: Preparation, beginning: Beginning, mesh: Mesh) -> tuple
         assert checkpoint is not None, "a new run looks at all its images"
         return checkpoint.saved.normalization, _with_weights_of(checkpoint, preparation)
     found = _survey(preparation, numbers, recipe.normalize and checkpoint is None, count, mesh)
+    if checkpoint is None and not found.labelled:
+        raise mark_agreed(
+            LabelError(
+                "no pixel of data.labels is of a class: all are data.ignore_index "
+                f"({preparation.label_map.ignore_index}), without data or outside of what is trained on; look at "
+                "data.labels, data.classes and data.area"
+            )
+        )
     if found.counts is not None:
         preparation = with_counts(preparation, found.counts)
     if checkpoint is not None:
@@ -212,9 +221,11 @@ def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
     """The preparation with steps drawn by what the labels hold: counted in each run, also in one that goes on."""
     rasters, units = preparation.training, content_units(preparation)
     with ExitStack() as stack:
-        labels = [stack.enter_context(rasters.open_labels(number)) for number in range(len(rasters.labels))]
+        numbers = range(len(rasters.labels))
+        images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
+        labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
         reading = preparation.plan.spread.reading(mesh.rank, mesh.size)
-        counts = survey_content(mesh, units, labels, preparation.label_map, reading)
+        counts = survey_content(mesh, units, images, labels, preparation.label_map, reading)
     return with_content(preparation, units, counts)
 
 

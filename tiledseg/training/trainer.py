@@ -282,6 +282,7 @@ class Trainer:
             "position": self.position._asdict(),
             "marks": self.course.marks,
             "sources": [asdict(source) for source in self.beginning.sources],
+            "judged": [asdict(source) for source in self.judged],
             "resumed": [asdict(resumed) for resumed in self.beginning.resumed],
             "pretrained": self._pretrained(),
             "sampling": sampling_fingerprint(self.preparation),

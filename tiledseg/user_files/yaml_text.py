@@ -72,7 +72,7 @@ def _kind(value: object) -> str:
 
 def check_words(words: Sequence[str]) -> None:
     """Raise ConfigError for a flag's value, itself YAML, with aliases, a key given twice or deep nesting."""
-    for word in words:
+    for word in (part for given in words for part in _values_in(given)):
         if not any(sign in word for sign in "[{\n") and not _LONG_NUMBER.fullmatch(word.partition("=")[2] or word):
             continue
         try:
@@ -81,6 +81,11 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(f"{word[:40]!r} {error}") from None
         except yaml.YAMLError:
             continue  # text, as far as YAML goes: its key will judge it
+
+
+def _values_in(word: str) -> tuple[str, ...]:
+    """What YAML may stand in: `--key=value` has it after the sign."""
+    return (word, word.partition("=")[2]) if word.startswith("--") and "=" in word else (word,)
 
 
 def _read_text(path: str) -> str:

@@ -18,6 +18,7 @@ from tiledseg.raster.samples.content import Unit, count_units
 def survey_content(
     mesh: Mesh,
     units: Sequence[Unit],
+    images: Sequence[RasterReader],
     labels: Sequence[RasterReader],
     label_map: LabelMap,
     reading: tuple[int, int] | None = None,
@@ -33,7 +34,7 @@ def survey_content(
     mine = units[rank * len(units) // size : (rank + 1) * len(units) // size]
     try:
         with doing("counting labels by their places"):
-            counts = count_units(mine, labels, label_map)
+            counts = count_units(mine, images, labels, label_map)
     except InputError as found:
         error = found
     mesh.agree(error)

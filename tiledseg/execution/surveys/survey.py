@@ -23,10 +23,12 @@ from tiledseg.raster.statistics import Block, Normalization, PartialSums, finish
 
 
 class Survey(NamedTuple):
-    """`counts`: valid pixels of each class in each image; None where nobody asked."""
+    """`counts`: valid pixels of each class in each image; None where nobody asked. `labelled`: some pixel is of a
+    class."""
 
     normalization: Normalization
     counts: NDArray[np.int64] | None
+    labelled: bool
 
 
 def survey(
@@ -49,9 +51,10 @@ def survey(
     error: InputError | None = None
     sums: PartialSums | None = None
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
+    labelled = False
     try:
         with doing("looking at every label"):
-            check_labels(labels, label_map, rank, size, images, counts, shown)
+            labelled = check_labels(labels, label_map, rank, size, images, counts, shown)
         if normalize:
             blocks = statistics_blocks([r.info for r in images], rank, size)
             with doing("taking the statistics of the bands"):
@@ -60,10 +63,11 @@ def survey(
         error = found
     mesh.agree(error)
     counts = sum(mesh.communicator.gather_objects(counts)) if count else None
+    labelled = any(mesh.communicator.gather_objects(labelled))
     if not normalize:
-        return Survey(Normalization.identity(images[0].info.bands), counts)
+        return Survey(Normalization.identity(images[0].info.bands), counts, labelled)
     parts = mesh.communicator.gather_objects(sums)
-    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts)
+    return Survey(mesh.on_root(lambda: finish(merge(parts))), counts, labelled)
 
 
 def check_labels(
@@ -74,13 +78,15 @@ def check_labels(
     images: Sequence[RasterReader] = (),
     counts: NDArray[np.int64] | None = None,
     shown: Shown = unseen,
-) -> None:
-    """Raise LabelError for the first value outside the classes in this rank's share of the blocks.
+) -> bool:
+    """Whether a pixel of this rank's share of the blocks is of a class. Raises LabelError for the first value outside
+    the classes.
 
     Adds what is counted in them to `counts`, where it is given, with the `images` that the labels are of.
     """
     maps = [label_map.resolve(reader.info) for reader in labels]
     current: tuple[RasterReader, ...] = ()
+    labelled = False
     blocks = statistics_blocks([reader.info for reader in labels], rank, size)
     for block in ticking(shown(blocks, len(blocks), "looking at every label")):
         readers = (labels[block.image], *([images[block.image]] if counts is not None else []))
@@ -89,8 +95,10 @@ def check_labels(
                 reader.release()  # blocks come file by file: no more than one of each kind is held open
         current = readers
         classes_HW = read_labels(readers[0], maps[block.image], block.box)
+        labelled = labelled or bool((classes_HW != label_map.ignore_index).any())
         if counts is not None:
             counts[block.image] += _counted(classes_HW, readers[1], block, label_map)
+    return labelled
 
 
 def _counted(

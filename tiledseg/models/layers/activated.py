@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from tiledseg.geometry.graph import Graph
 from tiledseg.models.layers.convolution import SteadyConvolution
@@ -53,5 +54,6 @@ class Activated:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Whether somebody wants to see what goes through it."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody wants to see what goes through it, or through all modules, there or back."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own) or bool(_has_any_global_hook())

@@ -18,10 +18,10 @@ from tiledseg.geometry.layers.convolutions import FixedFilters
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.models.layers.block import BlockModule, Place
 from tiledseg.models.layers.on_cpu.followed import is_followed
-from tiledseg.models.layers.on_cpu.one_dnn import How, activated, convolved
+from tiledseg.models.layers.on_cpu.how import How, Pair
+from tiledseg.models.layers.on_cpu.one_dnn import activated, convolved
 from tiledseg.models.normalise import Ranks
 
-Pair = tuple[int, ...]
 Convolve = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Pair, Pair | str, Pair, int], torch.Tensor]
 
 

@@ -24,17 +24,19 @@ WIDER = 8  # times as many then: once in a part that can be split, else again an
 ROOT = 0.4  # of the work is done before anything is split
 MANY, PATIENCE = 2000, 5  # states, and times the work, where no choice is known that fits
 LEANER_OF = 2  # in place of LEAN_OF, then
-MOST_WORK = 9_000_000  # in all: less than a second's
+MOST_WORK = 9_000_000  # in all: about a second's
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A choice for each item. `least`: seconds below which no choice fits; those of this one where it is the best."""
+    """A choice for each item. `least`: seconds below which no choice fits; those of this one where it is the best.
+    `work`: done to find it, in states that were looked at (`Search.work`)."""
 
     choices: tuple[str, ...]
     seconds: float
     peak: int
     least: float
+    work: int
 
     @property
     def proven(self) -> bool:
@@ -59,7 +61,8 @@ class Found(NamedTuple):
         """With its peak, of which `besides` bytes are not the walk's."""
         assert self.choices is not None, "something was found"
         cost = price(walk, self.choices)
-        return Chosen(self.choices, cost.seconds, cost.peak + besides, max(0.0, min(self.least, cost.seconds)))
+        least = max(0.0, min(self.least, cost.seconds))
+        return Chosen(self.choices, cost.seconds, cost.peak + besides, least, self.work)
 
 
 def find(ways: Ways, budget: int, part: Part, below: float = math.inf, most_work: int = MOST_WORK) -> Found:

@@ -51,18 +51,18 @@ def choose(walk: Walk, budget: int, quick: bool = False) -> Chosen | None:
 
 def _some(ways: Ways, rooms: Rooms) -> Found:
     found = [find_some(ways, room, part) for part, room in rooms]
-    return min(found, key=lambda each: each.seconds)._replace(least=min(each.least for each in found))
+    least, work = min(each.least for each in found), sum(each.work for each in found)
+    return min(found, key=lambda each: each.seconds)._replace(least=least, work=work)
 
 
 def _best(ways: Ways, rooms: Rooms) -> Found:
     """First without any that leaves, then in the order of their bounds."""
     (part, room), *others = rooms
     best = find(ways, room, part, most_work=MOST_WORK // (4 if others else 1))
-    left = MOST_WORK - best.work
     for part, room in sorted(others, key=lambda each: bound_of(ways, each[1], each[0])):
-        other = find(ways, room, part, best.seconds, max(left // 2, 0))
-        left -= other.work
-        best = Found(other.choices or best.choices, other.seconds, min(best.least, other.least), other.work)
+        other = find(ways, room, part, best.seconds, max((MOST_WORK - best.work) // 2, 0))
+        least, work = min(best.least, other.least), best.work + other.work
+        best = Found(other.choices or best.choices, other.seconds, least, work)
     return best
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from tiledseg.errors import BudgetError, ConfigError, GeometryError
@@ -179,12 +180,19 @@ def rebuilt_pipeline(
     time goes into a better one."""
     from tiledseg.planning.memory.stage_choice import choose_stages
 
-    for over in _OVER:
-        asked = parallel, graph, bands, largest, memory_bytes * over // 100, measured
+    @cache
+    def first(memory: int) -> StagedPipeline | None:
         try:
-            staged = balanced_pipeline(*asked, improved=False)
+            return balanced_pipeline(parallel, graph, bands, largest, memory, measured, improved=False)
         except ConfigError:
-            continue
+            return None
+
+    limits = [memory_bytes * over // 100 for over in _OVER]
+    enough = bisect_left(limits, True, key=lambda memory: first(memory) is not None)  # what fits fits more memory too
+    for memory in limits[enough:]:
+        asked = parallel, graph, bands, largest, memory, measured
+        staged = first(memory)
+        assert staged is not None, "there is one from `enough` on"
         found = choose_stages(staged.case, staged.balance, memory_bytes)
         if found is not None and parallel.balance is None:  # worth a better balance, where that has a choice too
             better = balanced_pipeline(*asked)

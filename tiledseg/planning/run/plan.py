@@ -142,6 +142,13 @@ def _finer_instead(whole: RunQuestion, plan: RunPlan) -> str:
 
 def _plan(question: RunQuestion) -> RunPlan:
     """With tiles whole, or in blocks."""
+    plan = plan_unbalanced(question)
+    waits = question.waits_for_times and not question.is_profiled
+    return plan if waits else balanced(question, plan)
+
+
+def plan_unbalanced(question: RunQuestion) -> RunPlan:
+    """The same but for the balance of a pipeline. Raises as `plan_run` does for all else."""
     network, parallel, value = question.network, question.parallel, question.value_bytes
     images, speed = question.images_per_step, question.machine or Machine()
     graph = question.graph
@@ -175,9 +182,7 @@ def _plan(question: RunQuestion) -> RunPlan:
     warnings = tuple(filter(None, notes))
     seconds = cost.seconds if question.has_seconds and (question.is_profiled or not spread.together) else None
     decided = network, footprint, cut, held_out, spread, largest, cost, seconds, None, warnings, validation
-    plan = RunPlan(*decided, fit.tiles, fit.blocks, fit.rebuilt, fit.offloaded)
-    waits = question.waits_for_times and not question.is_profiled
-    return plan if waits else balanced(question, plan)
+    return RunPlan(*decided, fit.tiles, fit.blocks, fit.rebuilt, fit.offloaded)
 
 
 def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = None) -> RunPlan:

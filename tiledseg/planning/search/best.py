@@ -1,15 +1,17 @@
 """The best settings for a run: of all in the space those whose predicted step takes least.
 
 Settings are looked at in the order of what they take at least, until that is more than what the best few take. So the
-answer is that of looking at all.
+answer is that of looking at all. What they take at least is first a quick guess, then, of a folded pipeline whose guess
+is low enough, a bound that takes longer to find.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, InputError
@@ -59,18 +61,19 @@ def search(
     prune: bool = True,
     free: Collection[str] = FREE,
     tick: Callable[[], None] = lambda: None,
+    compared: bool = True,
 ) -> Searched:
     """For a run that trains, a step of whole images, on images like the question's largest. `host`: ranks of one host,
     which pipelines do not leave. Without `prune` all settings are looked at. `free`: those that are searched, the
-    others are as the question has them. `tick` is called for each plan that is made: it takes a tenth of a second, or
-    some, where memory is short.
+    others are as the question has them. Unless `compared` the best of another kind is not looked for. `tick` is called
+    for each plan that is made: it takes a tenth of a second, or some, where memory is short.
 
     Raises ConfigError where none can be, with what is lacking.
     """
     pricing = pricing_of(question)
     asked = pricing.question
     space = Space(asked, pricing.footprint, pricing.shape, host, asked.is_profiled, free)
-    return _Search(space, pricing, best, prune, tick).run()
+    return _Search(space, pricing, best, prune, tick).run(compared)
 
 
 def pricing_of(question: RunQuestion) -> Pricing:
@@ -82,35 +85,82 @@ def pricing_of(question: RunQuestion) -> Pricing:
     return Pricing(question, footprint, largest, machine)
 
 
+@dataclass(frozen=True, order=True)
+class _Waiting:
+    """Settings that may be priced, in the order in which they are looked at: by what they take at least, then by their
+    `place` among all in the order of their guesses. `balance`: of a pipeline whose `bound` is more than its guess."""
+
+    bound: float
+    place: int
+    guess: float = field(compare=False)
+    candidate: Candidate = field(compare=False)
+    balance: tuple[int, ...] | None = field(default=None, compare=False)
+    is_bounded: bool = field(default=False, compare=False)
+
+
 class _Search:
     def __init__(self, space: Space, pricing: Pricing, best: int, prune: bool, tick: Callable[[], None]) -> None:
         self.space, self.pricing, self.best, self.prune, self.tick = space, pricing, best, prune, tick
-        self.found: list[Priced] = []
         self.discarded: list[Discarded] = []
+        self.priced: dict[int, Priced | Discarded] = {}  # by their places; in the end also those that are slower
+        self.surpassed: set[int] = set()  # places of those that fit, and are slower by their bound
 
-    def run(self) -> Searched:
+    @property
+    def found(self) -> list[Priced]:
+        return [each for _, each in sorted(self.priced.items()) if isinstance(each, Priced)]
+
+    def run(self, compared: bool) -> Searched:
         candidates = list(self.space.candidates())
         if not candidates:
             raise _no_candidates(self.space)
-        waiting = sorted(self._possible(candidates), key=lambda each: each[0])
-        slower = []
-        for guess, candidate in waiting:
-            if self.prune and guess > _limit(self.found, self.best):
-                slower.append((guess, candidate))
-            else:
-                self._price(candidate)
+        possible = sorted(self._possible(candidates), key=lambda each: each[0])
+        waiting = [_Waiting(guess, place, guess, each) for place, (guess, each) in enumerate(possible)]
+        waiting = self._look(waiting, [], self.best)
         if "fusion" in self.space.free:
-            self._fuse()
+            self._fuse(len(possible))
         if not self.found:
-            raise ConfigError(_nothing(self.pricing, self.discarded))
+            raise ConfigError(_nothing(self.pricing, self._refused()))
         kind = min(self.found, key=_seconds).candidate.kind
-        for guess, candidate in slower:
+        if compared:
             others = [each for each in self.found if each.candidate.kind != kind]
-            if candidate.kind == kind or guess > _limit(others, 1):
-                self.discarded.append(Discarded(candidate, SLOWER, f"takes {guess:.4g} s a step at least"))
-            else:
-                self._price(candidate)
+            self._look([each for each in waiting if each.candidate.kind != kind], others, 1)
+        known = self.surpassed | self.priced.keys()
+        for each in [each for each in waiting if each.place not in known]:
+            reason = f"takes {each.guess:.4g} s a step at least"
+            self.priced[each.place] = Discarded(each.candidate, SLOWER, reason)
         return self._answer(kind, len(candidates))
+
+    def _look(self, waiting: Sequence[_Waiting], found: Sequence[Priced], best: int) -> list[_Waiting]:
+        """Prices what may be among the `best` of all and those `found` before; what is left. Of that each whose guess
+        is not more than what they take is known to fit the memory, or is priced."""
+        heap, seconds = list(waiting), sorted(map(_seconds, found))[:best]
+        heapq.heapify(heap)
+        while heap and not (self.prune and heap[0].bound > _limit(seconds, best)):
+            each = heapq.heappop(heap)
+            if self.prune and not each.is_bounded:
+                heapq.heappush(heap, self._bounded(each))
+            else:
+                priced = self._price(each)
+                seconds = sorted([*seconds, *priced])[:best]
+        for each in heap:
+            if each.guess <= _limit(seconds, best) and each.place not in self.surpassed:
+                self._surpass(each)
+        return [each for each in heap if each.place not in self.priced]
+
+    def _bounded(self, each: _Waiting) -> _Waiting:
+        """With the bound that takes longer to find."""
+        found = self.pricing.bounded(each.candidate)
+        if found is None:
+            return replace(each, is_bounded=True)
+        return replace(each, bound=max(each.guess, SLACK * found[0]), balance=found[1], is_bounded=True)
+
+    def _surpass(self, each: _Waiting) -> None:
+        """Of what is slower by its bound: whether it fits the memory is all that is left to say of it."""
+        if each.balance is not None and self.pricing.surely_fits(each.candidate, each.balance):
+            self.tick()
+            self.surpassed.add(each.place)
+        else:
+            self._price(each)
 
     def _possible(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
         """What may fit and is exact, with what it takes at least."""
@@ -126,29 +176,34 @@ class _Search:
                 found.append((SLACK * self.pricing.guess(candidate), candidate))
         return found
 
-    def _price(self, candidate: Candidate) -> None:
+    def _price(self, each: _Waiting) -> list[float]:
+        """Its seconds, or nothing where it cannot be."""
         self.tick()
-        priced = self.pricing.price(candidate)
-        if isinstance(priced, Discarded):
-            self.discarded.append(priced)
-        else:
-            self.found.append(priced)
+        self.surpassed.discard(each.place)
+        found = self.priced[each.place] = self.pricing.price(each.candidate)
+        return [found.seconds] if isinstance(found, Priced) else []
 
-    def _fuse(self) -> None:
+    def _refused(self) -> list[Discarded]:
+        """What cannot be, in the order of guesses."""
+        return [*self.discarded, *(each for _, each in sorted(self.priced.items()) if isinstance(each, Discarded))]
+
+    def _fuse(self, place: int) -> None:
         """Prices the best settings that share layers with their best fusion, where that is not a thin halo each."""
         ordered = sorted(self.found, key=_seconds)[: self.best]
         for each in [each for each in ordered if each.candidate.kind == "layer"][:FUSED]:
             fused = self.pricing.price(replace(each.candidate, fusion=None))
             if isinstance(fused, Priced) and fused.plan.spread.fusion != 1:
-                self.found.append(replace(fused, candidate=replace(fused.candidate, fusion=fused.plan.spread.fusion)))
+                candidate = replace(fused.candidate, fusion=fused.plan.spread.fusion)
+                self.priced[place] = replace(fused, candidate=candidate)
 
     def _answer(self, kind: str, candidates: int) -> Searched:
         ordered = sorted(self.found, key=_seconds)
         best = ordered[: self.best]
         other = next((each for each in ordered if each.candidate.kind != kind), None)
-        counts = Counter(each.why for each in self.discarded)
-        counts[SLOWER] += len(ordered) - len(best)
-        examples = {each.why: each for each in reversed(self.discarded)}
+        refused = self._refused()
+        counts = Counter(each.why for each in refused)
+        counts[SLOWER] += len(ordered) - len(best) + len(self.surpassed)
+        examples = {each.why: each for each in reversed(refused)}
         return Searched(tuple(best), other, candidates, dict(+counts), examples)
 
 
@@ -156,9 +211,9 @@ def _seconds(priced: Priced) -> float:
     return priced.seconds
 
 
-def _limit(found: Sequence[Priced], best: int) -> float:
-    """Seconds of the last of the best few; of fewer there is no limit."""
-    return sorted(map(_seconds, found))[best - 1] if len(found) >= best else math.inf
+def _limit(seconds: Sequence[float], best: int) -> float:
+    """Seconds of the last of the best few, which are sorted; of fewer there is no limit."""
+    return seconds[best - 1] if len(seconds) >= best else math.inf
 
 
 def _no_candidates(space: Space) -> InputError:

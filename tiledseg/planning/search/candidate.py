@@ -75,7 +75,7 @@ class Candidate:
         if self.mesh is not None:
             found = {"halo": self.halo, "mesh": list(self.mesh)}
             if plan.spread.fusion != 1 and plan.spread.shares_layers:
-                found["fusion"] = plan.spread.fusion
+                found["fusion"] = fusion_word(plan.spread.fusion)
         if plan.pipeline is not None:
             found |= {"stages": self.stages, "balance": list(plan.pipeline.balance), "schedule": self.schedule}
             found |= {"recompute": self.recompute} if self.recompute != "never" else {}

@@ -16,9 +16,10 @@ from tiledseg.geometry.tiling import context_sizes
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.step_time import NO_TIME, StepTime, sum_of
-from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run, plan_unbalanced
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
+from tiledseg.planning.search.folded_bound import least_folded_flush
 from tiledseg.planning.search.pipeline_bound import least_flush
 from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
@@ -78,9 +79,10 @@ class Pricing:
         self.prices = Prices(self.graph, self.bands, self.width, self.machine, question.ranks)
         self.weights = fixed_memory(self.graph, self.bands, self.width)
         self.tile, self.nodes = cache(self.prices.tile), cache(self.prices.nodes)
+        self.sizes = cache(self._sizes)
         self.tile_bytes = cache(lambda size: training_memory(self.graph, self.bands, size, self.width).total)
 
-    def sizes(self, grid: tuple[int, int]) -> tuple[Counter[int], Counter[int]]:
+    def _sizes(self, grid: tuple[int, int]) -> tuple[Counter[int], Counter[int]]:
         """Contexts along each dim, and how many there are of each."""
         rows, cols = (Counter(context_sizes(self.shape[dim], grid[dim], self.footprint)) for dim in (0, 1))
         return rows, cols
@@ -171,17 +173,60 @@ class Pricing:
 
     def _staged(self, candidate: Candidate) -> float:
         """Whatever the balance; folded, of an even one, as chunks of both ends may make up for each other."""
-        stages, pipelines = candidate.stages, self.question.ranks // candidate.stages
-        passes = -(-candidate.tiles * self.question.images_per_step // pipelines)
-        micro_batches = min(candidate.micro_batches or passes, passes)
-        again = candidate.recompute == "always"
-        layers = [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
-        even = micro_batches * sum(layers) / stages
+        stages, layers, micro_batches = candidate.stages, self._layers(candidate), self._micro_batches(candidate)
         folds = len(chunk_ranks(candidate.schedule, stages)) > stages
-        flush = even if folds else least_flush(layers, stages, micro_batches)
+        flush = 0.0 if folds else least_flush(layers, stages, micro_batches)
+        return self._flushes(candidate, flush)
+
+    def bounded(self, candidate: Candidate) -> tuple[float, tuple[int, ...]] | None:
+        """Of a folded pipeline, for which the guess is far too low: seconds of a step that it takes at least, and the
+        balance that would take these, were there no messages; None for all else, and where a balance is given."""
+        folds = len(chunk_ranks(candidate.schedule, candidate.stages)) > candidate.stages
+        if not folds or self.question.parallel.balance is not None:
+            return None
+        asked = self._layers(candidate), self._stage_skips, candidate.stages, self._micro_batches(candidate)
+        found = least_folded_flush(*asked)
+        return found and (self._flushes(candidate, found[0]), found[1])
+
+    @cached_property
+    def _stage_skips(self) -> tuple[tuple[int, int], ...]:
+        return tuple((tensor - 1, reader) for tensor, reader in self.graph.skips)
+
+    def _layers(self, candidate: Candidate) -> list[float]:
+        """What each layer of a pipeline takes for one micro-batch."""
+        again = candidate.recompute == "always"
+        return [time.step + again * time.forward for time in self.nodes(self.largest(candidate.grid))]
+
+    def _passes(self, candidate: Candidate) -> int:
+        """Micro-batches of a pipeline in a step."""
+        return -(-candidate.tiles * self.question.images_per_step // (self.question.ranks // candidate.stages))
+
+    def _micro_batches(self, candidate: Candidate) -> int:
+        """The same between two flushes."""
+        passes = self._passes(candidate)
+        return min(candidate.micro_batches or passes, passes)
+
+    def _flushes(self, candidate: Candidate, flush: float) -> float:
+        """Seconds of a step whose flushes take so long each, or as long as an even balance keeps the ranks busy."""
+        micro_batches = self._micro_batches(candidate)
+        even = micro_batches * sum(self._layers(candidate)) / candidate.stages
         turns = self.machine.taking_turns(self.question.ranks)
         shared = self.machine.by_the_clock(self.question.ranks) / turns
-        return -(-passes // micro_batches) * max(flush, turns * even) * shared
+        return -(-self._passes(candidate) // micro_batches) * max(flush, even, turns * even) * shared
+
+    def surely_fits(self, candidate: Candidate, balance: tuple[int, ...]) -> bool:
+        """Whether a pipeline has a plan for certain, without a look for the best: all but its balance can be, and this
+        one fits the memory, or one of those that cut in front of layers with multiply-adds."""
+        from tiledseg.planning.run.pipeline import balanced_pipeline, pipeline_bytes
+
+        asked = candidate.question(self.question)
+        try:
+            largest = plan_unbalanced(asked).micro_batch
+            if pipeline_bytes(asked.parallel, self.graph, self.bands, largest, balance) > asked.memory:
+                balanced_pipeline(asked.parallel, self.graph, self.bands, largest, asked.memory, None, improved=False)
+        except InputError:
+            return False
+        return True
 
     def _step(self, time: StepTime) -> StepTime:
         return self.prices.step(time, 1, time.backward)

@@ -41,7 +41,8 @@ def parse_range(text: str) -> tuple[int, ...]:
 
 def strong(question: RunQuestion, numbers: tuple[int, ...], host: int) -> list[Point]:
     """The best settings of each number; `host`: ranks of one host, which pipelines do not leave."""
-    found = [search(replace(question, ranks=ranks), host, best=1).winner for ranks in numbers]
+    asked = (replace(question, ranks=ranks) for ranks in numbers)
+    found = [search(each, host, best=1, compared=False).winner for each in asked]
     return [_point(numbers, k, question.images_per_step, found, numbers[k] / numbers[0]) for k in range(len(numbers))]
 
 

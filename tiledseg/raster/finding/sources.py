@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.finding.manifest import TRAIN, VALIDATION, is_manifest, read_manifest
+from tiledseg.raster.finding.manifest import TEST, TRAIN, VALIDATION, is_manifest, read_manifest
 from tiledseg.raster.finding.pairing import is_pattern, labels_for, matched
 from tiledseg.raster.finding.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
 from tiledseg.raster.names import is_named, is_vector
 from tiledseg.raster.remote.s3_store import parse_s3
 from tiledseg.raster.tile_store.header import is_tile_store
 from tiledseg.raster.tile_store.store import parse_store_name, store_images
+from tiledseg.system.console import counted
 from tiledseg.system.files import irregular_kind
 
 IMAGE_ENDINGS = (".tif", ".tiff", ".png", ".jpg", ".jpeg", ".jp2")
@@ -25,6 +26,8 @@ LEARNT: Parts = (None, TRAIN)
 HELD_OUT: Parts = (VALIDATION,)
 HELD_OUT_ALONE: Parts = (None, VALIDATION)
 """Of a list that is given for validation."""
+EVERY: Parts = (None, TRAIN, VALIDATION, TEST)
+"""Of a list that is given to be mapped."""
 
 
 def as_list(paths: str | Sequence[str]) -> list[str]:
@@ -72,8 +75,25 @@ def find_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tu
 
 def has_validation(patterns: Sequence[str]) -> bool:
     """Whether a list among the images names some to validate on."""
-    manifests = [pattern for pattern in patterns if not is_named(pattern) and is_manifest(pattern)]
-    return any(entry.split == VALIDATION for path in manifests for entry in read_manifest(path))
+    return any(entry.split == VALIDATION for path in _manifests(patterns) for entry in read_manifest(path))
+
+
+def left_out(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> list[str]:
+    """A line for each list of which images are of none of the `parts`."""
+    lines = []
+    for path in _manifests(patterns):
+        splits = [str(entry.split) for entry in read_manifest(path) if entry.split not in parts]
+        if splits:
+            words = " or ".join(sorted(set(splits)))
+            lines.append(
+                f"{key}: {counted(len(splits), 'image')} of {path} of split {words} left out; to take them, give a "
+                "list that names no split"
+            )
+    return lines
+
+
+def _manifests(patterns: Sequence[str]) -> list[str]:
+    return [pattern for pattern in patterns if not is_named(pattern) and is_manifest(pattern)]
 
 
 def pair_sources(

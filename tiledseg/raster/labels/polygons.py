@@ -19,7 +19,7 @@ from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
 from tiledseg.errors import ConfigError, RasterError
-from tiledseg.raster.georeferencing import is_placed
+from tiledseg.raster.georeferencing import is_placed, whole_turn
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.unforeseen import reading
 from tiledseg.system.files import irregular_kind
@@ -88,8 +88,15 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
         _, fids, wkb, fields = pyogrio.raw.read(
             path, layer=layer, columns=columns, force_2d=True, return_fids=True, bbox=_extent(image, crs)
         )
-        order = np.argsort(fids, kind="stable")
+        order = _order_of_file(path, fids)
         return _placed(path, image, crs, fids[order], wkb[order], fields[0][order] if fields else None)
+
+
+def _order_of_file(path: str, fids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of features as they were read. An index may have them read in its own order, and numbers count in the file's; a
+    GeoJSON has no index, and numbers that its author gave."""
+    is_json = os.path.splitext(path)[1].lower() not in _BEGINS
+    return np.arange(len(fids)) if is_json else np.argsort(fids, kind="stable")
 
 
 def _check_begin(path: str) -> None:
@@ -174,4 +181,25 @@ def _placed(
     placed = shapely.transform(shapes, to_pixels)
     if not np.isfinite(shapely.get_coordinates(placed)).all():
         raise RasterError(f"{path} has vertices that cannot be brought to {image.crs} of {image.path}; clip it to it")
+    turn = whole_turn(image.crs)
+    if crs != image.crs and turn is not None:
+        _check_half_turns(path, placed, numbers, image, turn / 2)
     return Polygons(placed, None if values is None else values[there].tolist(), numbers)
+
+
+def _check_half_turns(
+    path: str, placed: NDArray[np.object_], numbers: Sequence[int], image: RasterInfo, half: float
+) -> None:
+    """Raise RasterError for an edge that passes 180 degrees: its vertices were brought there one by one, so that it
+    would run around the world the other way."""
+    import shapely
+
+    cols = half / np.hypot(image.transform.a, image.transform.d)
+    parts, shape_of = shapely.get_parts(placed, return_index=True)
+    rings, part_of = shapely.get_rings(parts, return_index=True)
+    for ring, part in zip(rings, part_of, strict=True):
+        if np.abs(np.diff(shapely.get_coordinates(ring)[:, 0])).max(initial=0) > cols:
+            raise RasterError(
+                f"{path}, feature {numbers[shape_of[part]]} passes 180 degrees, where {image.crs} of {image.path} "
+                f"ends; cut it there (ogr2ogr -t_srs {image.crs} -wrapdateline)"
+            )

@@ -16,7 +16,7 @@ from rasterio.warp import transform as transform_points
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.raster.georeferencing import is_placed
+from tiledseg.raster.georeferencing import is_placed, whole_turn
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.mirrored_reader import RasterReader
 
@@ -54,10 +54,21 @@ class _OtherGrid(RasterReader):
         if self._target.crs != self._source.info.crs:
             xs, ys = (np.array(part) for part in transform_points(self._target.crs, self._source.info.crs, xs, ys))
         with np.errstate(invalid="ignore"):
+            xs = self._nearest_turn(xs)
             found = inverse.d * xs + inverse.e * ys + inverse.f, inverse.a * xs + inverse.b * ys + inverse.c
             fits = (np.abs(found[0]) < _FAR) & (np.abs(found[1]) < _FAR)
         row, col = (np.where(fits, part, np.nan).reshape(box.shape) for part in found)
         return row, col
+
+    def _nearest_turn(self, xs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Longitudes by the whole turns that bring each next to the source's middle: 181 degrees are -179."""
+        info = self._source.info
+        place, turn = info.transform, whole_turn(info.crs)
+        if turn is None:
+            return xs
+        middle = place.a * info.width / 2 + place.b * info.height / 2 + place.c
+        found: NDArray[np.float64] = xs + turn * np.round((middle - xs) / turn)
+        return found
 
     def _gather(
         self, rows_HW: NDArray[np.float64], cols_HW: NDArray[np.float64], there_HW: NDArray[np.bool_]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -205,7 +206,7 @@ def pixels_of(area: str | None, info: RasterInfo) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf"):
+    if not 0 <= number < math.inf:
         raise ConfigError(f"--polygons-minimum-area is {area}; give an area of 0 or more, as 50, or pixels, as 12px")
     if in_pixels:
         return number
@@ -215,7 +216,8 @@ def pixels_of(area: str | None, info: RasterInfo) -> float:
             "give it in pixels, as 12px"
         )
     a, b, _, d, e, _ = tuple(info.transform)[:6]
-    return number / abs(a * e - b * d)
+    least = number / abs(a * e - b * d)
+    return round(least) if math.isclose(least, round(least), rel_tol=1e-9) else least  # areas are whole pixels
 
 
 def polygon_notes(info: RasterInfo) -> tuple[str, ...]:

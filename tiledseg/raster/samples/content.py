@@ -63,14 +63,20 @@ def square_units(shapes: Sequence[tuple[int, int]], side: int) -> list[Unit]:
     ]
 
 
-def count_units(units: Sequence[Unit], labels: Sequence[RasterReader], label_map: LabelMap) -> NDArray[np.int64]:
-    """Labels of each class in each region of `units`: (regions, classes). Raises what reading labels raises."""
-    found = []
+def count_units(
+    units: Sequence[Unit], images: Sequence[RasterReader], labels: Sequence[RasterReader], label_map: LabelMap
+) -> NDArray[np.int64]:
+    """Pixels of each class, valid in image and label, in each region of `units`: (regions, classes). Raises what
+    reading raises."""
+    found, number = [], 0
     for unit in units:
-        first, last = unit[0].box, unit[-1].box
+        if unit[0].image != number:  # units come image by image: no more than one of each kind is held open
+            images[number].release()
+            labels[number].release()
+        number, first, last = unit[0].image, unit[0].box, unit[-1].box
         window = Box(first.row.hull(last.row), first.col.hull(last.col))
-        classes_HW = read_labels(labels[unit[0].image], label_map, window)
-        valid_HW = classes_HW != label_map.ignore_index
+        classes_HW = read_labels(labels[number], label_map, window)
+        valid_HW = images[number].read(window)[1] & (classes_HW != label_map.ignore_index)
         for region in unit:
             at = region.box.relative_to(window).slices
             found.append(count_classes(classes_HW[at], valid_HW[at], label_map.count))

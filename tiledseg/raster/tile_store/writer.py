@@ -55,6 +55,8 @@ from tiledseg.system.claim import check_unclaimed
 from tiledseg.system.outputs import Output, temporary
 from tiledseg.system.writing import flush, replacing, writing
 
+_OF_VIEWERS = (".aux.xml", ".ovr")
+
 
 @dataclass(frozen=True)
 class StorePlan:
@@ -251,11 +253,19 @@ def _lay_out(partial: Path, plan: StorePlan) -> None:
 
 
 def _identity(info: RasterInfo, tiling: Tiling) -> str:
-    source: dict[str, Any] = {"path": info.path}
-    if not is_named(info.path) and os.path.exists(info.path):
-        status = os.stat(info.path)
-        source.update(bytes=status.st_size, modified_ns=status.st_mtime_ns)
-    return encode(info, tiling, source)
+    """With the state of the raster's file, and of those beside it that hold a part of it: a mask, attributes of
+    polygons, sources of a VRT. Statistics and overviews that a viewer has left there change no pixel."""
+    source: dict[str, Any] = {"path": info.path, **_state(info.path)}
+    beside = {path: _state(path) for path in info.files if path != info.path and not path.endswith(_OF_VIEWERS)}
+    return encode(info, tiling, {**source, "beside": beside} if any(beside.values()) else source)
+
+
+def _state(path: str) -> dict[str, int]:
+    """Of a local file."""
+    if is_named(path) or not os.path.exists(path):
+        return {}
+    status = os.stat(path)
+    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
 
 
 def _check_same(path: str, plan: StorePlan) -> None:

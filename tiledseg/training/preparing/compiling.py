@@ -12,14 +12,19 @@ from tiledseg.training.preparing.preparation import Preparation
 
 def check_compiling(preparation: Preparation, device: torch.device) -> None:
     """Raise ConfigError where a run that is to be compiled cannot be."""
-    if not preparation.recipe.compiles:
-        return
-    found = _obstacle(preparation.plan, preparation.recipe.recompute)
+    found = why_uncompiled(preparation)
     if found is not None:
-        raise ConfigError(f"train.compile is on, which takes a network whole, but {found}")
-    from tiledseg.models.compiled import check_compiler
+        raise ConfigError(found)
+    if preparation.recipe.compiles:
+        from tiledseg.models.compiled import check_compiler
 
-    check_compiler(device)
+        check_compiler(device)
+
+
+def why_uncompiled(preparation: Preparation) -> str | None:
+    """What stands against it on any device, of a run that is to be compiled."""
+    found = _obstacle(preparation.plan, preparation.recipe.recompute) if preparation.recipe.compiles else None
+    return None if found is None else f"train.compile is on, which takes a network whole, but {found}"
 
 
 def _obstacle(plan: RunPlan, recompute: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tiledseg.comm.connections import open_files_needed, store_operations
 from tiledseg.comm.watching.rank_names import name_ranks
+from tiledseg.training.preparing.compiling import why_uncompiled
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.rehearsal.walk import walk
 
@@ -66,9 +67,14 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
         root,
         store_operations(ranks, walked.groups, walked.peers),
         time.perf_counter() - begun,
-        (*_too_large(preparation, gpu_memory), *_files(root), *walked.faults[:5]),
+        (*_uncompiled(preparation), *_too_large(preparation, gpu_memory), *_files(root), *walked.faults[:5]),
         (*preparation.warnings, *notes),
     )
+
+
+def _uncompiled(preparation: Preparation) -> list[str]:
+    refused = why_uncompiled(preparation)
+    return [refused] if refused else []
 
 
 def _too_large(preparation: Preparation, gpu_memory: int) -> list[str]:

@@ -87,7 +87,12 @@ def walk(preparation: Preparation, ranks: int, per_node: int) -> Walked:
 def _meshes(ranks: int, per_node: int) -> tuple[list[Mesh], dict[int, Doings]]:
     """Of each rank its mesh, and what it will have done."""
     doings = {rank: Doings() for rank in range(ranks)}
-    launches = [Launch(rank, ranks, rank % per_node, per_node, "rehearsal") for rank in range(ranks)]
+    launches = [
+        Launch(first + local, ranks, local, on_node, "rehearsal")
+        for first in range(0, ranks, per_node)
+        for on_node in [min(per_node, ranks - first)]  # the last node may have fewer
+        for local in range(on_node)
+    ]
     communicators = [RehearsedCommunicator(rank, ranks, done) for rank, done in doings.items()]
     pairs = zip(launches, communicators, strict=True)
     return [Mesh(launch, own, _META, "rehearsal", "here") for launch, own in pairs], doings

@@ -17,7 +17,7 @@ from tiledseg.raster.reading.identity import Identity
 from tiledseg.records import dataclass
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
-from tiledseg.training.resume.sources import Comparison, compare_sources, sources_of
+from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of
 from tiledseg.training.run_folder.names import CHECKPOINTS
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
@@ -176,9 +176,21 @@ def _best(saved: SavedState, preparation: Preparation) -> tuple[Best | None, tup
     best, folder = saved.best, preparation.recipe.folder / CHECKPOINTS
     if best is None or best.score != preparation.recipe.cadence.judge.score:
         return None, ()
-    if (folder / name_of(best.step)).is_dir():
-        return best, ()
-    return None, (f"{folder / name_of(best.step)}, of the best {best.score}, is not there: the best begins anew",)
+    where = f"{folder / name_of(best.step)}, of the best {best.score}"
+    if not (folder / name_of(best.step)).is_dir():
+        return None, (f"{where}, is not there: the best begins anew",)
+    if not _judged_alike(saved, preparation):
+        return None, (f"{where}, was found on other validation images: the best begins anew",)
+    return best, ()
+
+
+def _judged_alike(saved: SavedState, preparation: Preparation) -> bool:
+    """Whether the run is validated on what the checkpoint was; of an older one the keys alone are known."""
+    assert preparation.validation is not None, "who asks for a score is validated"
+    if saved.judged:
+        return hold_the_same(saved.judged, sources_of(preparation.validation))
+    there, here = flat(saved.record), flat(preparation.recipe.record)
+    return all(there[key] == here[key] for key in ("data.val_images", "data.val_labels"))
 
 
 def _recorded(saved: SavedState, changed: Mapping[str, Any], found: Comparison) -> tuple[Resumed, ...]:

@@ -30,7 +30,9 @@ RULES: dict[str, Rule] = {
         "keep their order. The normalisation stays that of the first images",
     ),
     "data.labels": Rule(EDGE, "those of added images; an image of before keeps its labels, wherever they lie"),
-    "data.val_images": Rule(MAY, "validation trains nothing; scores before and after are of other images"),
+    "data.val_images": Rule(
+        MAY, "validation trains nothing; scores before and after are of other images, so the best begins anew"
+    ),
     "data.val_labels": Rule(MAY, "as val_images"),
     "data.classes": Rule(REFUSED, f"{_MEANING}; other names, colours, or words for the same map are none"),
     "data.label_layer": Rule(REFUSED, _MEANING),

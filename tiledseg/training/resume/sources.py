@@ -12,6 +12,8 @@ from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.records import dataclass
 from tiledseg.training.preparing.raster_set import RasterSet
 
+_BOTH = ("image", "labels")
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -44,6 +46,20 @@ def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[
 
 def _files(sources: Sequence[Source]) -> list[Identity]:
     return [each for source in sources for each in (source.image, source.labels) if each is not None]
+
+
+def hold_the_same(before: Sequence[Source], now: Sequence[Source]) -> bool:
+    """Whether both are the same images with the same labels, in whatever order and wherever they lie."""
+    match = _match(before, now)
+    pairs = [(getattr(now[new], key), getattr(before[old], key)) for new, old in match.items() for key in _BOTH]
+    return len(match) == len(before) == len(now) and all(_is_what(one, other) for one, other in pairs)
+
+
+def _is_what(one: Identity | None, other: Identity | None) -> bool:
+    """By content where it is known, else by path."""
+    if one is None or other is None:
+        return one is other
+    return one.holds_what(other) or (one.is_at(other) and one.sample == other.sample)
 
 
 def compare_sources(before: Sequence[Source], now: Sequence[Source], checkpoint: os.PathLike[str]) -> Comparison:

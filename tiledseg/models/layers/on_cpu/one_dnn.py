@@ -4,8 +4,9 @@ torch asks oneDNN for the gradients of a weight and of a bias at once, for which
 a convolution of single pixels to its BLAS where there is one thread; and oneDNN sums a weight's gradient over a few
 large images slower than over many small ones, of which a kernel that does not reach over its stride sees no difference;
 over one image of few channels it sums on one core alone. The gradient of an input is a convolution too, by the weight
-turned about.
-Outputs are those of torch, to the last bit; gradients to rounding, the same on any number of ranks.
+turned about. Where vectors would be half empty, pixels are seen as channels (`pixels_as_channels`).
+Outputs are those that torch gets of oneDNN, to the last bit, also where torch would ask its BLAS; gradients to
+rounding, the same on any number of ranks.
 """
 
 from __future__ import annotations
@@ -13,35 +14,30 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from tiledseg.models.layers.on_cpu.beside import can_share, side_by_side
-from tiledseg.models.layers.on_cpu.two_pixels import PIXELS, apart, of_two, takes_two
+from tiledseg.models.layers.on_cpu.followed import is_followed
+from tiledseg.models.layers.on_cpu.how import How, gradients
+from tiledseg.models.layers.on_cpu.pixels_as_channels import (
+    PIXELS,
+    apart,
+    of_columns,
+    of_pairs,
+    of_two,
+    takes_pairs,
+    takes_two,
+)
 from tiledseg.models.rerun.homes import hooks_around
 from tiledseg.models.rerun.looking import Looking
 
-Pair = tuple[int, ...]
 _IMAGES = 16  # that the rows of one are seen as
 _BANDS = 8  # of rows, whose sums are added up in one order whoever has computed them
 _CHANNELS = 16  # of a block
 _WORTH_BANDS = 1 << 20  # values: less is summed before other threads have woken
-
-
-class How(NamedTuple):
-    """What a convolution is told besides its tensors."""
-
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-    transposed: bool = False
-
-    @property
-    def dense(self) -> bool:
-        """Whether every pixel of the input is read by pixels beside each other."""
-        return self.stride == self.dilation == (1, 1)
 
 
 def convolved(x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How) -> torch.Tensor:
@@ -61,7 +57,7 @@ def _forward(
     x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How, negative_slope: float | None = None
 ) -> torch.Tensor:
     if how.transposed:
-        return functional.conv_transpose2d(x_BCHW, weight, bias, how.stride, how.padding, dilation=how.dilation)
+        return _computed_transposed(x_BCHW, weight, bias, how)
     return _computed(x_BCHW, weight, bias, how, negative_slope)
 
 
@@ -95,7 +91,19 @@ def _computed(
     else:
         after = "leaky_relu", [negative_slope], ""
         made = torch.ops.mkldnn._convolution_pointwise(x_BCHW, weight, bias, *asked, *after)
-    return apart(made) if two else made
+    return apart(made, PIXELS) if two else made
+
+
+def _computed_transposed(
+    x_BCHW: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
+) -> torch.Tensor:
+    if is_followed():
+        return functional.conv_transpose2d(x_BCHW, weight, bias, how.stride, how.padding, dilation=how.dilation)
+    weight, how, columns = of_columns(weight, how)
+    bias = None if bias is None else bias.repeat(columns)
+    asked = how.padding, (0, 0), how.stride, how.dilation, 1
+    made = torch.ops.mkldnn._convolution_transpose_pointwise(x_BCHW, weight, bias, *asked, "none", [], "")
+    return apart(made, columns)
 
 
 class _Convolved(torch.autograd.Function):
@@ -151,7 +159,7 @@ def _of_input(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, 
         if min(padding) >= 0 and (math.prod(back.shape[2:]) == 1 or takes_two(g_BCHW, back, padding)):
             back = back.flip(2, 3).contiguous(memory_format=torch.channels_last)
             return _forward(g_BCHW, back, None, how._replace(padding=padding))
-    return _gradients(g_BCHW, x_BCHW, weight, how, [True, False, False])[0]
+    return gradients(g_BCHW, x_BCHW, weight, how, [True, False, False])[0]
 
 
 def _of_weight(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How) -> torch.Tensor:
@@ -165,7 +173,7 @@ def _of_weight(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor,
         bands = itertools.pairwise(_cuts(rows, how))
         sums = side_by_side([partial(_of_rows, g_BCHW, x_BCHW, weight, how, *band) for band in bands])
         return torch.stack(sums).sum(0)
-    return _gradients(g_BCHW, x_BCHW, weight, how, [False, True, False])[1]
+    return _summed(g_BCHW, x_BCHW, weight, how)
 
 
 def _on_one_core(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor) -> bool:
@@ -194,15 +202,14 @@ def _of_rows(
     if low < 0 or high > height:
         read_BCHW = functional.pad(read_BCHW, (0, 0, max(-low, 0), max(high - height, 0)))
     how = how._replace(padding=(0, how.padding[1]))
-    return _gradients(g_BCHW[:, :, begin:stop], read_BCHW, weight, how, [False, True, False])[1]
+    return _summed(g_BCHW[:, :, begin:stop], read_BCHW, weight, how)
 
 
-def _gradients(
-    g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How, wanted: list[bool]
-) -> tuple[torch.Tensor, ...]:
-    """torch's, of input, weight and bias, of a convolution that is not transposed."""
-    options = list(how.stride), list(how.padding), list(how.dilation), False, [0, 0], 1
-    return torch.ops.aten.convolution_backward(g_BCHW, x_BCHW, weight, None, *options, wanted)
+def _summed(g_BCHW: torch.Tensor, x_BCHW: torch.Tensor, weight: torch.Tensor, how: How) -> torch.Tensor:
+    """The weight's gradient by one sum."""
+    if how.dense and takes_pairs(g_BCHW, weight, how.padding):
+        return of_pairs(g_BCHW, x_BCHW, weight, how)
+    return gradients(g_BCHW, x_BCHW, weight, how, [False, True, False])[1]
 
 
 def _rows_as_images(x_BCHW: torch.Tensor, pieces: int) -> torch.Tensor:
