@@ -134,7 +134,8 @@ class Batch(Operation):
             end.own[0] = max(int(end.own[0]), end.number)
 
     def advance(self) -> bool:
-        met = [end for end in self._open if end.others[0] >= end.number]
+        # The last first: the peer may come to more while this looks, and it comes to the earlier ones first.
+        met = [end for end in reversed(self._open) if end.others[0] >= end.number][::-1]
         self._open = [end for end in self._open if end not in met]
         for work in [end.start() for end in met]:  # all are started before one is waited for
             work.wait()
