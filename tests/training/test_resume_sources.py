@@ -18,7 +18,7 @@ from tiledseg.checkpoint.folder import find_checkpoint
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.config.run import Config
 from tiledseg.errors import CheckpointError, LabelError
-from tiledseg.raster.reading.identity import identify
+from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.training.resume.sources import compare_sources
 
 
@@ -125,6 +125,46 @@ def test_a_rewritten_file_is_said_and_recorded(folder: Path, capfd: pytest.Captu
     assert "two.tif has been written to since step 6; the normalisation stays that of before" in capfd.readouterr().err
     assert resumed(folder)[-1]["rewritten"] == [str(folder / "two.tif")]
     assert len(resumed(folder)) == 2, "what was recorded before stays"
+
+
+def test_a_rewritten_mask_beside_an_image_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The image's own file is as it was: pixels that its mask calls valid are others."""
+
+    def write_mask(value: int) -> None:
+        with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=False), rasterio.open(folder / "two.tif", "r+") as file:
+            file.write_mask(np.full((64, 64), value, np.uint8))
+
+    write_mask(255)
+    first = onward(folder, "one", "two")
+    assert run(first) == 0
+    assert (folder / "two.tif.msk").exists()
+    status = os.stat(folder / "two.tif")
+    write_mask(254)
+    (folder / "two.tif.aux.xml").write_text("<PAMDataset/>")  # a viewer's statistics
+    os.utime(folder / "two.tif", ns=(status.st_atime_ns, status.st_mtime_ns))
+    first.train.resume, first.train.epochs, first.run.verbosity = "auto", 3, 1
+    assert run(first) == 0
+    assert "two.tif has been written to since step 6" in capfd.readouterr().err
+    assert resumed(folder)[-1]["rewritten"] == [str(folder / "two.tif")]
+    first.train.epochs = 4
+    assert run(first) == 0
+    assert resumed(folder)[-1]["rewritten"] == [], "as it was when the run went on"
+
+
+def test_what_lies_beside_a_raster_belongs_to_it(tmp_path: Path) -> None:
+    """Named from its folder, so that another working folder changes nothing; a checkpoint of before knew of none."""
+    for name in ("a.tif", "a.tif.msk"):
+        (tmp_path / name).write_bytes(b"one")
+    path, mask = str(tmp_path / "a.tif"), str(tmp_path / "a.tif.msk")
+    whole = identify(path, [mask])
+    assert written_since([whole]) == ()
+    assert not identify(os.path.relpath(path), [os.path.relpath(mask)]).changed_since(whole)
+    assert identify(path).changed_since(whole)
+    assert not whole.changed_since(Identity(path, whole.sample, whole.written))
+    os.utime(mask, (1, 1))
+    assert written_since([whole]) == (path,)
+    os.remove(mask)
+    assert written_since([whole]) == (path,)
 
 
 def test_the_identity_of_a_file(tmp_path: Path) -> None:

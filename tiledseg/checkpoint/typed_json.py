@@ -64,11 +64,16 @@ def _fitted(hint: Any, value: Any, name: str, required: Collection[str]) -> Any:
     inner = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and is_dataclass(inner[0]) and isinstance(value, list):
         return tuple(_fitted(inner[0], one, f"{name}[{at}]", ()) for at, one in enumerate(value))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType) and is_dataclass(inner[0]):
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and _has_dataclass(inner[0]):
         return None if value is None else _fitted(inner[0], value, name, ())
     if hint is Any or fits(hint, value):
         return _as_tuples(hint, value)
     raise MalformedError(f"{name} is {quoted(value)}, not {in_words(hint)}")
+
+
+def _has_dataclass(hint: Any) -> bool:
+    """Whether a type is a dataclass, or a tuple of one."""
+    return is_dataclass(hint) or (typing.get_origin(hint) is tuple and is_dataclass(typing.get_args(hint)[0]))
 
 
 def fits(hint: Any, value: Any) -> bool:

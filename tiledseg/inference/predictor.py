@@ -106,7 +106,8 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
     _say(notes(planned), requests[0], mesh)
-    images = [identify(request.image) for request in requests] if mesh.is_root else []
+    named = zip(requests, planned.infos, strict=True) if mesh.is_root else ()
+    images = [identify(request.image, info.beside) for request, info in named]
     use_one_kernel(True)
     plan = planned.plan
     in_blocks = None if plan.blocks is None else plan.blocks.shape

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.ground_control import GroundControl
+from tiledseg.raster.names import is_named
 from tiledseg.records import dataclass
+
+_OF_VIEWERS = (".aux.xml", ".ovr")
 
 Colour = tuple[int, int, int, int]
 
@@ -54,6 +58,13 @@ class RasterInfo:
     def shape(self) -> tuple[int, int]:
         """(height, width)."""
         return self.height, self.width
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The local files other than its own that hold a part of it: a mask, attributes of polygons, sources of a VRT.
+        Statistics and overviews that a viewer has left there change no pixel."""
+        others = (file for file in self.files if file != self.path and not file.endswith(_OF_VIEWERS))
+        return tuple(file for file in others if not is_named(file) and os.path.exists(file))
 
 
 def reference_notes(infos: Iterable[RasterInfo]) -> list[str]:

@@ -2,6 +2,7 @@
 
 Three blocks of 64 KiB (begin, middle, end), the size and the time of the last change cost no more than opening the
 file. They tell a file that was moved from one that was replaced; an edit between the blocks shows in the time alone.
+So does one of a file beside it that holds a part of it: a mask, attributes of polygons, sources of a VRT.
 """
 
 from __future__ import annotations
@@ -18,13 +19,25 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A file that holds a part of a raster, as it was found: its path from the raster's folder, its size, and its time
+    of change in seconds."""
+
+    path: str
+    bytes: int
+    written: float
+
+
+@dataclass(frozen=True)
 class Identity:
     """A raster as it was found: `sample` is of its bytes and size (and the number in a tile store), `written` its time
-    of change in seconds. Both are None for what is no local file, which its path alone names."""
+    of change in seconds. Both are None for what is no local file, which its path alone names. `beside`: the other local
+    files that hold a part of it; None where an older checkpoint did not record them."""
 
     path: str
     sample: str | None = None
     written: float | None = None
+    beside: tuple[Beside, ...] | None = None
 
     def is_at(self, other: Identity) -> bool:
         """Whether both have one path."""
@@ -35,12 +48,15 @@ class Identity:
         return self.sample is not None and self.sample == other.sample
 
     def changed_since(self, earlier: Identity) -> bool:
-        """Whether the file at one path has other content than it had, or has been written to."""
-        return (self.sample, self.written) != (earlier.sample, earlier.written)
+        """Whether the raster at one path has other content than it had, or one of its files has been written to."""
+        known = None not in (self.beside, earlier.beside)
+        return (self.sample, self.written) != (earlier.sample, earlier.written) or (
+            known and self.beside != earlier.beside
+        )
 
 
-def identify(path: str) -> Identity:
-    """The identity of a raster, given as `open_raster` takes it."""
+def identify(path: str, beside: Iterable[str] = ()) -> Identity:
+    """The identity of a raster, given as `open_raster` takes it; `beside`: the other files that hold a part of it."""
     name = parse_store_name(path)
     file = path if name is None else name.store
     if irregular_kind(file) is not None or not os.path.isfile(file):
@@ -52,9 +68,17 @@ def identify(path: str) -> Identity:
         for start in (0, max(0, about.st_size // 2 - _BLOCK // 2), max(0, about.st_size - _BLOCK)):
             opened.seek(start)
             digest.update(opened.read(_BLOCK))
-    return Identity(path, digest.hexdigest()[:32], about.st_mtime)
+    folder = os.path.dirname(os.path.abspath(file))
+    states = {os.path.relpath(part, folder): os.stat(part) for part in beside if os.path.exists(part)}
+    parts = tuple(Beside(part, status.st_size, status.st_mtime) for part, status in sorted(states.items()))
+    return Identity(path, digest.hexdigest()[:32], about.st_mtime, parts)
 
 
 def written_since(found: Iterable[Identity]) -> tuple[str, ...]:
     """The paths of files that are not as they were found, each once."""
-    return tuple(dict.fromkeys(each.path for each in found if identify(each.path).changed_since(each)))
+    return tuple(dict.fromkeys(each.path for each in found if _now(each).changed_since(each)))
+
+
+def _now(found: Identity) -> Identity:
+    folder = os.path.dirname(os.path.abspath(found.path))
+    return identify(found.path, (os.path.join(folder, part.path) for part in found.beside or ()))

@@ -55,8 +55,6 @@ from tiledseg.system.claim import check_unclaimed
 from tiledseg.system.outputs import Output, temporary
 from tiledseg.system.writing import flush, replacing, writing
 
-_OF_VIEWERS = (".aux.xml", ".ovr")
-
 
 @dataclass(frozen=True)
 class StorePlan:
@@ -253,11 +251,10 @@ def _lay_out(partial: Path, plan: StorePlan) -> None:
 
 
 def _identity(info: RasterInfo, tiling: Tiling) -> str:
-    """With the state of the raster's file, and of those beside it that hold a part of it: a mask, attributes of
-    polygons, sources of a VRT. Statistics and overviews that a viewer has left there change no pixel."""
+    """With the state of the raster's file, and of those beside it that hold a part of it."""
     source: dict[str, Any] = {"path": info.path, **_state(info.path)}
-    beside = {path: _state(path) for path in info.files if path != info.path and not path.endswith(_OF_VIEWERS)}
-    return encode(info, tiling, {**source, "beside": beside} if any(beside.values()) else source)
+    beside = {path: _state(path) for path in info.beside}
+    return encode(info, tiling, {**source, "beside": beside} if beside else source)
 
 
 def _state(path: str) -> dict[str, int]:

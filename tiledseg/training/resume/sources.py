@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from tiledseg.checkpoint.saved_state import Source
 from tiledseg.errors import CheckpointError
+from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.reading.identity import Identity, identify, written_since
 from tiledseg.records import dataclass
 from tiledseg.training.preparing.raster_set import RasterSet
@@ -30,9 +31,12 @@ class Comparison:
 
 def sources_of(rasters: RasterSet) -> tuple[Source, ...]:
     """The images and labels of a run, as they are now."""
-    return tuple(
-        Source(identify(image), identify(labels)) for image, labels in zip(rasters.images, rasters.labels, strict=True)
-    )
+    images = map(_identified, rasters.images, rasters.infos)
+    return tuple(map(Source, images, map(_identified, rasters.labels, rasters.label_infos)))
+
+
+def _identified(path: str, info: RasterInfo) -> Identity:
+    return identify(path, info.beside)
 
 
 def rewritten_notes(learnt: Sequence[Source], judged: Sequence[Source]) -> list[str]:
