@@ -19,7 +19,7 @@ from tests.bad_input.refusal import check_line, command
 from tests.small_files import tree
 from tiledseg.comm import failure, session
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 
 @pytest.fixture(autouse=True)

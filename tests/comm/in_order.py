@@ -182,12 +182,12 @@ class InOrderPointToPoint:
 
 
 @contextmanager
-def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 30.0) -> Iterator[Mesh]:
+def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0) -> Iterator[Mesh]:
     """`mesh` with its communication in queues; it stays as it is, and can be used again afterwards. Collective.
 
-    `turns`: communicators take turns, as those of NCCL do (`tiledseg.comm.transports.turns`). `limit`: seconds after
-    which an operation that stands at the head of a queue fails the mesh on every rank, with a line that says what each
-    rank is at. All ranks on one node.
+    `turns`: communicators take turns, as those of NCCL do (`tiledseg.comm.transports.turns`). `limit`: seconds without
+    anything new from any rank after which an operation that stands at the head of a queue fails the mesh on every rank,
+    with a line that says what each rank is at. All ranks on one node.
     """
     communicator = mesh.communicator
     if mesh.size == 1:

@@ -2,7 +2,8 @@
 other through files that all have mapped.
 
 An operation leaves its queue only once it is done: a collective needs all its members' workers to be at it, a batch
-each message's other end. One that stands at a head for longer than the limit fails the mesh on every rank.
+each message's other end. One that stands at a head while no rank says anything new for longer than the limit fails the
+mesh on every rank: a rank that is slow, on a machine that others load, is no hang.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Board:
         self.rank, self.size = rank, size
         self._folder = folder
         self._words = self._mapped("words", np.uint8, (size, _ROW_BYTES))
+        self._said = self.counters("said", (size,))
         self._failed = self.counters("failed", (1,))
 
     def counters(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -54,6 +56,11 @@ class Board:
         text = words.encode()[:_ROW_BYTES]
         row[: len(text)] = np.frombuffer(text, np.uint8)
         self._words[self.rank] = row
+        self._said[self.rank] += 1
+
+    def said(self) -> int:
+        """How often all ranks have said what they are at."""
+        return int(self._said.sum())
 
     def fail(self) -> None:
         """Gives the mesh up, with what every rank is at; the first to say so is heard."""
@@ -143,7 +150,8 @@ class Batch(Operation):
 
 
 class Device:
-    """One rank's queues, and the workers that empty them. `limit`: seconds that an operation may stand at a head."""
+    """One rank's queues, and the workers that empty them. `limit`: seconds that an operation may stand at a head while
+    no rank says anything new."""
 
     def __init__(self, board: Board, order: Order, limit: float) -> None:
         self.board = board
@@ -259,13 +267,16 @@ class Device:
     def _run(self, operation: Operation) -> None:
         self.board.check()
         operation.reach()
-        begun = time.monotonic()
+        said, since = self.board.said(), time.monotonic()
         while not operation.advance():
             self.board.check()
             if not self._open:
                 raise CommunicationError(f"the mesh was closed before {operation.words}")
-            if time.monotonic() - begun > self._limit:
+            if (now := self.board.said()) != said:
+                said, since = now, time.monotonic()
+            elif time.monotonic() - since > self._limit:
                 self.board.fail()
+                self.board.check()
             time.sleep(_POLL_SECONDS)
 
     def _say(self) -> None:

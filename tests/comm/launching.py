@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +60,19 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     kept["PYTHONPATH"] = str(ROOT)
     kept["OMPI_ALLOW_RUN_AS_ROOT"] = kept["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return {**kept, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def free_port() -> str:
+    """For a store at 127.0.0.1, another one in each test process of a machine; none that Linux hands out by itself
+    (32768 and up), so that nobody has it before the store binds to it."""
+    ports = range(16000, 32000)
+    first = 16 * os.getpid() % len(ports)
+    for port in (*ports[first:], *ports[:first]):
+        with socket.socket() as tried, suppress(OSError):
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store: the one before may be closing
+            tried.bind(("127.0.0.1", port))
+            return str(port)
+    raise OSError("no port is free")
 
 
 def run_job(command: Sequence[str], seconds: float = 200, environ: Mapping[str, str] | None = None) -> Done:

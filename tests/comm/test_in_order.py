@@ -15,7 +15,7 @@ from tiledseg.comm.transports.work import Work
 from tiledseg.errors import CommunicationError
 
 EVERY_ORDER = pytest.mark.parametrize("order", Order, ids=lambda order: order.name)
-LIMIT = 2.0
+SILENCE = 5.0  # seconds without a word from any rank, after which what must hang has hung
 
 
 def ring(mesh: Mesh, turn: int = 1) -> tuple[list[Message], list[Message]]:
@@ -71,7 +71,7 @@ def test_two_operations_swapped_on_one_rank_are_a_hang_that_names_what_every_ran
     begun = time.monotonic()
 
     def hang() -> None:
-        with in_order(mesh, order, turns, LIMIT) as ordered:
+        with in_order(mesh, order, turns, SILENCE) as ordered:
             for work in swapped(mesh, ordered):
                 work.wait()
 
@@ -84,12 +84,12 @@ def test_two_operations_swapped_on_one_rank_are_a_hang_that_names_what_every_ran
     for rank in range(mesh.size):
         what = "messages [3] to rank" if rank == mesh.size - 1 else "all-reduce 1 of float32[2] over ranks [0, 1"
         assert f"rank {rank}: {what}" in line
-    assert time.monotonic() - begun < LIMIT + 10
+    assert time.monotonic() - begun < 60, "not by a time limit of the test or of the real transport"
 
 
 @pytest.mark.mpi(min_size=2)
 def test_queues_that_progress_independently_do_not_mind_the_swap(meshes: dict[str, Mesh]) -> None:
-    with in_order(meshes["gloo"], Order.QUEUES, limit=LIMIT) as ordered:
+    with in_order(meshes["gloo"], Order.QUEUES) as ordered:
         for work in swapped(meshes["gloo"], ordered):
             work.wait()
 
@@ -101,7 +101,7 @@ def test_two_communicators_in_flight_hang_unless_they_take_turns(meshes: dict[st
     mesh = meshes["gloo"]
 
     def sum_and_halo() -> None:
-        with in_order(mesh, Order.ANY, turns, LIMIT) as ordered:
+        with in_order(mesh, Order.ANY, turns, 60.0 if turns else SILENCE) as ordered:
             sends, receives = ring(mesh)
             messages = ordered.communicator.point_to_point()
             total = torch.ones(2)
@@ -122,7 +122,7 @@ def test_two_communicators_in_flight_hang_unless_they_take_turns(meshes: dict[st
 def test_a_message_waits_until_its_receiver_has_come_to_it(meshes: dict[str, Mesh], order: Order) -> None:
     """However small it is: nothing is buffered. The receive stands after a sum that the sender joins only later."""
     mesh = meshes["gloo"]
-    with in_order(mesh, order, limit=LIMIT) as ordered:
+    with in_order(mesh, order) as ordered:
         messages = ordered.communicator.point_to_point()
         part = ordered.communicator.split([[0, 1]])
         if mesh.rank > 1:

@@ -1,14 +1,18 @@
-"""The queues that stand for NCCL's: what is posted together starts in its order, whenever the peer comes to it."""
+"""The queues that stand for NCCL's: what is posted together starts in its order, whenever the peer comes to it; a slow
+rank is waited for, and a hang is not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pytest
 
-from tests.comm.in_order_queues import Batch, End
+from tests.comm.in_order_queues import Batch, Board, Device, End, Operation, Order
 from tiledseg.comm.transports.work import DoneWork, Work
+from tiledseg.errors import CommunicationError
 
 
 class ComesMeanwhile:
@@ -36,3 +40,43 @@ def test_two_messages_of_a_pair_start_in_order_where_the_peer_comes_to_both_betw
     while not batch.advance():
         pass
     assert started == [1, 2]
+
+
+@pytest.mark.parametrize("peer_speaks", [True, False])
+def test_the_limit_is_of_silence(peer_speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that takes far longer than the limit, while its peer says every now and then what it is at."""
+    own, peer = (Board(tmp_path, rank, 2) for rank in range(2))
+    now = 0.0
+    monkeypatch.setattr("tests.comm.in_order_queues.time", Time(lambda: now))
+
+    class Slow(Operation):
+        looks = 0
+
+        def reach(self) -> None:
+            """Nothing to say."""
+
+        def advance(self) -> bool:
+            nonlocal now
+            self.looks, now = self.looks + 1, now + 8.0
+            if peer_speaks:
+                peer.say(f"look {self.looks}")
+            return self.looks > 9
+
+    slow, device = Slow("whole", "a sum"), Device(own, Order.QUEUES, 10.0)
+    if peer_speaks:
+        device._run(slow)
+        return
+    peer.say("sleeps")
+    with pytest.raises(CommunicationError, match="the ranks wait for each other: rank 0: nothing; rank 1: sleeps"):
+        device._run(slow)
+    assert slow.looks < 5
+
+
+class Time:
+    """The module's clock, which goes by what a test says; nobody sleeps."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.monotonic = monotonic
+
+    def sleep(self, _seconds: float) -> None:
+        """Not here."""

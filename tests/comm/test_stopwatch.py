@@ -81,6 +81,7 @@ def test_a_wait_of_the_gpu_is_counted_where_the_host_does_not_wait() -> None:
 
 def test_on_the_cpu_the_clock_counts() -> None:
     watch = Stopwatch()
+    begun = time.perf_counter()
     with watch.running():
         time.sleep(0.02)
-    assert 0.02 <= watch.seconds() < 1.0
+    assert 0.02 <= watch.seconds() <= time.perf_counter() - begun

@@ -89,6 +89,7 @@ def test_losses_are_those_of_what_was_found_given_by_hand(
     assert summary(config)["found"] == told["found"]
     assert summary(hand)["parallel"] == summary(config)["parallel"]
 
+    mesh.communicator.barrier()  # all have read what the next run writes anew
     onward = mesh.on_root(lambda: losses(run(epochs(config, 4), alone())))
     assert onward[:3] == whole
     found = find_checkpoint(config.run.output).saved.found

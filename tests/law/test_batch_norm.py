@@ -133,7 +133,7 @@ def test_statistics_are_of_the_whole_step(rows_cols: list[int], order: Order | N
     if rows_cols[0] * rows_cols[1] > real.size:
         pytest.skip("needs more ranks")
     expected, state = whole_case()
-    with nullcontext(real) if order is None else in_order(real, order, turns=order is Order.ANY, limit=30.0) as mesh:
+    with nullcontext(real) if order is None else in_order(real, order, turns=order is Order.ANY) as mesh:
         found, own = ours(CASE, mesh, rows_cols, overlap=order is None)
     assert found == pytest.approx(expected, rel=1e-12)
     assert difference(own, state) < 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,22 +9,24 @@ import torch
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.point_to_point import Message, PointToPoint
+from tiledseg.comm.transports.stopwatch import HostClock
 from tiledseg.comm.transports.work import Work
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.pipeline.link_time import Link, measure_link, slowest_link
 
-DELAY = 0.02
+DELAY = 0.5
 
 
 class _Slow:
-    """Messages whose start takes a while, and longer if they are large."""
+    """Messages whose start takes a while, and longer if they are large, by a clock that knows of nothing else."""
 
     def __init__(self, inner: PointToPoint, per_byte: float) -> None:
         self._inner, self._per_byte = inner, per_byte
         self.meter, self.in_order = inner.meter, inner.in_order
+        self.now = 0.0
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Work:
-        time.sleep(DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends))
+        self.now += DELAY + self._per_byte * sum(message.tensor.nbytes for message in sends)
         return self._inner.start(sends, receives)
 
     def close(self) -> None:
@@ -47,13 +48,14 @@ def test_all_ranks_know_the_same_link(mesh: Mesh) -> None:
 
 
 @pytest.mark.mpi
-def test_the_parts_of_a_message_are_told_apart(mesh: Mesh) -> None:
-    """A delay of each message is latency, one that grows with its bytes is not."""
+def test_the_parts_of_a_message_are_told_apart(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delay of each message is latency, one that grows with its bytes is not: of both ways one rank sends."""
     if mesh.size < 2:
         pytest.skip("needs 2 ranks")
-    messages = _Slow(mesh.communicator.point_to_point(), per_byte=1e-8)
+    messages = _Slow(mesh.communicator.point_to_point(), per_byte=1e-6)
+    monkeypatch.setattr(HostClock, "mark", lambda clock: messages.now)
     if mesh.rank < 2:
         link = measure_link(messages, 1 - mesh.rank, mesh.rank == 0, torch.device("cpu"))
-        assert link.latency >= DELAY
-        assert link.per_byte >= 0.5e-8
+        assert link.latency == pytest.approx(DELAY, rel=0.01)
+        assert link.per_byte == pytest.approx(0.5e-6)
     messages.close()

@@ -34,7 +34,7 @@ from tiledseg.geometry.sharing.layer_windows import WHOLE
 from tiledseg.models.network import build_modules
 from tiledseg.spatial.network import SpatialNetwork
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
 
 @dataclass(frozen=True)
