@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import rasterio
 from affine import Affine
 
+from tiledseg.api import evaluate_map
+from tiledseg.errors import LabelError
 from tiledseg.evaluate import main
 from tiledseg.execution.scores.metrics import confusion_matrix, scores
 from tiledseg.inference import evaluation
@@ -195,3 +198,54 @@ def test_bad_input_is_one_line(
         assert captured.out == ""
         assert all(part in captured.err for part in said), captured.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def named(path: Path, pixels: np.ndarray, names: Sequence[str]) -> str:
+    write(path, pixels)
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(1, **{f"CLASS_{k}": name for k, name in enumerate(names)})
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "classes", [[], ["--classes", '[{"name": "field"}, {"name": "road"}, {"name": "c"}, {"name": "d"}]']]
+)
+def test_a_class_that_has_two_numbers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray, classes: list[str]
+) -> None:
+    """By the names in both files, or those that are given."""
+    labels = named(tmp_path / "b.tif", truth, ["field", "road"])
+    files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
+    assert main([*files, *classes]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "p.tif holds class field as 1, but of " in err
+    assert "b.tif it is 0" in err
+    with pytest.raises(LabelError, match="holds class field as 1"):
+        evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")
+
+
+def test_the_remedy_of_a_class_with_two_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    moved = {"0": 1, "1": 0, "2": 2, "3": 3}
+    labels = named(tmp_path / "b.tif", truth, ["field", "road"])
+    files = ["--prediction", named(tmp_path / "p.tif", prediction, ["road", "field"]), "--labels", labels]
+    answer = evaluate(capsys, *files, "--classes", json.dumps(moved))
+    swapped = np.array([1, 0, 2, 3, *[255] * 252], np.uint8)[truth]
+    assert answer["confusion_matrix"] == confusion_matrix(swapped, prediction, 4).tolist()
+    assert answer["class_names"][:2] == ["road", "field"]
+
+
+def test_a_class_of_two_names_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray, prediction: np.ndarray
+) -> None:
+    """It may be the same in two languages; names that only one of both has say nothing, nor do those of numbers."""
+    named(tmp_path / "b.tif", truth, ["Feld", "road", "class 3", "tree"])
+    named(tmp_path / "p.tif", prediction, ["field", "road", "c", "class 2"])
+    assert main(["--prediction", str(tmp_path / "p.tif"), "--labels", str(tmp_path / "b.tif")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "class 0 is 'Feld' of " in line
+    assert "b.tif and 'field' of " in line
+    with pytest.warns(UserWarning, match="'Feld'"):
+        evaluate_map(tmp_path / "p.tif", tmp_path / "b.tif")

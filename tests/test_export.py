@@ -112,6 +112,20 @@ def test_tiles_of_one_size(folder: Path, tmp_path: Path) -> None:
     assert taken.shape[1:] == [3, 64, 64]
 
 
+def test_both_say_which_bands_are_taken(folder: Path, tmp_path: Path) -> None:
+    """The numbers of the image's file, in the order of `data.bands`: pixels of others give another map."""
+    flags = Material(folder).train_command(tmp_path / "run")[1:]
+    assert train([*flags, "--train.epochs", "1", "--data.bands", "[3,1]"]) == 0
+    assert (
+        main(["--checkpoint", str(tmp_path / "run"), "--output", *(str(tmp_path / f"n.{k}") for k in ("onnx", "json"))])
+        == 0
+    )
+    keys = {entry.key: entry.value for entry in onnx.load(tmp_path / "n.onnx").metadata_props}
+    assert keys["tiledseg_bands"] == "[3, 1]"
+    card = json.loads((tmp_path / "n.json").read_text())
+    assert card["properties"]["mlm:input"][0]["bands"] == ["band 3", "band 1"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

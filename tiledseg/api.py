@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,10 +226,12 @@ def evaluate_map(
 
     `classes`: any form of `data.classes`, or a file of them; None counts class numbers in the data. Labels may be
     polygons, with `classes`: `label_layer`, `label_attribute`, `background`, and `warp` are as `data` has them.
-    Raises RasterError where the grids differ, LabelError for a value outside the classes.
+    Raises RasterError where the grids differ, LabelError for a value outside the classes, and for a class that the
+    names in both files, or of `classes`, give two numbers; classes of other names are a warning.
     """
     from tiledseg.execution.scores.metrics import scores
-    from tiledseg.inference.evaluation import compare, open_labels
+    from tiledseg.inference.class_names import check_names
+    from tiledseg.inference.evaluation import class_numbers, compare, open_labels
     from tiledseg.raster.labels.label_map import LabelMap
     from tiledseg.raster.labels.label_sources import LabelReading, check_used
     from tiledseg.raster.reading.reader import open_raster
@@ -241,4 +244,6 @@ def evaluate_map(
         open_raster(str(prediction), references=references) as map_reader,
         open_labels(reading, str(labels), map_reader.info) as label_reader,
     ):
+        for line in check_names(label_map or class_numbers(ignore_index), label_reader.info, map_reader.info):
+            warnings.warn(line, stacklevel=2)
         return scores(compare(map_reader, label_reader, label_map, ignore_index))

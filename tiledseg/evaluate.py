@@ -22,8 +22,8 @@ from tiledseg.commands.config_flags import parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
 from tiledseg.errors import ConfigError
 from tiledseg.execution.scores.metrics import Scores, scores
-from tiledseg.inference.class_names import shown_classes
-from tiledseg.inference.evaluation import compare, open_labels
+from tiledseg.inference.class_names import check_names, shown_classes
+from tiledseg.inference.evaluation import class_numbers, compare, open_labels
 from tiledseg.planning.answer.text import columns
 from tiledseg.raster.info import reference_notes
 from tiledseg.raster.labels.classes import ClassRecord
@@ -31,7 +31,7 @@ from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.label_sources import LabelReading, check_used
 from tiledseg.raster.reading.reader import open_raster
 from tiledseg.system.console import answer, say
-from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.user_files.classes import parse_classes
 
 
@@ -97,6 +97,8 @@ def _evaluate(options: Namespace) -> None:
             check_outputs(
                 [whole("--plot", options.plot)], [*options.config, *(file for r in readers for file in r.info.files)]
             )
+            check_ending("--plot", options.plot, ".png")
+        warn(check_names(label_map or class_numbers(options.ignore_index), labels.info, prediction.info))
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)

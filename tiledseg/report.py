@@ -17,7 +17,7 @@ from tiledseg.commands.parser import Parser, run
 from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render
 from tiledseg.system.console import answer
-from tiledseg.system.outputs import check_outputs, files_below, whole
+from tiledseg.system.outputs import check_ending, check_outputs, files_below, whole
 from tiledseg.training.run_folder.names import METRICS, PAGE
 from tiledseg.training.run_folder.page import write_report
 
@@ -43,5 +43,6 @@ def _report(options: Namespace) -> None:
     output = Path(options.output) if options.output is not None else folder / PAGE
     own = [file for file in files_below(folder) if file.name != PAGE or file.parent != folder]
     check_outputs([whole("--output", options.output or output)], [*own, *options.config])
+    check_ending("--output", str(output), ".html", ".htm")
     write_report(folder, output)
     answer(str(output))

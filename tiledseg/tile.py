@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = resolve(options)
 
         def work(mesh: Mesh) -> None:
-            _work(config, options.output, [options.config] if options.config else [], mesh)
+            inputs = [options.config] if options.config else []
+            _work(config, options.output, inputs, options.classes is not None, mesh)
 
         return run_on_mesh(work, options.transport)
 
@@ -128,9 +129,10 @@ def _number(flag: str, text: str) -> int:
     return numbers[0]
 
 
-def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, PairReading]:
+def plan_store(config: Config, from_flags: bool = True, classes_given: bool = False) -> tuple[StorePlan, PairReading]:
     """Everything that can be known, and refused, before a pixel is read, and how pixels are read. `from_flags`: what
-    messages name. Raises InputError of some kind."""
+    messages name; `classes_given`: by a flag, where those of a run's file may wait for the run. Raises InputError of
+    some kind."""
     from tiledseg.raster.finding.sources import as_list, find_sources, pair_sources
     from tiledseg.raster.labels.label_sources import check_used
     from tiledseg.raster.names import is_vector
@@ -144,6 +146,10 @@ def plan_store(config: Config, from_flags: bool = True) -> tuple[StorePlan, Pair
         image_paths, label_paths = tuple(source.path for source in found), ()
     reading = _reading(config, any(map(is_vector, label_paths)), from_flags)
     check_used(reading.labels, label_paths)
+    if classes_given and not any(map(is_vector, label_paths)):
+        raise ConfigError("--classes is given, but no labels are polygons, and rasters keep their values; leave it out")
+    if data.warp and not label_paths:
+        raise ConfigError(f"{'--warp' if from_flags else 'data.warp'} is given, but no labels are; leave it out")
     images, labels = reading.inspect(image_paths, label_paths)
     grid, footprint = config.tiling.grid_shape(), _footprint(config, images[0].bands)
     assert grid is not None, "the command asks for a grid before it plans"
@@ -172,11 +178,11 @@ def _footprint(config: Config, bands: int) -> Footprint:
     return network_footprint(network.graph(), config.tiling.halo_width(), config.parallel.exact)
 
 
-def _work(config: Config, output: str, inputs: Sequence[str], mesh: Mesh) -> None:
+def _work(config: Config, output: str, inputs: Sequence[str], classes_given: bool, mesh: Mesh) -> None:
     from tiledseg.raster.tile_store.writer import begin_store, store_output
 
     def begin() -> tuple[StorePlan, PairReading, StoreState]:
-        plan, reading = plan_store(config, not inputs)
+        plan, reading = plan_store(config, not inputs, classes_given)
         check_outputs([store_output(output, plan)], [*plan.files, *inputs])
         return plan, reading, begin_store(output, plan)
 

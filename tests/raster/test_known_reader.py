@@ -57,6 +57,23 @@ def test_a_file_that_has_become_another_is_refused_before_a_pixel_of_it_counts(t
         reader.read(Box.of_shape((2, 2)))
 
 
+def test_another_image_of_the_same_shape_is_refused_by_its_size(tmp_path: Path) -> None:
+    """As a rank reads whose node has a folder of its own under the same name."""
+    path = tmp_path / "a.tif"
+    write(path, 10, 12)
+    with open_raster(str(path)) as plain:
+        info = plain.info
+    pixels_CHW = np.zeros((2, 10, 12), np.uint8)
+    with rasterio.open(path, "w", "GTiff", 12, 10, 2, dtype="uint8", nodata=7, compress="deflate") as file:
+        file.write(pixels_CHW)
+    sizes = f"was a file of {info.size} bytes when the run began and is a file of {path.stat().st_size} bytes"
+    with (
+        KnownReader(info, lambda: open_raster(str(path))) as reader,
+        pytest.raises(ReadError, match=sizes),
+    ):
+        reader.read(Box.of_shape((2, 2)))
+
+
 def test_a_reader_that_was_never_read_is_closed_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     write(path, 10, 12)

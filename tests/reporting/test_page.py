@@ -141,6 +141,8 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: p
     for taken in ("metrics.jsonl", "validation/step-000010.json"):
         assert main(["--run", str(made), "--output", str(made / taken)]) == 2
         assert "choose another output" in capfd.readouterr().err
+    assert main(["--run", str(made), "--output", str(tmp_path / "scene.tif")]) == 2
+    assert "scene.tif'; give a file name that ends in .html or .htm" in capfd.readouterr().err
     assert tree(made) == before
     assert main(["--run", str(made), "--output", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_bytes() == (made / PAGE).read_bytes()
@@ -210,3 +212,5 @@ def test_long_lines_are_averaged_and_one_point_is_shown() -> None:
     assert single is not None
     assert single.lines[0].marks
     assert draw_chart("t", "u", [Line("a", [], "red")]) is None
+    rounded = draw_chart("t", "u", [Line("a", [(1, 0.9982759115097468), (2, 0.9982759115097473)], "red")])
+    assert rounded is not None, "of a network that has died: one loss but for rounding"

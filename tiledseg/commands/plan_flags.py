@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from tiledseg.architecture.network import Network
@@ -15,7 +14,7 @@ from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.checks import MOST, Range
 from tiledseg.config.memory import RECOMPUTE as NODES
 from tiledseg.config.run import ModelConfig
-from tiledseg.errors import ConfigError, OutputError
+from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.planning.answer.table import table
@@ -26,7 +25,7 @@ from tiledseg.planning.jobs.site import Site, find_site
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.system.console import answer
-from tiledseg.system.outputs import check_outputs, whole
+from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
 from tiledseg.units.byte_sizes import parse_bytes
 
@@ -113,6 +112,8 @@ def _scaling(flags: Namespace) -> None:
     plotter = None if flags.plot is None else _plotter("scaling_plot")
     if flags.plot is not None:
         _check_plot(flags.plot)
+    if flags.csv is not None:
+        check_ending("--csv", flags.csv, ".csv")
     outputs = {"--csv": flags.csv, "--plot": flags.plot}
     check_outputs([whole(flag, path) for flag, path in outputs.items() if path is not None])
     question = replace(_question(flags), gpus=numbers[-1])
@@ -142,8 +143,7 @@ def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
 
 
 def _check_plot(path: str) -> None:
-    if Path(path).suffix.lower() != ".png":
-        raise OutputError(f"--plot is '{path}'; give a file name that ends in .png")
+    check_ending("--plot", path, ".png")
     check_outputs([whole("--plot", path)])
 
 

@@ -30,8 +30,7 @@ def compare(
     Raises RasterError where the grids differ, LabelError for a value outside the classes.
     """
     check_grids_match(prediction.info, labels.info)
-    truth_map = label_map or LabelMap.from_config(max(ignore_index, 2), ignore_index)
-    truth_map = truth_map.resolve(labels.info)
+    truth_map = (label_map or class_numbers(ignore_index)).resolve(labels.info)
     class_map = LabelMap.from_config(truth_map.count, ignore_index).resolve(prediction.info)
 
     def count(box: Box) -> NDArray[np.int64]:
@@ -47,6 +46,11 @@ def compare(
     used = np.flatnonzero(matrix.any(axis=0) | matrix.any(axis=1))
     classes = max(int(used[-1]) + 1, 2) if used.size else 2
     return matrix[:classes, :classes]
+
+
+def class_numbers(ignore_index: int) -> LabelMap:
+    """Of labels that hold class numbers below `ignore_index`. Raises ConfigError."""
+    return LabelMap.from_config(max(ignore_index, 2) if ignore_index <= 255 else 2, ignore_index)
 
 
 def open_labels(reading: LabelReading, path: str, prediction: RasterInfo) -> RasterReader:

@@ -38,6 +38,11 @@ class Trained:
         return self.checkpoint.saved.network.bands
 
     @property
+    def band_numbers(self) -> list[int]:
+        """The bands of an image's file that it takes, from 1, in its order."""
+        return self.checkpoint.saved.config.data.bands or list(range(1, self.bands + 1))
+
+    @property
     def classes(self) -> int:
         """Classes that the network tells apart."""
         return self.checkpoint.saved.network.classes

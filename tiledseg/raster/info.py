@@ -28,7 +28,7 @@ class RasterInfo:
     name. `holds_classes`: its values are class numbers already, whatever the classes' raw values, and `drawn` says by
     what they were made of polygons, beside the file. `tiling` is the one that a tile store was cut by. `notes` are one-
     line warnings for the user; `references` is one on the files that this one names, empty where it holds all of its
-    pixels.
+    pixels. `size`: bytes of the file at `path`, 0 where it is no local one.
     """
 
     path: str
@@ -53,6 +53,7 @@ class RasterInfo:
     class_names: tuple[tuple[int, str], ...] = ()
     holds_classes: bool = False
     drawn: str = ""
+    size: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:

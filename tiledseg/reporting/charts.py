@@ -102,8 +102,9 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """The least and the largest, or a range about both where they are one but for rounding, which has no ticks."""
     low, high = min(values), max(values)
-    if low == high:
+    if high - low <= 1e-9 * abs(low):
         pad = abs(low) * 0.1 or 1.0
         return low - pad, high + pad
     return low, high

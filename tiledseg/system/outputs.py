@@ -54,6 +54,12 @@ def whole(key: str, path: str | Path, size: int = 0, sidecars: Sequence[str] = (
     return Output(key, path, (temporary(target), *(target.with_name(target.name + end) for end in sidecars)), size)
 
 
+def check_ending(key: str, path: str, *endings: str) -> None:
+    """Raise OutputError for a name that is not of what is written there: a raster's, typed in its place, say."""
+    if Path(path).suffix.lower() not in endings:
+        raise OutputError(f"{key} is '{path}'; give a file name that ends in {' or '.join(endings)}")
+
+
 def files_below(folder: str | Path) -> list[Path]:
     return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 

@@ -40,6 +40,7 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
         "standardization_std": [1.0] * trained.bands,
         "seg_thresh": 0.0,
         "seg_small_segment": 0,
+        "tiledseg_bands": trained.band_numbers,
         "tiledseg_halo": advice.halo,
         "tiledseg_alignment": advice.alignment,
     }
@@ -81,7 +82,7 @@ def stac_item(
         "mlm:input": [
             {
                 "name": "pixels",
-                "bands": [f"band {k + 1}" for k in range(trained.bands)],
+                "bands": [f"band {number}" for number in trained.band_numbers],
                 "input": {"shape": [-1, trained.bands, side, side], **shape},
                 "resize_type": None,
                 "pre_processing_function": None,

@@ -59,7 +59,8 @@ class LabelReading:
                 from tiledseg.raster.labels.warped_reader import WarpedReader
 
                 return WarpedReader(reader, image)
-            raise RasterError(f"{error}, or have labels brought to the image's with {self._key('warp')} true") from None
+            key = self._key("warp") if self.key.startswith("--") else f"{self._key('warp')} true"
+            raise RasterError(f"{error}, or have labels brought to the image's with {key}") from None
         return reader
 
     def _key(self, name: str) -> str:

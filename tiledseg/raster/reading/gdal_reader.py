@@ -6,6 +6,7 @@ GDAL's own variables (AWS_ACCESS_KEY_ID, AWS_NO_SIGN_REQUEST, GDAL_HTTP_MAX_RETR
 from __future__ import annotations
 
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,7 @@ class GdalReader(RasterReader):
             ground=ground_of(self._path, dataset),
             references=references_of(self._path, dataset),
             class_names=_class_names(dataset) if len(selected) == 1 else (),
+            size=os.path.getsize(self._path) if os.path.isfile(self._path) else 0,
         )
 
     def _read_inside(self, box: Box) -> tuple[NDArray, NDArray[np.bool_]]:

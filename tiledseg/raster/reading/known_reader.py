@@ -56,7 +56,14 @@ class KnownReader(RasterReader):
 
 
 def _check_unchanged(known: RasterInfo, source: RasterReader) -> None:
-    then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in (known, source.info))
+    """Another image of the same shape has another size in bytes, but for one that is not compressed."""
+    both = known, source.info
+    then, now = (f"{i.height} x {i.width} px, {i.bands} bands of {i.dtype}" for i in both)
+    if then == now:
+        then, now = (f"a file of {i.size} bytes" for i in both)
     if then != now:
         source.close()
-        raise ReadError(f"{known.path} was {then} when the run began and is {now}; start the run again")
+        raise ReadError(
+            f"{known.path} was {then} when the run began and is {now}; see that all ranks have the same files, and "
+            "start the run again"
+        )
