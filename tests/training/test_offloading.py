@@ -35,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     assert list(folder.iterdir()) == []
     gc.collect()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(thread.name.startswith(("store-", "memory-")) for thread in threading.enumerate()):
         assert time.monotonic() < until, threading.enumerate()
         time.sleep(0.05)
