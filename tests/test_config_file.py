@@ -209,8 +209,8 @@ def test_help_shows_every_key_and_ends_well(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_files_that_would_never_end(tmp_path: Path) -> None:
-    """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second. Within a minute all
-    are, where others load the machine."""
+    """A FIFO waits for a writer, a device has no end, aliases multiply: each is said within a second; where others
+    load the machine, all are within a minute."""
     os.mkfifo(tmp_path / "fifo")
     begun = time.monotonic()
     assert "it is a FIFO; give a YAML file" in error_of("--config", str(tmp_path / "fifo"))
