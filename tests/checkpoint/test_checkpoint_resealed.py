@@ -32,7 +32,7 @@ def broken(whole: Path, tmp_path: Path, change: Change) -> Path:
 
 
 @pytest.mark.parametrize(("name", "change", "words"), ALL, ids=[name for name, _, _ in ALL])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_one_line_says_what_is_wrong(whole: Path, tmp_path: Path, name: str, change: Change, words: str) -> None:
     """What somebody wrote there is not taken for damage, over which a run would go, and which it then removes."""
     folder = broken(whole, tmp_path, change)
@@ -68,7 +68,7 @@ def test_a_checkpoint_of_a_later_format_is_not_passed_over(whole: Path, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "link"])
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_an_odd_latest(whole: Path, tmp_path: Path, kind: str) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "checkpoints"))
     latest = folder / "latest"
