@@ -138,7 +138,7 @@ def _node_is_idle(host: str, environ: dict[str, str]) -> bool:
     return state.stdout.strip() == "idle"
 
 
-def _wait(condition, what: str, folder: Path, seconds: float = 30) -> None:
+def _wait(condition, what: str, folder: Path, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import time
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from tests.comm.launching import find_tool
 from tests.tls import Certificates
@@ -22,6 +23,8 @@ BUCKET = "imagery"
 KEY, SECRET = "the-key", "the-secret"
 PROXY = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 _SECONDS_TO_START = 60
+_TRIES = 3
+"""With other ports: another program may take one between the choice and the server's start."""
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
 
 
@@ -44,21 +47,40 @@ def serving(folder: Path, certificates: Certificates | None = None) -> Iterator[
     speaks TLS at a second one."""
     identity = {"name": "tester", "credentials": [{"accessKey": KEY, "secretKey": SECRET}], "actions": ["Admin"]}
     (folder / "identities.json").write_text(json.dumps({"identities": [identity]}))
-    (folder / "data").mkdir()
-    *ports, secure = _free_ports(2 * len(_PORTS) + 1)
     with (folder / "log").open("wb") as log:
+        process, addresses = _start(folder, certificates, log)
+        try:
+            yield addresses
+        finally:
+            _end(process)
+
+
+def _start(folder: Path, certificates: Certificates | None, log: IO[bytes]) -> tuple[subprocess.Popen, Addresses]:
+    """The server and its addresses, once it takes objects. Raises AssertionError, with what it said, where it never
+    does."""
+    for left in reversed(range(_TRIES)):
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        (folder / "data").mkdir()
+        *ports, secure = _free_ports(2 * len(_PORTS) + 1)
         command = _command(folder, ports)
         if certificates is not None:
             files = [f"-s3.cert.file={certificates.server}", f"-s3.key.file={certificates.key}"]
             command += [f"-s3.port.https={secure}", *files]
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        address = f"127.0.0.1:{ports[2 * _PORTS.index('s3.port')]}"
         try:
-            address = f"127.0.0.1:{ports[2 * _PORTS.index('s3.port')]}"
             _make_bucket(f"http://{address}", process, folder / "log")
-            yield Addresses(address, f"127.0.0.1:{secure}")
-        finally:
-            process.kill()
-            process.wait(timeout=30)
+            return process, Addresses(address, f"127.0.0.1:{secure}")
+        except BaseException as error:
+            _end(process)
+            if not left or not isinstance(error, AssertionError):
+                raise
+    raise AssertionError("no try")
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait(timeout=30)
 
 
 def _command(folder: Path, ports: list[int]) -> list[str]:

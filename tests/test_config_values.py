@@ -110,7 +110,7 @@ def test_a_key_refuses_what_it_cannot_hold(
         assert tree(root) == before, kind
         tried += 1
     assert tried >= 6
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
 
 
 def test_every_number_has_a_range() -> None:

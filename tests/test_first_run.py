@@ -16,6 +16,7 @@ PAGE = (ROOT / "docs" / "first-run.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun")
 def test_the_commands_of_the_first_run_do_what_the_page_says(tmp_path: Path) -> None:
     environment = clean_environment()
@@ -28,7 +29,7 @@ def test_the_commands_of_the_first_run_do_what_the_page_says(tmp_path: Path) -> 
     work = tmp_path / "work"
     work.mkdir()
     done = subprocess.run(
-        ["bash", "-c", script], cwd=work, env=environment, capture_output=True, text=True, timeout=240, check=False
+        ["bash", "-c", script], cwd=work, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stderr
     assert len(BLOCKS) == 4

@@ -240,7 +240,7 @@ def test_lsf_script_trains_on_two_ranks_with_the_losses_of_one(tiny_run: Path) -
     np.testing.assert_allclose(losses(tiny_run / "job"), train_alone(tiny_run), rtol=1e-10, atol=0)
 
 
-EPOCHS = ["--train.epochs", "150", "--train.checkpoint_every", "1000"]
+EPOCHS = ["--train.epochs", "300", "--train.checkpoint_every", "1000"]
 
 
 def steps_done(run: Path) -> int:

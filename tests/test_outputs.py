@@ -97,6 +97,12 @@ def test_only_regular_files_with_a_folder_are_accepted(path: str, words: str) ->
     assert sorted(os.listdir()) == before
 
 
+def test_a_device_is_one_for_those_too_who_may_not_write_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(OutputError, match="it is a character device"):
+        check_outputs([whole("--output", "/dev/null")])
+
+
 @pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo])
 def test_a_temporary_name_that_is_no_file_is_refused(kind: Callable[[str], None]) -> None:
     kind(".m.tif.part")

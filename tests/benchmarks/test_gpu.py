@@ -22,10 +22,10 @@ from tests.conftest import NIGHTLY
 FOLDER = ROOT / "benchmarks/gpu"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_small_form_runs_whole(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", str(tmp_path)]
-    done = run_job(command, seconds=560, environ=clean_environment())
+    command = [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", str(tmp_path), "--seconds", "1100"]
+    done = run_job(command, seconds=1150, environ=clean_environment())
     lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     assert done.code == 0, [line for line in lines if line["state"] == "failed"]
     assert [line["name"] for line in lines if line["state"] == "failed"] == []

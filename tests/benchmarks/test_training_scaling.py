@@ -11,7 +11,7 @@ import pytest
 from benchmarks.training.scaling import main
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_small_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = tmp_path / "found.json"
     small = ["--side", "256", "--levels", "2", "--rounds", "1", "--epochs", "2", "--json", str(found)]

@@ -53,7 +53,7 @@ def test_a_copy_has_the_bits_of_its_moment(tmp_path: Path) -> None:
 
 def test_never_two_at_once_and_in_their_order() -> None:
     background, gate, done = Background("test"), threading.Event(), []
-    background.begin(lambda: (gate.wait(10), done.append(1)))
+    background.begin(lambda: (gate.wait(100), done.append(1)))
     assert background.is_busy(0.01)
     background.check()  # nothing has failed, and nobody is waited for
     assert done == []

@@ -19,6 +19,7 @@ which is stricter than NCCL. All tensors go through the queues, those too that s
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -193,7 +194,7 @@ def in_order(mesh: Mesh, order: Order, turns: bool = False, limit: float = 60.0)
     if mesh.size == 1:
         yield mesh
         return
-    parent = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+    parent = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
     folder = Path(communicator.broadcast_object(tempfile.mkdtemp(dir=parent) if mesh.is_root else None))
     everyone = list(range(mesh.size))
     device = Device(Board(folder, mesh.rank, mesh.size), order, limit)

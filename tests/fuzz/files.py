@@ -152,7 +152,7 @@ def _damage_run(run_folder: Path, step: Path, draw: random.Random) -> str:
         _edit_manifest(step, draw, sealed=False)
         return f"edited manifest of {step.name}"
     if kind == 1:
-        victim = draw.choice([*step.iterdir(), step.parent / "latest"])
+        victim = draw.choice([*sorted(step.iterdir()), step.parent / "latest"])
         victim.unlink()
         return f"without {victim.name}"
     if kind == 2:
@@ -162,7 +162,7 @@ def _damage_run(run_folder: Path, step: Path, draw: random.Random) -> str:
         return "another latest"
     if kind == 3:
         return damage_file(run_folder / "metrics.jsonl", draw) if draw.random() < 0.5 else _stray(step, draw)
-    return damage_file(draw.choice([path for path in step.iterdir() if path.is_file()]), draw)
+    return damage_file(draw.choice([path for path in sorted(step.iterdir()) if path.is_file()]), draw)
 
 
 def _stray(step: Path, draw: random.Random) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Box
@@ -30,6 +30,7 @@ def cuts(draw: st.DrawFn) -> tuple[dict[int, Box], dict[int, Box], tuple[int, in
     return dict(enumerate(first, 3)), dict(enumerate(second, 3)), (height, width)
 
 
+@settings(derandomize=True, max_examples=100, deadline=None)
 @given(cuts())
 def test_each_pixel_comes_to_its_owner_once(cut: tuple[dict[int, Box], dict[int, Box], tuple[int, int]]) -> None:
     made, owned, shape = cut

@@ -157,7 +157,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, held: threading.Event) -> None:
 
     def write(descriptor: int, parts: list[memoryview], offset: int) -> int:
         if len(parts[0]) > PAGE:
-            held.wait(10)
+            held.wait(100)
         return real(descriptor, parts, offset)
 
     real = os.pwritev

@@ -34,7 +34,8 @@ def _what_was_there_before_is_not_looked_at() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _everything_is_given_back(_what_was_there_before_is_not_looked_at: None) -> Iterator[None]:
-    """No descriptor and no thread is left, at most a moment after the last graph is gone."""
+    """No descriptor and no thread is left, at most a moment after the last graph is gone (a minute on a machine that
+    others load)."""
     gc.collect()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     yield
@@ -172,7 +173,7 @@ class HeldStore(FileStore):
         super().__init__(folder, limit)
 
     def _write_piece(self, offset, piece):  # type: ignore[no-untyped-def]
-        self.let_go.wait(10)
+        self.let_go.wait(100)
         super()._write_piece(offset, piece)
 
 

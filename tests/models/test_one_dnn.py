@@ -237,7 +237,7 @@ def test_bands_cover_all_rows_once() -> None:
 
 def test_pieces_run_on_all_threads_and_come_back_in_order() -> None:
     seen: set[int] = set()
-    both = threading.Barrier(2, timeout=20)
+    both = threading.Barrier(2, timeout=100)
 
     def piece(k: int) -> torch.Tensor:
         seen.add(threading.get_ident())

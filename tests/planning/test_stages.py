@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
+import pstats
+from cProfile import Profile
 
 import pytest
 
@@ -186,9 +187,11 @@ def test_an_automatic_balance_minds_slow_links(capsys: pytest.CaptureFixture[str
 
 
 def test_the_table_and_a_quick_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    started = time.process_time()
-    assert main(["--size", "10000", "--grid", "8", "--model", "large", "--stages", "6", "--gpu-memory", "192GiB"]) == 0
-    assert time.process_time() - started < 15, "2 to 4 s here; a machine that others load too took 2.6 times as long"
+    """Quick: its work is counted, not its seconds, which are other ones on a machine that others load too."""
+    flags = ["--size", "10000", "--grid", "8", "--model", "large", "--stages", "6", "--gpu-memory", "192GiB"]
+    profile = Profile()
+    assert profile.runcall(main, flags) == 0
+    assert pstats.Stats(profile).total_calls < 40e6, "14 million calls, in 2 to 4 s"
     text = capsys.readouterr().out
     titles = [line.split(":")[0] for line in text.splitlines() if line and line[0] != " " and ":" in line]
     assert titles == ["paper", "exact", "network", "memory", "modes", "stages", "cluster"]

@@ -64,7 +64,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
     return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_is_found(store: Path, name: str) -> None:
     edit(store, name)
@@ -99,7 +99,7 @@ def outcome(store: Path) -> list[Any] | str:
         return str(error)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(200)
 def test_flipped_bits_anywhere(store: Path, whole: Path) -> None:
     """Of the header, the HDF5 and the pixels: found, or without effect (the user block's margin)."""
     expected, data = everything(whole), bytearray(store.read_bytes())

@@ -333,7 +333,7 @@ class TestRefuses:
             check_outputs([store_output(str(tmp_path / "none" / "tiles.h5"), what)])
         with pytest.raises(OutputError, match="exists and is no tile store"):
             begin_store(rasters[0][0], what)
-        huge = replace(what, images=tuple(replace(info, bands=10**9) for info in what.images))
+        huge = replace(what, images=tuple(replace(info, bands=10**12) for info in what.images))
         with pytest.raises(OutputError, match=r"it needs .* GiB, .* GiB free; make room"):
             check_outputs([store_output(str(tmp_path / "tiles.h5"), huge)])
         with pytest.raises(OutputError, match="is the input"):

@@ -83,6 +83,7 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | Path] = ()) 
                     raise OutputError(
                         f"{output.key} {output.path} and {other.key} {other.path} would be one file; give two names"
                     )
+        _check_permission(output)
     _check_room(outputs)
 
 
@@ -104,7 +105,7 @@ def _subject(output: Output, name: Path) -> str:
 
 
 def _check_place(output: Output) -> None:
-    """The folder is there and may be written, and the path is that of a file."""
+    """The folder is there, and the path is that of a file."""
     typed = str(output.path)
     if not typed:
         raise OutputError(f"{output.key} is empty; give a file name")
@@ -115,8 +116,13 @@ def _check_place(output: Output) -> None:
         raise OutputError(f"cannot write {output.key} {typed}: {folder} is not a folder; make it first")
     if typed.endswith("/") or typed.rsplit("/", 1)[-1] in (".", ".."):
         raise OutputError(f"cannot write {output.key} {typed}: it names a folder; give a file name")
+
+
+def _check_permission(output: Output) -> None:
+    """After all that is wrong for everybody: who is root has every permission."""
+    folder = Path(output.path).parent
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"cannot write {output.key} {typed}: no permission in {folder}; choose another output")
+        raise OutputError(f"cannot write {output.key} {output.path}: no permission in {folder}; choose another output")
 
 
 def _check_name(output: Output, name: Path) -> None:

@@ -18,7 +18,7 @@ from tiledseg.comm.transports.work import DoneWork, Work
 from tiledseg.geometry.sharing.mesh_shape import MeshPosition, MeshShape
 
 Result = TypeVar("Result")
-SECONDS = 20.0
+SECONDS = 100.0
 
 
 class Meeting:
