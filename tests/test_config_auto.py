@@ -72,7 +72,10 @@ def test_the_record_of_a_run_says_the_same_again(tmp_path: Path) -> None:
         ("--parallel.auto [parallel.recompute] --memory.recompute none", "but memory.recompute is none; leave one"),
         ("--parallel auto --parallel.exact false", "parallel.exact is False beside parallel.auto: nothing but exact"),
         ("--parallel auto --tiling.grid 4 --train.tiles_per_step 4", "train.tiles_per_step is 4 beside parallel.auto"),
-        ("--parallel auto --train.augment_each tile", "train.augment_each is tile beside parallel.auto: the result"),
+        (
+            "--parallel auto --train.augment [turn] --train.augment_each tile",
+            "train.augment_each is tile beside parallel.auto: the result",
+        ),
         ("--parallel auto --memory.blocks 2", "memory.blocks is 2 beside parallel.auto: the search"),
         ("--parallel auto --config=", "config"),
         ("--parallel auto --parallel.fusion 2", "parallel.fusion is 2, but parallel.halo is read; leave fusion out"),

@@ -39,6 +39,7 @@ VALUES = (
     train("rate-nan", "--optimizer.lr nan", "optimizer.lr", "nan", "number"),
     train("rate-infinite", "--optimizer.lr inf", "optimizer.lr", "inf", "number"),
     train("momentum", "--optimizer.momentum 1.5", "optimizer.momentum", "1.5", "[0, 1)"),
+    train("decay-of-nothing", "--optimizer.decay_norms false", "decay_norms is false", "weight_decay is 0"),
     train("weight-decay", "--optimizer.weight_decay -1", "optimizer.weight_decay", "-1", "at least 0"),
     train("loss-word", "--train.loss lovasz", "train.loss", "lovasz", "cross_entropy, focal, dice, tversky"),
     train("loss-of-another", "--train.focal_gamma 1", "train.focal_gamma", "1", "no focal"),
@@ -85,8 +86,11 @@ VALUES = (
     train("augment-value", "--train.augment '[{translate: -3}]'", "train.augment", "translate with -3", "from 1"),
     train("augment-word", "--train.augment turn", "train.augment", "turn", "list"),
     train("augment-each", "--train.augment_each row", "train.augment_each", "row", "image, tile"),
+    train("augment-each-of-nothing", "--train.augment_each tile", "augment_each is tile", "train.augment is empty"),
     train(
-        "augment-each-shared", "--train.augment_each tile --parallel.halo layer", "augment_each", "parallel.halo read"
+        "augment-each-shared",
+        "--train.augment [turn] --train.augment_each tile --parallel.halo layer",
+        *("augment_each", "parallel.halo read"),
     ),
     train("seed", "--train.seed -1", "train.seed", "-1", "at least 0"),
     train("batch-of-none", "--train.tiles_per_step 0", "train.tiles_per_step", "0", "at least 1"),

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.errors import BudgetError
 from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory.disk import shelf
 from tiledseg.memory.disk.shelf import MemoryShelf
@@ -102,6 +103,14 @@ def test_too_little_memory_is_said() -> None:
     (note,) = plan_run(question(100 << 20, (2, 2))).warnings
     assert note.startswith("a training step in blocks needs up to ")
     assert "memory.store" in note
+
+
+def test_blocks_that_were_asked_for_keep_to_the_budget() -> None:
+    asked = replace(question(100 << 20, (2, 2)), budgeted=True)
+    needed = plan_run(replace(asked, memory=1 << 40)).memory
+    assert plan_run(replace(asked, memory=needed)).memory == needed
+    with pytest.raises(BudgetError, match=rf"memory.budget is {needed - 1} bytes.* 2 x 2 blocks a tile needs {needed}"):
+        plan_run(replace(asked, memory=needed - 1))
 
 
 def test_without_blocks_a_plan_is_as_before() -> None:

@@ -97,8 +97,8 @@ def test_statistics_are_those_of_the_area(root: Path) -> None:
 SPLIT = {"split": [2, 3], "split_share": 0.34, "split_seed": 1}
 
 
-def prepared(root: Path, data: dict[str, Any]) -> Preparation:
-    config(root, "asked", data)
+def prepared(root: Path, data: dict[str, Any], **changes: dict[str, Any]) -> Preparation:
+    config(root, "asked", data, **changes)
     return prepare(parse_config(["--config", str(root / "asked.yaml")], "", ""), 1 << 30, 1)
 
 
@@ -177,7 +177,11 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         ({"area": str(root / "far.gpkg")}, {}, "leaves no pixel of"),
         ({"area": str(root / "labels.tif")}, {}, "labels.tif"),
         ({"area": str(root / "none.gpkg")}, {}, "none.gpkg"),
-        (SPLIT, {"model": {"norm": "instance"}, "parallel": {"halo": "layer"}}, "no pixel|statistics over an image"),
+        (
+            SPLIT,
+            {"model": {"norm": "instance"}, "parallel": {"halo": "layer"}},
+            "but model.norm is instance: its statistics",
+        ),
         ({**SPLIT, "split_gap": 90}, {}, "leaves no pixel of"),
         ({"split": [4]}, {}, "data.split is [4]"),
         ({"split_seed": 3}, {}, "data.split is null"),
@@ -197,6 +201,8 @@ def test_refusals_and_notes(root: Path, capfd: pytest.CaptureFixture[str]) -> No
         assert error.count("\n") == 1
     assert not (root / "refused").exists()
     assert any("below" in note for note in prepared(root, {**SPLIT, "split_gap": 1}).warnings)
+    seen = prepared(root, SPLIT, model={"norm": "instance"}, parallel={"halo": "layer", "exact": False}).warnings
+    assert any("data.split: model.norm is instance, and sees all blocks" in note for note in seen)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ BESIDE: dict[str, tuple[str, Any]] = {
     "optimizer.step_size": ("optimizer.policy", "step"),
     "optimizer.gamma": ("optimizer.policy", "step"),
     "optimizer.power": ("optimizer.policy", "polynomial"),
+    "train.augment_each": ("train.augment", [{"noise": 0.1}]),
 }
 """What a key needs, without which it would be ignored."""
 ELSEWHERE = {"data.images", "data.labels", "data.val_images", "data.val_labels", "model.name"}

@@ -160,6 +160,11 @@ class OptimizerConfig:
                     f"optimizer.{key} is {value}, but optimizer.{other} is {getattr(self, other)}; leave it out, or "
                     f"give optimizer.{other} {word}"
                 )
+        if not self.decay_norms and self.weight_decay == 0:
+            raise ConfigError(
+                "optimizer.decay_norms is false, but optimizer.weight_decay is 0, so nothing decays; leave it out, or "
+                "give optimizer.weight_decay"
+            )
 
 
 @dataclass

@@ -109,6 +109,11 @@ class TrainConfig:
         one_of("train.sampling", self.sampling, ("tiles", "windows"))
         one_of("train.window_halo", self.window_halo, ("exact", "none"))
         self._check_windows()
+        if self.augment_each != "image" and not self.augment:
+            raise ConfigError(
+                f"train.augment_each is {self.augment_each}, but train.augment is empty: nothing is drawn; leave it "
+                "out, or give train.augment"
+            )
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
         check_best(self.best, self.early_stop, self.epochs, self.validate_every)
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})

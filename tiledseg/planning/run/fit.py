@@ -62,6 +62,8 @@ class Fitting:
         for what cannot be, BudgetError where a budget that is asked for fits nothing."""
         blocks = self._blocks()
         if blocks is not None:
+            if self.question.budgeted:
+                blocks.check_budget(self.question.memory)
             return Fit(1, blocks.memory, blocks)
         tiles = 1 if self.spread.together else self._tiles_asked()
         at_once = self.batch if self.spread.together else tiles

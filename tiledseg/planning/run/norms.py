@@ -52,7 +52,7 @@ def norm_fault(
         still = ", model.freeze_norm" if any(node.layer.tracks for node in nodes) else ""
         others = ", norm none or pixel" if trains and keyed else ""
         return (
-            f"{_said(nodes[0], keyed)}: its statistics would be those of a tile, not of the whole image; use "
+            f"{said(nodes[0], keyed)}: its statistics would be those of a tile, not of the whole image; use "
             f"parallel.halo layer{still}{others}, or tiling.grid 1"
         )
     several = of_steps(graph)
@@ -61,7 +61,7 @@ def norm_fault(
         others = ", or norm none, pixel, instance or group" if keyed else ""
         blocks = " or memory.blocks," if mode == "read" and tiles == 1 else ""
         return (
-            f"{_said(several[0], keyed)}: {at_once} images at once would each take, and move, statistics by "
+            f"{said(several[0], keyed)}: {at_once} images at once would each take, and move, statistics by "
             f"themselves; use one image a step, parallel.halo layer{blocks} without stages{still}{others}"
         )
     return None
@@ -81,12 +81,13 @@ def check_statistics(
             if node.name in wanting and shape[1] * shape[2] == 1:
                 what = "an image" if whole else "a tile"
                 raise ConfigError(
-                    f"{_said(node, keyed)}: it takes statistics over pixels, but {what} of {height} x {width} px, "
+                    f"{said(node, keyed)}: it takes statistics over pixels, but {what} of {height} x {width} px, "
                     f"halo included, leaves 1 pixel at {node.name}; use larger ones{remedy}"
                 )
 
 
-def _said(node: Node, keyed: bool) -> str:
+def said(node: Node, keyed: bool) -> str:
+    """A node that takes statistics, for the user: by the key that names its kind, or by its author's name."""
     return node.layer.in_words(None if keyed else node.name)
 
 

@@ -200,7 +200,8 @@ def _split(
     if data.split is None:
         return None, ()
     asked = SplitAsked(data.split, data.split_share, data.split_gap, data.split_seed)
-    return split_of(asked, graph, halo, augmentation(config.train.augment).reach, config.parallel.exact, infos)
+    reach, keyed = augmentation(config.train.augment).reach, config.model.build is None
+    return split_of(asked, graph, halo, reach, config.parallel.exact, infos, keyed)
 
 
 def _kept(train: TrainConfig, plan: RunPlan, rasters: RasterSet) -> tuple[tuple[int, ...], ...] | None:

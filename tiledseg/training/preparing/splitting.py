@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
-from tiledseg.planning.run.norms import measuring
+from tiledseg.planning.run.norms import measuring, said
 from tiledseg.raster.ground_size import along
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.samples.spatial_split import Cut, SpatialSplit
@@ -26,18 +26,29 @@ class SplitAsked(NamedTuple):
 
 
 def split_of(
-    asked: SplitAsked, graph: Graph, halo: int, reach: float, exact: bool, infos: Sequence[RasterInfo]
+    asked: SplitAsked,
+    graph: Graph,
+    halo: int,
+    reach: float,
+    exact: bool,
+    infos: Sequence[RasterInfo],
+    keyed: bool = True,
 ) -> tuple[SpatialSplit, tuple[str, ...]]:
     """The split of the images into blocks, and what is to be said of it. `halo`: the network's, in pixels; `reach`: how
-    many of the raster an augmentation may make of one. Raises ConfigError where a layer sees whole images, which no gap
-    keeps apart, unless not `exact`."""
+    many of the raster an augmentation may make of one; `keyed`: as of `norm_fault`.
+
+    Raises ConfigError where a layer sees whole images, which no gap keeps apart, unless not `exact`.
+    """
     seeing = measuring(graph)
     if seeing and exact:
         raise ConfigError(
-            f"data.split is {asked.blocks}, but {seeing[0].layer.in_words}: its statistics over an image hold pixels "
-            "that are validated on; use model.norm none or pixel, data.val_images, or accept it: parallel.exact false"
+            f"data.split is {asked.blocks}, but {said(seeing[0], keyed)}: its statistics over an image hold pixels "
+            f"that are validated on; use {'model.norm none or pixel, ' if keyed else ''}data.val_images, or accept it: "
+            "parallel.exact false"
         )
-    notes: tuple[str, ...] = (f"data.split: {seeing[0].layer.in_words} sees all blocks of an image",) if seeing else ()
+    notes: tuple[str, ...] = ()
+    if seeing:
+        notes += (f"data.split: {said(seeing[0], keyed)}, and sees all blocks of an image",)
     auto = math.ceil(halo * reach) + (reach != 1)  # in pixels of the raster, where it is shown smaller or rotated
     cuts = tuple(Cut(info.shape, _blocks(asked.blocks, info), _gap(asked.gap, auto, info)) for info in infos)
     if min(min(cut.gap) for cut in cuts) < auto:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tiledseg.errors import ConfigError
+from tiledseg.errors import BudgetError, ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.sharing.blocks import layer_blocks
 from tiledseg.geometry.sharing.decomposition import Partition
@@ -68,8 +68,20 @@ class BlockPlan:
         what = "a training step" if self.trains else "a map"
         return (
             f"{what} in blocks needs up to {self.memory / GIB:.1f} GiB, but {memory / GIB:.1f} GiB are to be "
-            f"had; use {'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
+            f"had; use {self._remedy}"
         )
+
+    def check_budget(self, budget: int) -> None:
+        """Raise BudgetError where a step needs more than the bytes that the user has said it may."""
+        if self.memory > budget:
+            raise BudgetError(
+                f"memory.budget is {budget} bytes, but a training step in at most {self.shape[0]} x {self.shape[1]} "
+                f"blocks a tile needs {self.memory}; use {self._remedy}, or a larger budget"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        return f"{'more' if self.in_file else 'memory.store, a folder on a local disk, or more'} memory.blocks"
 
 
 def choose_blocks(
