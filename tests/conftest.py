@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tiledseg.comm.launch import detect
@@ -61,6 +63,15 @@ def _on_this_many(item: pytest.Item) -> bool:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if RANK > 0 and report.failed:
         sys.stderr.write(f"rank {RANK}: {report.nodeid} failed in {report.when}\n{report.longreprtext}\n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Each test draws the same, whichever files ran before it: two processes share a serial run as they have time."""
+    random.seed(1)
+    np.random.seed(1)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(1)
 
 
 @pytest.fixture(autouse=True)

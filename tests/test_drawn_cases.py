@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+FIRST = (0.13436424411240122, 0.417022004702574, 0.7576315999031067)
 TESTS = Path(__file__).parent
 DRAWING = sorted(path for path in TESTS.rglob("*.py") if "\nfrom hypothesis import" in path.read_text())
 
@@ -26,3 +30,9 @@ def test_cases_are_drawn_without_chance_and_clock(path: Path) -> None:
         if isinstance(node, ast.Call) and _name(node) == "settings":
             given = {word.arg: ast.unparse(word.value) for word in node.keywords}
             assert (given.get("derandomize"), given.get("deadline")) == ("True", "None"), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("_again", [1, 2])
+def test_draws_do_not_depend_on_the_tests_before(_again: int) -> None:
+    """Of Python, NumPy and torch, as `conftest.py` sets them."""
+    assert (random.random(), float(np.random.random()), float(torch.rand(()))) == FIRST
