@@ -53,17 +53,13 @@ def test_all_ranks_hold_the_file_that_one_has_opened_once(
     average: dict[str, torch.Tensor] = {}
 
     def load() -> None:
-        mesh.communicator.barrier()
         load_network(saved, network, mesh=mesh)
         load_optimizer(saved, optimizer, mesh)
         average.update(load_average(saved, mesh))
         average.update({f"built {k}": v for k, v in checkpoint_mapper(saved).build(mesh).state_dict().items()})
-        mesh.communicator.barrier()
 
-    mesh.communicator.barrier()  # nobody reads the files of the test before any more
     counted = opens(saved.path, load)
-    mesh.communicator.barrier()
-    assert counted == {MODEL: 1, OPTIMIZER: 1, AVERAGE: 2}
+    assert counted == ({MODEL: 1, OPTIMIZER: 1, AVERAGE: 2} if mesh.is_root else {})
     weights, state, averages = (load_file(saved.path / name) for name in FILES)
     held = {f"{k}.{n}": v for k, p in enumerate(network.parameters()) for n, v in optimizer.state[p].items()}
     assert held.keys() == state.keys()
