@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.comm.launching import free_ports
+
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo", "scontrol", "scancel", "squeue")
 _PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 
@@ -81,7 +83,7 @@ def one_node_slurm(folder: Path, cpus: int) -> Iterator[dict[str, str]]:
         (folder / name).mkdir()
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    ports = dict(zip(("controller_port", "node_port"), _free_ports(2), strict=True))
+    ports = dict(zip(("controller_port", "node_port"), free_ports(2), strict=True))
     configuration = folder / "slurm.conf"
     configuration.write_text(_CONFIGURATION.format(host=host, folder=folder, cpus=cpus, **ports))
     environ = {"SLURM_CONF": str(configuration), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
@@ -145,11 +147,3 @@ def _wait(condition, what: str, folder: Path, seconds: float = 120) -> None:
             logs = [line for log in folder.glob("*.out") for line in log.read_text().splitlines()[-3:]]
             raise SlurmUnavailableError(f"no {what} within {seconds:.0f} s: {' | '.join(logs)}")
         time.sleep(0.2)
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from tests.comm.launching import find_tool
+from tests.comm.launching import find_tool, free_ports
 from tests.tls import Certificates
 
 WEED = find_tool("weed")
@@ -61,7 +60,7 @@ def _start(folder: Path, certificates: Certificates | None, log: IO[bytes]) -> t
     for left in reversed(range(_TRIES)):
         shutil.rmtree(folder / "data", ignore_errors=True)
         (folder / "data").mkdir()
-        *ports, secure = _free_ports(2 * len(_PORTS) + 1)
+        *ports, secure = free_ports(2 * len(_PORTS) + 1)
         command = _command(folder, ports)
         if certificates is not None:
             files = [f"-s3.cert.file={certificates.server}", f"-s3.key.file={certificates.key}"]
@@ -91,14 +90,6 @@ def _command(folder: Path, ports: list[int]) -> list[str]:
     options += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
     config = [f"-dir={folder / 'data'}", "-filer", "-s3", f"-s3.config={folder / 'identities.json'}"]
     return [str(WEED), "server", *config, *options, *named]
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _make_bucket(url: str, process: subprocess.Popen, log: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,15 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     kept["PYTHONPATH"] = str(ROOT)
     kept["OMPI_ALLOW_RUN_AS_ROOT"] = kept["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return {**kept, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody has now, all different, as Linux hands them out."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def free_port() -> str:
