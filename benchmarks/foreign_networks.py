@@ -1,35 +1,84 @@
 """Networks that nobody here wrote, from public packages, each traced: exact, and where; or refused, and why.
 
-    python -m benchmarks.foreign_networks
+    python -m benchmarks.foreign_networks [many]
 
-writes the table of docs/own-network.md. `tests/tracing/test_foreign.py` holds each to the law. Packages that are not
-installed are left out: `pip install --no-deps -r benchmarks/foreign-packages.txt`, none of which needs more than numpy
-and torch for these networks.
+writes the table of docs/own-network.md; `many`: of segmentation-models-pytorch, timm and more of MONAI, which
+takes an hour. `tests/tracing/test_foreign.py` holds each to the law, the many where
+`FOREIGN_NETWORKS=many`. Packages that are not installed are left out: `pip install --no-deps -r
+benchmarks/foreign-packages.txt`, none of which needs more than numpy and torch for these networks. Where others cannot
+be imported (timm imports torchvision for its transforms), a stand-in is there meanwhile, of which nothing is used.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
+import importlib.abc
+import importlib.machinery
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.halo import minimum_halo, network_footprint
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.tracing.trace import trace
 
+STAND_INS = ("torchvision", "huggingface_hub", "tqdm")
+
+
+class _Anything(type):
+    """The class of stand-ins of classes, which have any attribute."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return _anything(name)
+
+
+def _anything(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Anything(name, (), {"__new__": lambda cls, *_, **__: object.__new__(cls), "__init_subclass__": _ignored})
+
+
+def _ignored(cls: type, **_: Any) -> None:
+    """Take what a subclass is declared with."""
+
+
+class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The finder of modules that stand in for absent packages."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        known = name.partition(".")[0] in STAND_INS
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__getattr__ = _anything  # type: ignore[method-assign]
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Absent packages can be imported within, and are absent again afterwards."""
+    finder = _StandIns()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__loader__", None) is finder]:
+            del sys.modules[name]
+
 
 @dataclass(frozen=True)
 class Foreign:
     """A network of a package: `build` makes it of the module `where`. `refused`: a word of why it is, where it is.
-    `large`: it takes more than a few seconds over ranks."""
+    `maps`: it is in training, not in evaluation. `large`: it takes more than a few seconds over ranks."""
 
     package: str
     where: str
@@ -38,18 +87,19 @@ class Foreign:
     refused: str | None = None
     outputs: tuple[int, ...] | None = None
     large: bool = False
+    maps: bool = False
 
     def module(self) -> nn.Module:
         """It, with seeded weights, float64. Raises ImportError where the package is absent."""
         torch.manual_seed(0)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), stand_ins():
             warnings.simplefilter("ignore")
             found: nn.Module = self.build(importlib.import_module(self.where)).double()
         for each in found.modules():  # statistics as after some training
             if isinstance(each, nn.BatchNorm2d) and each.running_mean is not None and each.running_var is not None:
                 each.running_mean.normal_(0, 0.1)
                 each.running_var.uniform_(0.5, 1.5)
-        return found
+        return found.train(not self.maps)
 
     def network(self) -> GraphNetwork:
         return trace(self.module(), self.bands, self.outputs)
@@ -115,6 +165,7 @@ def _efficient(package: Any) -> nn.Module:
         *(0.25, 1.0, None, 0.0, 2, 0.99, 1e-3, 0.0, 8, 4, True),
     )
     made = kind(utilities.BlockDecoder.decode(parts), options)
+    made.set_swish(memory_efficient=False)  # the other has a backward pass of its own
     return Features(made, made._conv_head.out_channels)
 
 
@@ -194,12 +245,94 @@ NETWORKS: dict[str, Foreign] = {
 }
 
 
+SMP = "segmentation_models_pytorch"
+DECODERS = ["Unet", "UnetPlusPlus", "MAnet", "Linknet", "FPN", "PSPNet", "PAN", "DeepLabV3", "DeepLabV3Plus"]
+DECODERS += ["UPerNet", "Segformer", "DPT"]
+ENCODERS = ["tu-resnet18", "tu-mobilenetv2_050", "efficientnet-b0", "tu-densenet121", "tu-regnetx_002", "tu-gernet_s"]
+ENCODERS += ["tu-convnext_atto", "mit_b0"]
+OF_FEW_MEANS = ("PSPNet", "PAN", "DeepLabV3", "DeepLabV3Plus", "UPerNet")  # batch norms that torch trains on batches
+UNBUILT = {("DPT", "efficientnet-b0"), ("DPT", "mit_b0"), ("DeepLabV3", "mit_b0"), ("PAN", "mit_b0")}
+UNBUILT |= {("UnetPlusPlus", "mit_b0")}
+UNBUILT |= {(decoder, "tu-densenet121") for decoder in ("PAN", "DeepLabV3", "DeepLabV3Plus")}
+
+
+def smp(decoder: str, encoder: str) -> Foreign:
+    """A decoder on an encoder. Its own encoders ResNet, MobileNet and DenseNet are torchvision's: timm's stand here."""
+    refused = "multiplies tensors that both depend on the input" if encoder == "mit_b0" or decoder == "MAnet" else None
+    maps = decoder in OF_FEW_MEANS or encoder == "efficientnet-b0"  # which drops whole layers in training
+    return Foreign(
+        SMP, SMP, lambda m: getattr(m, decoder)(encoder, encoder_weights=None, classes=2), refused=refused, maps=maps
+    )
+
+
+class Levels(nn.Module):
+    """A backbone of features, and the sum of a head on each level, brought to the size of the image."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.heads = nn.ModuleList(nn.Conv2d(channels, 2, 1) for channels in backbone.feature_info.channels())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x[:, :1] * 0
+        for head, y in zip(self.heads, self.backbone(x), strict=True):
+            y = y if y.shape[1] == head.in_channels else y.permute(0, 3, 1, 2)
+            total = total + nn.functional.interpolate(head(y), x.shape[2:])
+        return total
+
+
+def timm(name: str, **more: Any) -> Foreign:
+    """The features of that backbone of timm's."""
+    return Foreign("timm", "timm", lambda m: Levels(m.create_model(name, features_only=True)), **more)
+
+
+# Smallest of a family each. `EXACT` are in training too, `MAPS` drop whole layers there or norm few means of an image.
+_EXACT = """mobileone_s1 convnext_zepto_rms cs3darknet_focus_s cspnext_tiny densenet121 dla46x_c dpn48b mnasnet_small
+fasternet_t0 fastvit_t8 ghostnet_050 hardcorenas_b hrnet_w18_small inception_next_atto lcnetv2_small mambaout_femto
+mobilenetv3_small_050 nf_regnet_b0 poolformerv2_s12 rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50
+resnet10t resnetv2_18 selecsls42 starnet_s050 xception41p"""
+EXACT = _EXACT.split()
+MAPS = ["focalnet_tiny_srf", "resnest14d", "rexnet_100", "skresnet18"]
+FIXED = ["efficientformer_l1", "efficientformerv2_s0", "gcvit_xxtiny", "swin_tiny_patch4_window7_224", "visformer_tiny"]
+REFUSED = {
+    **dict.fromkeys(FIXED, "a size is fixed in it"),
+    **dict.fromkeys(("hgnetv2_b0", "legacy_seresnet18", "ese_vovnet19b_slim_dw"), "pools with ceil_mode"),
+    **dict.fromkeys(("edgenext_xx_small",), "numbers that depend on the size of the image"),
+    **dict.fromkeys(("iformer_t", "lowformer_b0", "pvt_v2_b0"), "lets every pixel see every other"),
+    **dict.fromkeys(("efficientvit_b0", "shvit_s1"), "multiplies tensors that both depend on the input"),
+    "tresnet_m": "takes pixels apart",
+}
+MANY: dict[str, Foreign] = {f"smp {d}, {e}": smp(d, e) for d in DECODERS for e in ENCODERS if (d, e) not in UNBUILT} | {
+    f"timm {name}": timm(name) for name in EXACT
+}
+MANY |= {f"timm {name}": timm(name, maps=True) for name in MAPS}
+MANY |= {f"timm {name}": timm(name, refused=why) for name, why in REFUSED.items()}
+MANY |= {
+    "MONAI AutoEncoder": Foreign("monai", MONAI, monai("AutoEncoder", 2, 3, 2, (4, 8, 8), (2, 2, 1))),
+    "MONAI MedNeXt": Foreign("monai", MONAI, monai("MedNeXt", 2, 8, 3, 2, (1, 1, 1, 1), blocks_up=(1, 1, 1, 1))),
+    "MONAI SegResNetVAE": Foreign(
+        "monai", MONAI, monai("SegResNetVAE", (64, 96), spatial_dims=2, in_channels=3, out_channels=2), maps=True
+    ),
+    "MONAI Quicknat": Foreign("monai", MONAI, monai("Quicknat", 2, 3, 8)),
+    "MONAI UNETR": Foreign(
+        "monai",
+        MONAI,
+        monai("UNETR", 3, 2, (96, 96), 8, 24, 48, 4, spatial_dims=2),
+        refused="a size is fixed in it",
+    ),
+}
+
+NETWORKS["timm MobileNet v3"] = timm("mobilenetv3_small_050", large=True)
+NETWORKS["smp Unet, MiT-B0"] = smp("Unet", "mit_b0")
+
+
 def main() -> None:
+    many = sys.argv[1:] == ["many"]
     print("| network | package | exact in | nodes | halo, alignment | or refused, since |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for name, foreign in NETWORKS.items():
+    for name, foreign in (MANY if many else NETWORKS).items():
         try:
-            print(_row(name, foreign))
+            print(_row(name, foreign), flush=True)
         except ImportError as error:
             print(f"left out: {name}: {error}")
 
@@ -208,7 +341,7 @@ def _row(name: str, foreign: Foreign) -> str:
     module = foreign.module()
     try:
         graph = trace(module, foreign.bands, foreign.outputs).graph
-    except ConfigError as error:
+    except (ConfigError, GeometryError) as error:
         return f"| {name} | {foreign.package} | | | | {_short(str(error))} |"
     modes = {trains: exact_modes(graph, 4, trains) for trains in (True, False)}
     where = " and ".join(
@@ -221,9 +354,9 @@ def _row(name: str, foreign: Foreign) -> str:
 
 
 def _short(reason: str) -> str:
-    """The first refusal, without the place of files on this machine."""
-    first = re.sub(r"/\S*/([\w-]+\.py)", r"\1", reason).split("; (2)")[0]
-    return first.removeprefix("the module cannot be computed exactly on tiles: (1) ").replace("|", "/")
+    """The first refusal, in a table's cell."""
+    first = reason.split("; (2)")[0].replace("|", "/")
+    return first.removeprefix("the module cannot be computed exactly on tiles: (1) ")
 
 
 if __name__ == "__main__":

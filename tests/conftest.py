@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,9 @@ def no_pauses_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def meshes() -> Iterator[dict[str, Mesh]]:
     """Gloo's and MPI's mesh over the same ranks; alone, both are serial."""
-    opened = {transport: open_mesh(detect(os.environ), os.environ, transport) for transport in ("gloo", "mpi")}
+    carried = os.environ.get("PRETEND_GPU_TRANSPORT", "gloo")  # nccl: by the tests' own (tests/pretend_gpu/nccl.py)
+    names = {"gloo": carried if SIZE > 1 else "gloo", "mpi": "mpi"}
+    opened = {name: open_mesh(detect(os.environ), os.environ, transport) for name, transport in names.items()}
     yield opened
     for mesh in opened.values():
         mesh.communicator.close()
@@ -110,3 +113,11 @@ def without_plots() -> Iterator[None]:
 def mesh(request: pytest.FixtureRequest, meshes: dict[str, Mesh]) -> Mesh:
     """The mesh of each transport in turn."""
     return meshes[request.param]
+
+
+@pytest.fixture(scope="session")
+def pretend_gpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Starts processes with a pretend GPU (tests/pretend_gpu/README.md); skips where nothing can compile it."""
+    from tests.pretend_gpu.harness import PretendGpu, build
+
+    return PretendGpu(build(), tmp_path_factory.mktemp("pretend-gpu"))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,9 +46,114 @@ def test_the_names_are_those_of_the_page() -> None:
     assert sorted(re.split(r",?\s+", headings)) == sorted(tiledseg.__all__)
     for name in tiledseg.__all__:
         assert getattr(tiledseg, name) is not None
-        assert name in dir(tiledseg)
+    assert dir(tiledseg) == sorted(tiledseg.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tiledseg.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["plan", "export"])
+def test_a_command_and_the_function_of_its_name_do_not_hide_each_other(name: str) -> None:
+    """Whichever is used first; both in a process of its own, which has imported neither."""
+    module = f"from tiledseg.{name} import main"
+    call = f"import tiledseg; assert callable(tiledseg.{name}), tiledseg.{name}"
+    signature = f"import inspect; print(list(inspect.signature(tiledseg.{name}).parameters)[0], main.__module__)"
+    for lines in ((module, call), (call, module)):
+        done = subprocess.run(
+            [sys.executable, "-c", "\n".join([*lines, call, signature])], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [{"plan": "size", "export": "checkpoint"}[name], f"tiledseg.{name}"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"size": 1000, "grid": 2, "levels": 3, "gpu_memory": "1GiB"},
+        {"size": (1200, 800), "grid": (3, 2), "mesh": [3, 2], "machine": "v100", "bandwidth": "20GB"},
+        {"size": 600, "levels": 3, "stages": 2, "balance": [25, 24], "grid": 1, "recompute": ["always", "never"]},
+    ],
+)
+def test_a_plan_is_that_of_the_command(flags: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    words = []
+    for name, value in flags.items():
+        several = isinstance(value, list | tuple) and name in ("size", "grid", "mesh")
+        listed = f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+        words += [f"--{name.replace('_', '-')}", *(map(str, value) if several else [listed])]
+    assert main(["plan", *words, "--format", "json"]) == 0
+    assert tiledseg.plan(**flags) == json.loads(capsys.readouterr().out)
+
+
+def test_an_export_is_that_of_the_command(run: Path, tmp_path: Path) -> None:
+    tiledseg.export(run, [tmp_path / "a.json"], tile=32)
+    assert main(["export", "--checkpoint", str(run), "--output", str(tmp_path / "b.json"), "--tile", "32"]) == 0
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+MODULE = torch.nn.Conv2d(3, 5, 3, padding=1)
+WRONG: dict[str, Callable[[], Any]] = {
+    "mesh is 2; give": lambda: tiledseg.parallelize(MODULE, 2),  # type: ignore[arg-type]
+    "mesh is (1, 1, 1); give": lambda: tiledseg.parallelize(MODULE, (1, 1, 1)),  # type: ignore[arg-type]
+    "fusion is 0; give at least 1": lambda: tiledseg.parallelize(MODULE, (1, 1), fusion=0),
+    "bands is 3; give": lambda: tiledseg.halo(MODULE, bands="3"),  # type: ignore[arg-type]
+    "levels is [3]; give a whole number, not list": lambda: tiledseg.halo("unet", levels=[3]),
+    "bands is True; give": lambda: tiledseg.trace(MODULE, True),
+    "grid is 2.5; give": lambda: tiledseg.predict_raster(MODULE, "a", "b", grid=2.5),  # type: ignore[arg-type]
+    "normalize is 5; give": lambda: tiledseg.predict_raster(MODULE, "a.tif", "b", bands=[1], normalize=5),  # type: ignore[arg-type]
+    "prediction is 3; give": lambda: tiledseg.evaluate_map(3, "b"),  # type: ignore[arg-type]
+    "build is 3; give": lambda: tiledseg.load("a", build=3),  # type: ignore[arg-type]
+    "which is 'newest'; give one of latest, best": lambda: tiledseg.load("a", which="newest"),
+    "bands is [1.5]; give": lambda: tiledseg.open_raster("a", [1.5]),  # type: ignore[list-item]
+    "size is 5; give": lambda: tiledseg.write_scene("a", "b", 5),  # type: ignore[arg-type]
+    "stages is 2; give": lambda: tiledseg.Pipeline(MODULE, "2"),  # type: ignore[arg-type]
+    "halo is 2; give": lambda: tiledseg.TileDataset("a", halo="2"),  # type: ignore[arg-type]
+    "dataset is 3; give": lambda: tiledseg.TileSampler(3),  # type: ignore[arg-type]
+    "model is 3; give": lambda: tiledseg.large_model_support(3),  # type: ignore[arg-type]
+    "data is 3; give a DataConfig": lambda: tiledseg.Config(data=3).check(),  # type: ignore[arg-type]
+    "size is x; give": lambda: tiledseg.plan("x"),  # type: ignore[arg-type]
+    "tiledseg plan has no option grids": lambda: tiledseg.plan(1000, grids=3),
+    "search is 1; give True or False": lambda: tiledseg.plan(1000, search=1),
+    "emit is given, but the command alone": lambda: tiledseg.plan(1000, emit="slurm"),
+    "tile is a; give": lambda: tiledseg.export("a", "b.onnx", tile="a"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_an_argument_of_a_wrong_kind_is_refused_in_a_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_raster(tmp_path / "a.tif", np.ones((3, 32, 32), np.uint8))
+    with pytest.raises(ConfigError, match=re.escape(words)) as refused:
+        WRONG[words]()
+    assert "\n" not in str(refused.value)
+
+
+def test_arrays_and_numbers_of_numpy_are_arguments_too(tmp_path: Path) -> None:
+    write_raster(tmp_path / "a.tif", np.ones((3, 32, 32), np.uint8))
+    with tiledseg.open_raster(tmp_path / "a.tif", np.array([2, 1])) as reader:
+        assert reader.info.bands == 2
+    tiledseg.predict_raster(MODULE, tmp_path / "a.tif", tmp_path / "b.tif", grid=1, classes=np.int64(5))
+
+
+def test_docstrings_point_to_names_that_the_pages_have() -> None:
+    """To a class or a module of this package, in backticks."""
+    pages = PAGE + (ROOT / "docs" / "reference.md").read_text()
+    ours = {
+        name
+        for path in (ROOT / "tiledseg").rglob("*.py")
+        for name in re.findall(r"^(?:class|def) (\w+)", path.read_text(), re.MULTILINE)
+    }
+    for name in set(tiledseg.__all__) - {"__version__"}:
+        value = getattr(tiledseg, name)
+        methods = [each for each in vars(value).values() if inspect.isfunction(each)] if inspect.isclass(value) else []
+        arguments = {each for one in (value, *methods) for each in inspect.signature(one).parameters}
+        for text in (one.__doc__ or "" for one in (value, *methods)):
+            named = {word.split(".")[-1] for word in re.findall(r"`([A-Za-z_.]+)`", text)} & ours - arguments
+            assert all(re.search(rf"\b{word}\b", pages) for word in named), (name, named)
+
+
+def test_a_halo_shows_its_numbers() -> None:
+    assert repr(tiledseg.halo("unet")).startswith("Halo(minimum=94, halo=96, alignment=16, ")
 
 
 def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

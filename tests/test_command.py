@@ -154,3 +154,15 @@ def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TORCH_LOGS", "nonsense"), ("TORCH_LOGS_OUT", "/none/x"), ("TORCH_DISTRIBUTED_DEBUG", "often")]
+)
+def test_a_setting_that_torch_refuses_is_one_line(name: str, value: str) -> None:
+    command = [sys.executable, "-m", "tiledseg", "plan", "--size", "10000", "--grid", "8"]
+    environ = {**os.environ, name: value}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: torch refuses {name}='{value}' in the environment (")
+    assert done.stderr.count("\n") == 1

@@ -81,7 +81,7 @@ def test_the_defaults_need_images_only() -> None:
         ("optimizer.power", (0.0,)),
         ("train.epochs", (0,)),
         ("train.tiles_per_step", (0, -4)),
-        ("train.precision", ("fp16", "")),
+        ("train.precision", ("fp8", "")),
         ("train.loss", ("lovasz", {}, {"dice": 0.0}, {"dice": 1.0, "hinge": 1.0})),
         ("train.focal_gamma", (-1.0,)),
         ("train.tversky_alpha", (-1.0,)),

@@ -147,6 +147,10 @@ def test_unions() -> None:
         ("train: {seed: " + "[" * 3000, ("run.yaml, line 1", "16 deep")),
         ("train: {seed: 0x" + "f" * 5000 + "}\n", ("run.yaml, line 1", "5002 characters")),
         ("train: {seed: 2026-99-99}\n", ("run.yaml", "cannot be", "mend")),
+        ("model: {levels: 010}\n", ("run.yaml, line 1", "010", "takes for 8")),
+        ("data: {classes: {-007: 1}}\n", ("run.yaml, line 1", "-007", "takes for -7", "quote")),
+        ("parallel:\n  deadline: 1:30\n", ("run.yaml, line 2", "1:30", "takes for 90")),
+        ("data: {bands: [1, 02]}\n", ("run.yaml, line 1", "02", "takes for 2")),
         ("# " + "x" * 2**20, ("run.yaml has 1048578 bytes", "1048576")),
         ("!!python/object/apply:os.system ['true']\n", ("run.yaml", "is not YAML")),
     ],
@@ -158,7 +162,7 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, text: str, words: tuple[str, 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "nowhere.yaml: No such file" in error_of("--config", str(tmp_path / "nowhere.yaml"))
-    assert "Is a directory" in error_of("--config", str(tmp_path))
+    assert "it is a folder" in error_of("--config", str(tmp_path))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "it is not text" in error_of("--config", str(tmp_path / "binary.yaml"))
 
@@ -247,3 +251,15 @@ def test_colours_of_classes_arrive_as_they_are_written(tmp_path: Path) -> None:
     for classes in (records, by_name, {0: 1, 7: None}, {"#ff0000": 0, "1,2,3": 1}, {0: "#ff0000"}, 5, "a.csv"):
         write_yaml(tmp_path / "run.yaml", {"data": {"classes": classes}})
         assert parse_config(["--config", str(tmp_path / "run.yaml")], "train", "").data.classes == classes
+
+
+@pytest.mark.parametrize(
+    "words", [["--model.levels", "010"], ["--model.levels=1:30"], ["--data.bands", "[010]"]], ids=str
+)
+def test_a_flag_that_a_file_would_read_otherwise(words: list[str]) -> None:
+    assert "which YAML takes for" in error_of(*words)
+
+
+def test_text_is_no_number(tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", "run: {output: '010'}\ntrain: {deterministic: true}\n")
+    assert parse_config(["--config", file, "--data.images", "01:30"], "t", "").run.output == "010"

@@ -59,8 +59,8 @@ def test_any_name_of_a_file_arrives(name: str, tmp_path_factory: pytest.TempPath
 
 KNOWN = (
     "checkpoint, which, image, output, probabilities, probability_type, format, compress, polygons, "
-    "polygons_minimum_area, area, build, weights, classes, arguments, bands, mean, deviation, tiling, tta, normalize, "
-    "precision, parallel, memory, references, workers, verbosity"
+    "polygons_minimum_area, polygons_classes, area, build, weights, classes, arguments, bands, mean, deviation, "
+    "verify, tiling, tta, normalize, precision, parallel, memory, references, workers, verbosity"
 )
 
 

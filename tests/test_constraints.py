@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import configparser
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.comm.launching import ROOT
+from tiledseg.errors import install
 
 DEBIAN = "3.11.2"
 
@@ -72,3 +78,33 @@ def test_each_pin_installs_on_debian() -> None:
 
 
 PINNED = lines((ROOT / "constraints.txt").read_text())
+
+
+def test_an_editable_install_puts_the_folder_on_the_path_and_a_wheel_has_the_types(tmp_path: Path) -> None:
+    """A finder in place of the path would hide the package from mypy and editors."""
+    names = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+    for name in names:
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "tiledseg", tmp_path / "tiledseg", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import setuptools.build_meta as meta; meta.build_editable('e'); meta.build_wheel('w')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    with zipfile.ZipFile(next((tmp_path / "e").glob("*.whl"))) as editable:
+        (path,) = [name for name in editable.namelist() if "/" not in name]
+        assert editable.read(path).decode().strip() == str(tmp_path)
+    (wheel,) = (tmp_path / "w").glob("*.whl")
+    assert "tiledseg/py.typed" in zipfile.ZipFile(wheel).namelist()
+    assert f"pip install '{wheel.name}[vector]'" in install("vector")
+
+
+def test_every_install_line_is_of_a_clone_or_a_wheel_and_names_extras_that_there_are() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = {*config["options.extras_require"]}
+    sources = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "jobs").glob("*.md")]
+    seen = set()
+    for path in [*sources, *(ROOT / "tiledseg").rglob("*.py")]:
+        text = path.read_text()
+        assert not re.search(r"install[^\n]*'tiledseg\[", text), path
+        seen |= {extra for group in re.findall(r"'[^'\n]*(?:\.|whl)\[([\w,]+)\]'", text) for extra in group.split(",")}
+        seen |= set(re.findall(r"\binstall\([\"'](\w+)[\"']\)", text))
+    assert {"vector", "export", "plot", "report", "s3", "mpi"} <= seen <= extras

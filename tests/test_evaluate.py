@@ -112,12 +112,16 @@ def test_names_of_classes(
     assert "as land" in table
 
 
-def test_nothing_in_common_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
-    nothing = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8))
-    answer = evaluate(capsys, "--prediction", nothing, "--labels", write(tmp_path / "b.tif", truth))
-    assert answer["accuracy"] is None
-    assert answer["mean_iou"] is None
-    assert answer["pixels"] == 0
+def test_nothing_in_common_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], truth: np.ndarray) -> None:
+    nothing, labels = write(tmp_path / "p.tif", np.full(SHAPE, 255, np.uint8)), write(tmp_path / "b.tif", truth)
+    plot = tmp_path / "plot.png"
+    for more in ([], ["--format", "json"], ["--plot", str(plot)], ["--classes", "4"]):
+        assert main(["--prediction", nothing, "--labels", labels, *more]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"error: no pixel is valid in both {nothing} and {labels}; ")
+        assert said.err.count("\n") == 1
+    assert not plot.exists()
 
 
 def test_the_table_names_every_score(

@@ -20,7 +20,7 @@ from torch import nn
 import tiledseg
 from tests.crash.runs import Material
 from tests.small_files import tree
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, install
 from tiledseg.export import main
 from tiledseg.inference.exports import exported
 from tiledseg.inference.exports.exported import TileAdvice, advise
@@ -79,9 +79,14 @@ def test_onnx_has_the_keys_of_deepness(folder: Path) -> None:
 
 
 def test_a_program_of_torch_gives_the_probabilities_of_the_map(folder: Path) -> None:
-    """Of pixels as they are."""
-    program = torch.export.load(folder / "net.pt2").module()
-    x_BCHW = torch.from_numpy(pixels(folder))
+    """Of pixels over 255, as in ONNX, and it says so, as ONNX does."""
+    about = {"tiledseg.json": ""}
+    program = torch.export.load(folder / "net.pt2", extra_files=about).module()
+    keys = {key: json.loads(value) for key, value in json.loads(about["tiledseg.json"]).items()}
+    assert (keys["tiledseg_pixels_over"], keys["tiledseg_tolerance"], keys["tiledseg_bands"]) == (255, 5e-5, [1, 2, 3])
+    entries = {entry.key: entry.value for entry in onnx.load(folder / "net.onnx").metadata_props}
+    assert {key: json.loads(entries[key]) for key in keys} == keys
+    x_BCHW = torch.from_numpy(pixels(folder)) / 255
     with torch.inference_mode():
         np.testing.assert_allclose(program(x_BCHW).numpy(), shares(folder), atol=1e-5)
         assert program(x_BCHW[:, :, :20, :34]).shape == (1, 3, 20, 34)
@@ -137,6 +142,8 @@ def test_both_say_which_bands_are_taken(folder: Path, tmp_path: Path) -> None:
         ("--output ROOT/new.onnx --tile 2", ("--tile is 2", "halo")),
         ("--output ROOT/new.onnx --tile 99999", ("--tile is 99999", "16384")),
         ("--output ROOT/new.onnx --resolution -1", ("--resolution is -1", "above 0")),
+        ("--output ROOT/new.onnx --tolerance 0", ("--tolerance is 0", "between 0 and 1")),
+        ("--output ROOT/new.json --tolerance 1e-3", ("--tolerance is 0.001", "no .onnx or .pt2")),
         ("--output ROOT/new.pt2 --resolution 50", ("--resolution is 50", "no .onnx")),
         ("--output ROOT/new.onnx --build a.b:c", ("--build is a.b:c", "leave it out")),
         ("--output ROOT/link.json", ("link.json", "is the input")),
@@ -161,7 +168,7 @@ def test_bad_input_is_one_line(
 def test_without_the_extra(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiledseg.export._NEEDED", ("onnx", "no_such_module"))
     assert main(["--checkpoint", str(folder / "run"), "--output", str(folder / "new.onnx")]) == 2
-    assert "no_such_module: pip install 'tiledseg[export]'" in capfd.readouterr().err
+    assert f"no_such_module: {install('export')}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("what", ["export", "numbers"])
@@ -187,6 +194,21 @@ def test_what_cannot_be_expressed_leaves_the_older_file(
     assert ("no such operation" if what == "export" else "off by 1.0e-04") in err
     assert [path.name for path in tmp_path.iterdir()] == ["net.pt2"]
     assert (tmp_path / "net.pt2").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+def test_the_tolerance_is_the_users(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A difference of 1e-3 is refused, and accepted where the user says so; the file has the number."""
+    name = {"onnx": "run_onnx", "pt2": "run_program"}[kind]
+    run = getattr(exported, name)
+    monkeypatch.setattr(exported, name, lambda *a: run(*a) + 1e-3)
+    options = ["--checkpoint", str(folder / "run"), "--output", str(tmp_path / f"net.{kind}")]
+    assert main(options) == 1
+    assert "--tolerance 5e-05" in capfd.readouterr().err
+    assert main([*options, "--tolerance", "0.002"]) == 0
+    assert b"tiledseg_tolerance" in (tmp_path / f"net.{kind}").read_bytes()
 
 
 class Resized(nn.Module):

@@ -32,6 +32,9 @@ def test_the_commands_of_the_first_run_do_what_the_page_says(tmp_path: Path) -> 
         ["bash", "-c", script], cwd=work, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stderr
+    assert "wrote report runs/first/report.html, checkpoint runs/first/checkpoints/step-000100" in done.stderr
+    assert "wrote a map of 192 x 192 pixels: map.tif" in done.stderr
+    assert "steps in all" not in done.stderr, "the page's run is long enough"
     assert len(BLOCKS) == 4
     for name in ("runs/first/report.html", "map.png"):
         assert (work / name).stat().st_size > 10_000

@@ -126,6 +126,37 @@ def test_a_script_trains_as_it_was_planned(
 
 
 @pytest.mark.parametrize(
+    ("system", "flags", "nodes", "per_node"),
+    [
+        ("slurm", "--search --machine h200 --gpus 8", 1, 8),
+        ("lsf", "--search --machine summit --gpus 8", 2, 4),
+        ("slurm", "--search --machine h200 --gpus 12 --gpus-per-node 4", 3, 4),
+        ("lsf", "--machine h200 --grid 4 --gpus 16 --halo layer", 2, 8),
+        ("slurm", "--machine h200 --grid 4 --gpus 16 --halo layer --gpus-per-node 4", 4, 4),
+        ("slurm", "--machine h200 --grid 4 --stages 2 --gpus 16", 2, 8),
+    ],
+)
+def test_nodes_are_those_of_the_machine_and_ranks_those_of_the_plan(
+    system: str, flags: str, nodes: int, per_node: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No rank more than the mesh has: `train` would refuse the job."""
+    text = emitted(capsys, *f"--size 600 --levels 3 --base-channels 8 --emit {system} {flags}".split())
+    assert f"# Trains on {nodes * per_node} GPUs, {nodes} node{'s' * (nodes > 1)} of {per_node}" in text
+    asked = dict(re.findall(r"^#(?:SBATCH|BSUB) -+([\w-]+)[= ]([^ ]+)$", text, re.MULTILINE))
+    if system == "slurm":
+        found = [asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]]
+        assert found == [str(nodes), str(per_node), str(per_node)]
+    else:
+        assert (asked["n"], asked["R"]) == (str(nodes * per_node), f'"span[ptile={per_node}]"')
+
+
+def test_gpus_a_node_that_are_given_win_over_a_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--size 2000 --grid 4 --gpus 16 --halo layer --emit slurm --site frontier"
+    assert "2 nodes of 8" in emitted(capsys, *flags.split())
+    assert "4 nodes of 4" in emitted(capsys, *flags.split(), "--gpus-per-node", "4")
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--site", "summit"], "--site is summit, but --emit is not given"),

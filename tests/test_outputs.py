@@ -153,3 +153,25 @@ def test_files_of_a_folder_at_any_depth() -> None:
     Path("sub/deep/x").write_text("")
     Path("sub/y").write_text("")
     assert sorted(files_below("sub")) == [Path("sub/deep/x"), Path("sub/y")]
+
+
+@pytest.mark.parametrize("end", [*(".tif.aux.xml", ".tif.OVR", ".tif.msk", ".tfw", ".TFW", ".wld", ".prj"), "_RPC.TXT"])
+def test_what_gdal_reads_with_a_raster_is_no_output(end: str) -> None:
+    with pytest.raises(
+        OutputError, match=r"cannot write --any .*: GDAL reads a file that ends in .* choose another name"
+    ):
+        check_outputs([whole("--any", f"image{end}")])
+    check_outputs([whole("--any", "image.tif.png", sidecars=(".aux.xml",))])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.lock", "report.html", "checkpoints/new.tif", "validation/1/a"])
+def test_files_of_a_run_are_no_output_of_others(name: str) -> None:
+    for folder in ("run/checkpoints", "run/validation/1"):
+        Path(folder).mkdir(parents=True)
+    check_outputs([whole("--output", f"run/{name}")])
+    for file in ("config.yaml", "metrics.jsonl"):
+        Path("run", file).write_text("")
+    with pytest.raises(OutputError, match=rf"cannot write --output run/{name}: it is of the run .*run; choose another"):
+        check_outputs([whole("--output", f"run/{name}")])
+    check_outputs([whole("run.output", f"run/{name}")], own_run="run")
+    check_outputs([whole("--output", "run/map.tif")])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +162,21 @@ def test_an_automatic_grid(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["exact"]["tiles"] < 64
 
 
+@pytest.mark.parametrize("given", ["--size 3000 --grid 1 --gpu-memory 1GiB", "--size 10000 --grid 2 --gpu-memory 3GiB"])
+def test_a_refusal_names_a_grid_that_does(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    """Of tiles that are too large for the memory, and for a kernel."""
+    main(given.split())
+    said = capsys.readouterr()
+    grids = set(re.findall(r"use --grid (\d+ \d+)|: \[(\d+,\d+)\] does", said.out + said.err))
+    assert len(grids) == 1
+    grid = " ".join(grids.pop()).replace(",", " ").split()
+    words = given.split()
+    assert main([*words[:2], "--grid", *grid, *words[4:], "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["memory"]["fits"]
+    assert found["modes"]["choice"]["mode"] is not None
+
+
 def test_table_shows_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--size 10000 --grid 8 --gpu-memory 3GiB --images 100 --gpus 1200"
     assert main(flags.split()) == 0
@@ -253,3 +270,21 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_help_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "--gpu-memory" in capsys.readouterr().out
+
+
+def test_a_machine_says_the_memory_and_the_gpus_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are given win."""
+    line = "--size 20000 --grid auto --machine h200 --format json"
+    by_machine = _answer(line, capsys)
+    assert by_machine == _answer(f"{line} --gpu-memory 141GiB --gpus-per-node 8", capsys)
+    assert (by_machine["memory"]["gpu"], by_machine["cluster"]["gpus_per_node"]) == (141 * 2**30, 8)
+    given = _answer(f"{line} --gpu-memory 16GiB --gpus-per-node 4", capsys)
+    assert (given["memory"]["gpu"], given["cluster"]["gpus_per_node"]) == (16 * 2**30, 4)
+    assert given["exact"]["tiles"] > by_machine["exact"]["tiles"]
+    assert main(line.replace("--format json", "").split()) == 0
+    assert "of 8 GPUs" in capsys.readouterr().out
+
+
+def _answer(line: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    assert main(line.split()) == 0
+    return json.loads(capsys.readouterr().out)

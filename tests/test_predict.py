@@ -222,7 +222,7 @@ def test_a_checkpoint_of_a_run_can_be_named(
 def test_precisions_agree_but_for_rounding(
     trained: Path, image: Path, whole: tuple[bytes, NDArray, NDArray], tmp_path: Path
 ) -> None:
-    for precision, tolerance in (("fp64", 1e-5), ("bf16", 0.05)):
+    for precision, tolerance in (("fp64", 1e-5), ("bf16", 0.05), ("fp16", 0.01)):
         shares = tmp_path / f"{precision}.tif"
         files = (tmp_path / "map.tif", "--precision", precision, "--probabilities", str(shares))
         assert predict(trained, image, *files) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from rio_cogeo.cogeo import cog_validate
 from tests.crash.runs import Material
 from tests.raster.gdal_meaning import meaning
 from tests.small_files import PLACE, UTM, write_raster
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, install
 from tiledseg.inference import predictor, trained
 from tiledseg.predict import main
 from tiledseg.raster.samples.dataset import Dataset
@@ -75,6 +77,22 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
     assert cog_validate(tmp_path / "map.tif")[0], "of one block either kind keeps the rules"
     assert cog_validate(shares)[0] == ("gtiff" not in options), "what the ranks have written has its directory last"
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
+
+
+def test_without_the_data_of_proj_a_lost_code_is_said_first(folder: Path, tmp_path: Path) -> None:
+    """In a process of its own: PROJ looks for them once."""
+    with rasterio.open(folder / "image.tif") as file:
+        pixels_CHW = file.read()
+    write_raster(tmp_path / "image.tif", pixels_CHW, crs=UTM, transform=PLACE)
+    words = ["--image", str(tmp_path / "image.tif"), "--output", str(tmp_path / "map.tif"), "--tiling.grid", "1"]
+    command = [sys.executable, "-m", "tiledseg", "predict", "--checkpoint", str(folder / "run"), *words]
+    lines = [f"unset PROJ_DATA ({tmp_path})", "image.tif loses its CRS's EPSG code", "PROJ does not find its data"]
+    for environ, said in ({"PROJ_DATA": str(tmp_path)}, True), ({}, False):
+        ended = subprocess.run(
+            command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert [line in ended.stderr for line in lines] == [said] * 3, ended.stderr
 
 
 def test_of_a_list_every_image_is_mapped(folder: Path, tmp_path: Path) -> None:
@@ -148,6 +166,59 @@ def test_small_polygons_are_left_out(
     assert sorted(found) == sorted(area for area in expected if area >= pixels)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "numbers"), [("roof", {2}), ("0,roof", {0, 2}), ("wood & field,1", {1}), ("2,1,0", {0, 1, 2})]
+)
+def test_polygons_of_some_classes(
+    folder: Path, plain: NDArray[np.uint8], tmp_path: Path, chosen: str, numbers: set[int]
+) -> None:
+    """By name or number; the map has all."""
+    gpkg = tmp_path / "classes.gpkg"
+    assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg), "--polygons-classes", chosen) == 0
+    _, _, found, _, pixels = read_polygons(gpkg)
+    assert set(found) == numbers
+    assert pixels.sum() == np.isin(plain, list(numbers)).sum()
+    with rasterio.open(tmp_path / "map.tif") as file:
+        assert (file.read(1) == plain).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--polygons", "OUT/a.gpkg", "--polygons-classes", "road"],
+            "has 'road'; give names or numbers of water, wood",
+        ),
+        (["--polygons", "OUT/a.gpkg", "--polygons-classes", "3"], "has '3'"),
+        (["--polygons-classes", "roof"], "--polygons-classes is roof, but --polygons is not given"),
+    ],
+)
+def test_classes_that_there_are_not(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    typed = [word.replace("OUT", str(tmp_path)) for word in options]
+    assert predict(folder, tmp_path / "map.tif", *typed) == 2
+    err = capfd.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_map_is_said_with_its_size(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line for one map, and one for several."""
+    gpkg = tmp_path / "classes.gpkg"
+    assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg), "--verbosity", "1") == 0
+    said = capfd.readouterr().err.splitlines()[-1]
+    megabytes = {path: f"{path.stat().st_size / 1e6:.1f} MB" for path in (tmp_path / "map.tif", gpkg)}
+    wanted = ", ".join(f"{path} ({size})" for path, size in megabytes.items())
+    assert said == f"wrote a map of 61 x 83 pixels: {wanted}"
+    images = [str(folder / f"{name}.tif") for name in ("one", "two")]
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    assert main(["--checkpoint", str(folder / "run"), "--image", *images, "--output", str(maps)]) == 0
+    assert capfd.readouterr().err.splitlines()[-1] == f"wrote 2 maps, 8,192 pixels: {maps}"
+
+
 def test_an_older_file_of_polygons_is_replaced(folder: Path, tmp_path: Path) -> None:
     gpkg = tmp_path / "classes.gpkg"
     for area in ("0", "20px"):
@@ -175,7 +246,7 @@ def test_polygons_need_their_extra(
     """Said before any work."""
     monkeypatch.setitem(sys.modules, "pyogrio", None)
     assert predict(folder, tmp_path / "m.tif", "--polygons", str(tmp_path / "c.gpkg")) == 2
-    assert "tiledseg[vector]" in capsys.readouterr().err
+    assert install("vector") in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

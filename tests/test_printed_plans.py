@@ -14,7 +14,8 @@ import pytest
 
 from tiledseg.plan import main
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "plan.md").read_text()
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "plan.md").read_text()
 # A block of one command, and the block of its output, or of some lines of it, right below.
 PRINTED: dict[str, str] = dict(
     re.findall(r"^```\ntiledseg plan ([^\n]+)\n```\n```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -51,3 +52,12 @@ def test_a_wrong_figure_is_found() -> None:
     assert first_not_printed(lines, ["before", *lines, "after"]) is None
     assert first_not_printed(lines, [line.replace("66.0 %", "67.4 %") for line in lines]) == lines[7]
     assert first_not_printed(lines[::-1], lines) == lines[-2]
+
+
+def test_the_plan_that_the_page_of_clusters_advises_says_how_long_an_epoch_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = re.search(r"`tiledseg plan (--search [^`]+)` says how long", (ROOT / "docs" / "cluster.md").read_text())
+    assert command is not None
+    assert main(command[1].split()) == 0
+    assert re.search(r"epoch.*\n  layer, mesh \d+ x \d+ .* s .*chosen", capsys.readouterr().out)

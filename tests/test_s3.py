@@ -21,7 +21,7 @@ from tests.raster.range_server import running
 from tests.s3_server import BUCKET, KEY, WEED, Addresses, serving, variables
 from tests.small_files import write_raster, write_yaml
 from tests.tls import OPENSSL, VARIABLES, Certificates, make_certificates
-from tiledseg.errors import RasterError
+from tiledseg.errors import RasterError, install
 from tiledseg.evaluate import main as evaluate
 from tiledseg.geometry.box import Box
 from tiledseg.predict import main as predict
@@ -319,7 +319,7 @@ def test_what_is_not_there_is_one_line(
         assert words in one_error(capsys)
     monkeypatch.setitem(sys.modules, "obstore", None)
     assert predict([*run, image, "--output", f"{HOME}/m.tif"]) == 2
-    assert f"--output {HOME}/m.tif needs obstore: pip install 'tiledseg[s3]'" in one_error(capsys)
+    assert f"--output {HOME}/m.tif needs obstore: {install('s3')}" in one_error(capsys)
     assert not list(tmp_path.iterdir())
 
 

@@ -27,8 +27,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
 
 
 def start(*command: str) -> subprocess.Popen[str]:
+    """A variable of torch's, as batch scripts set them, has torch imported before the command."""
+    environment = {**clean_environment(), "TORCH_SHOW_CPP_STACKTRACES": "0"}
     return subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiledseg.api import evaluate_map, halo, predict_raster, trace, train_network
     from tiledseg.config.run import Config
+    from tiledseg.export import export
     from tiledseg.foreign.large_model_support import large_model_support
     from tiledseg.foreign.parallelize import parallelize
     from tiledseg.foreign.pipeline import Pipeline
     from tiledseg.foreign.tile_dataset import TileDataset
     from tiledseg.foreign.tile_sampler import TileSampler
     from tiledseg.inference.trained import load
+    from tiledseg.plan import plan
     from tiledseg.raster.reading.reader import open_raster
     from tiledseg.synthetic.scene_files import write_scene
 
@@ -28,11 +30,13 @@ __all__ = [
     "TileSampler",
     "__version__",
     "evaluate_map",
+    "export",
     "halo",
     "large_model_support",
     "load",
     "open_raster",
     "parallelize",
+    "plan",
     "predict_raster",
     "trace",
     "train_network",
@@ -46,11 +50,13 @@ _PLACES = {
     "TileSampler": "tiledseg.foreign.tile_sampler:TileSampler",
     "__version__": "tiledseg.version:VERSION",
     "evaluate_map": "tiledseg.api:evaluate_map",
+    "export": "tiledseg.export",  # modules of commands, which are callable
     "halo": "tiledseg.api:halo",
     "large_model_support": "tiledseg.foreign.large_model_support:large_model_support",
     "load": "tiledseg.inference.trained:load",
     "open_raster": "tiledseg.raster.reading.reader:open_raster",
     "parallelize": "tiledseg.foreign.parallelize:parallelize",
+    "plan": "tiledseg.plan",
     "predict_raster": "tiledseg.api:predict_raster",
     "trace": "tiledseg.api:trace",
     "train_network": "tiledseg.api:train_network",
@@ -63,10 +69,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tiledseg' has no attribute {name!r}")
     import importlib
 
-    module, _, attribute = _PLACES[name].partition(":")
-    globals()[name] = value = getattr(importlib.import_module(module), attribute)
+    place, _, attribute = _PLACES[name].partition(":")
+    module = importlib.import_module(place)
+    globals()[name] = value = getattr(module, attribute) if attribute else module
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

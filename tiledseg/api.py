@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import build_network
+from tiledseg.config.arguments import checked
 from tiledseg.config.run import Config, ModelConfig, TilingConfig
 from tiledseg.errors import ConfigError, TiledsegError
 from tiledseg.foreign.halo import Halo
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tiledseg.raster.statistics import Normalization
 
 
+@checked
 def halo(network: str | nn.Module | Trained = "unet", bands: int | None = None, **model: Any) -> Halo:
     """The halo of a network: of any module for images of `bands` bands (None: as many as its first convolution takes),
     of what `load` gives, or of a name with the keys of the group `model`.
@@ -49,13 +51,14 @@ def _named(name: str, model: Mapping[str, Any]) -> Network:
     if unknown:
         known = ", ".join(name for name in ModelConfig.__dataclass_fields__ if name != "name")
         raise ConfigError(f"model has the unknown key {unknown[0]}; give some of {known}")
-    described = ModelConfig(name=name, **model)
+    described = checked(ModelConfig)(name=name, **model)
     described.check()
     return build_network(described, bands=1, classes=2)  # neither changes a halo
 
 
+@checked
 def trace(module: nn.Module, bands: int | None = None) -> GraphNetwork:
-    """The graph of any convolutional module, which shares its weights under its names: see `tracing.trace`.
+    """Return the graph of any convolutional module, which shares its weights under its names.
 
     `bands`: of its input (None: as many as its first convolution takes). Raises ConfigError that lists every place that
     would not be exact on tiles, with the reason and what to do.
@@ -96,6 +99,7 @@ def train_network(config: Config | Mapping[str, Any] | str | Path) -> Path:
     return Path(config.run.output)
 
 
+@checked
 def predict_raster(
     network: nn.Module | Trained | str | Path,
     source: str | Path | Sequence[str | Path],
@@ -113,19 +117,24 @@ def predict_raster(
     probability_type: str | None = None,
     polygons: str | Path | None = None,
     minimum_area: str | None = None,
+    polygons_classes: Sequence[str | int] | None = None,
     area: str | Path | None = None,
     tta: str = "none",
+    verify: bool = True,
 ) -> None:
     """Write the exact class map of `source` to `target` as `tiledseg predict` does, on any number of ranks. Collective.
 
-    `network`: any module, what `load` gives, with the weights that they have now, or a run's folder or checkpoint. A
+    `network`: any module, what `load` gives, with the weights that they have now, or a run's folder (of which the best
+    checkpoint maps, where one is kept) or checkpoint. A
     module maps in evaluation mode, a channel of its (first) output a class, from `bands` (numbers from 1, None: all),
     which are float32 and as they are, or less a mean and over a deviation each: `normalize` (means, deviations), or a
     `Normalization`; 0 where they are not valid. `classes`: how many there must be. What has been trained here has all
     this with it. `probabilities`: a second raster, a band a class, of `probability_type` (None: float32).
-    `polygons`: a GeoPackage of the classes' areas, without those below `minimum_area`. `format` and `compress`: how
+    `polygons`: a GeoPackage of the areas of `polygons_classes` (names or numbers, None: all), without those below
+    `minimum_area`. `format` and `compress`: how
     rasters are kept (docs/maps.md). `area`: a file of polygons, to map these only. `tta`: the mean over reflections or
-    turns. Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
+    turns. `verify`: a module is compared first with what was traced of it, on a tile (docs/own-network.md).
+    Several sources have a map each, in the folder `target`. Where a norm takes statistics over the
     image, the ranks compute it layer by layer together, and need memory for their blocks of it.
 
     Raises InputError of some kind before anything is written.
@@ -161,13 +170,20 @@ def predict_raster(
         packing=Packing(format, compress),
         probability_type=probability_type or "float32",
         minimum_area=minimum_area,
+        polygons_classes=None if polygons_classes is None else tuple(map(str, polygons_classes)),
         area=None if area is None else str(area),
         views=tta,
         verbosity=0,
+        verify=verify,
     )
     images = [str(one) for one in ([source] if isinstance(source, (str, Path)) else source)]
     given_files = {"output": target, "probabilities": probabilities, "polygons": polygons}
-    check_files({**given_files, "probability_type": probability_type, "minimum_area": minimum_area})
+    of_files = {
+        "probability_type": probability_type,
+        "minimum_area": minimum_area,
+        "polygons_classes": polygons_classes,
+    }
+    check_files({**given_files, **of_files})
     files = {name: None if path is None else str(path) for name, path in given_files.items()}
     given = {"bands": bands, "normalize": normalize, "classes": classes}
     with joined_mesh() as mesh:
@@ -190,12 +206,10 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     from tiledseg.raster.statistics import given_normalization
 
     def bands() -> int:
-        with open_raster(expand_sources(images, "source", EVERY)[0], given["bands"], None, references) as reader:
+        first = expand_sources(images, "source", EVERY, references)[0]
+        with open_raster(first, given["bands"], None, references) as reader:
             return reader.info.bands
 
-    numbers = given["bands"]
-    if numbers is not None and not (isinstance(numbers, Sequence) and all(type(band) is int for band in numbers)):
-        raise mark_agreed(ConfigError(f"bands is {numbers!r}; give a list of numbers, from 1"))
     if not isinstance(network, nn.Module | Trained | str | Path):
         raise mark_agreed(ConfigError(f"the network is {network!r}; give a module, what load gives, or a path"))
     if isinstance(network, nn.Module):
@@ -210,6 +224,7 @@ def _mapper(network: Any, images: Sequence[str], references: bool, given: Mappin
     return checkpoint_mapper(mesh.on_root(lambda: find_named(network)))
 
 
+@checked
 def evaluate_map(
     prediction: str | Path,
     labels: str | Path,

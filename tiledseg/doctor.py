@@ -42,8 +42,12 @@ def _main(argv: Sequence[str] | None) -> int:
         "--rehearse", action="store_true", help="walk the set-up of a run (--config, keys) on -n ranks without them"
     )
     parser.add_argument("-n", dest="ranks", type=int, default=1, help="ranks of the rehearsal")
-    parser.add_argument("--gpu-memory", default="16GiB", help="what a rank of the rehearsal has (default 16GiB)")
-    parser.add_argument("--gpus-per-node", type=int, default=6, help="ranks of a node of the rehearsal (default 6)")
+    parser.add_argument(
+        "--gpu-memory", help="what a rank of the rehearsal has (default: of parallel.machine, else 16GiB)"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=int, help="ranks of a node of the rehearsal (default: likewise, else 6)"
+    )
     arguments, rest = parser.parse_known_args(argv)
     if arguments.rehearse:
         return _rehearse(arguments, rest)
@@ -55,19 +59,22 @@ def _main(argv: Sequence[str] | None) -> int:
 def _rehearse(arguments: Namespace, rest: Sequence[str]) -> int:
     """Code 1 where the job would fail by what only its ranks show; what its configuration shows is bad input."""
     from tiledseg.commands.config_file import parse_config
+    from tiledseg.planning.cost_model.machine import Machine
     from tiledseg.training.preparing.preparation import prepare
     from tiledseg.training.rehearsal.rehearse import in_words, rehearse
     from tiledseg.units.byte_sizes import parse_bytes
     from tiledseg.user_files.classes import read_classes
+    from tiledseg.user_files.machine import machine_of
 
     for name, value in (("-n", arguments.ranks), ("--gpus-per-node", arguments.gpus_per_node)):
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; give at least 1")
     config = parse_config(rest, "tiledseg doctor --rehearse", "Walks the set-up of a run without its ranks.")
     config.data.classes = read_classes(config.data.classes)
-    memory = parse_bytes(arguments.gpu_memory)
+    machine = machine_of(config.parallel.machine) or Machine()
+    memory = parse_bytes(arguments.gpu_memory) if arguments.gpu_memory else machine.memory or 16 * 2**30
     preparation = prepare(config, int(0.9 * memory), arguments.ranks)  # the rest is the runtime's
-    found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node, memory)
+    found = rehearse(preparation, arguments.ranks, arguments.gpus_per_node or machine.ranks_per_host, memory)
     answer(json.dumps(asdict(found), indent=2) if arguments.format == "json" else in_words(found))
     return int(bool(found.fails))
 

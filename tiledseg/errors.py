@@ -7,6 +7,8 @@ the built-in that a caller would expect to catch.
 
 from __future__ import annotations
 
+from tiledseg.version import VERSION
+
 
 class TiledsegError(Exception):
     """Root of every error raised on purpose; `exit_code` is what a command exits with."""
@@ -26,9 +28,10 @@ class ConfigError(InputError, ValueError):
 
 class BudgetError(ConfigError, MemoryError):
     """A step fits the memory that it may use by no choice of what is kept: asked before anything is done. `least`: the
-    bytes that it needs whatever is chosen, where they are known."""
+    bytes that it needs whatever is chosen, where they are known; `finer`: a grid that the message proposes."""
 
     least: int | None = None
+    finer: tuple[int, int] | None = None
 
 
 class GeometryError(InputError, ValueError):
@@ -67,6 +70,12 @@ class MemoryLimitError(TiledsegError, MemoryError):
 
 class CommunicationError(TiledsegError, RuntimeError):
     """A peer or the transport failed."""
+
+
+def install(extra: str) -> str:
+    """Return how to install an extra: no index of packages has tiledseg, so it is from a clone or a wheel."""
+    wheel = f"tiledseg-{VERSION}-py3-none-any.whl"
+    return f"pip install '.[{extra}]' in a clone of tiledseg, or pip install '{wheel}[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tiledseg.commands.config_flags import parse
 from tiledseg.commands.parser import Parser, add_format_option, run, warn
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, RasterError, install
 from tiledseg.execution.scores.metrics import Scores, scores
 from tiledseg.inference.class_names import check_names, shown_classes
 from tiledseg.inference.evaluation import class_numbers, compare, open_labels
@@ -30,7 +30,7 @@ from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.label_sources import LabelReading, check_used
 from tiledseg.raster.reading.reader import open_raster
-from tiledseg.system.console import answer, say
+from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.user_files.classes import parse_classes
 
@@ -81,7 +81,7 @@ def _evaluate(options: Namespace) -> None:
     if options.image is not None and options.plot is None:
         raise ConfigError("--image is only for --plot; add --plot FILE.png, or leave it out")
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it with: pip install 'tiledseg[plot]'")
+        raise ConfigError(f"--plot needs matplotlib: {install('plot')}")
     label_map = None
     if options.classes is not None:
         label_map = LabelMap.from_config(parse_classes(options.classes), options.ignore_index)
@@ -101,6 +101,11 @@ def _evaluate(options: Namespace) -> None:
         warn(check_names(label_map or class_numbers(options.ignore_index), labels.info, prediction.info))
         matrix = compare(prediction, labels, label_map, options.ignore_index)
         result = scores(matrix)
+        if result.pixels == 0:
+            raise RasterError(
+                f"no pixel is valid in both {options.prediction} and {options.labels}; compare their nodata "
+                "values and --ignore-index"
+            )
         classes = shown_classes(label_map, len(matrix), labels.info, prediction.info)
         if options.plot is not None:
             from tiledseg.inference.comparison_plot import write_comparison  # matplotlib is slow to import
@@ -112,8 +117,6 @@ def _evaluate(options: Namespace) -> None:
         answer(as_json(options, matrix, result, classes))
     else:
         answer(as_table(matrix, result, [record.name for record in classes]))
-    if result.pixels == 0:
-        say("no pixel is valid in both rasters: there is nothing to score")
 
 
 def _label_reading(options: Namespace, label_map: LabelMap | None) -> LabelReading:

@@ -13,13 +13,14 @@ import math
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tiledseg.commands.config_flags import parse
-from tiledseg.commands.parser import Parser, run
-from tiledseg.errors import ConfigError
+from tiledseg.commands.parser import Parser, make_callable, run, words_of
+from tiledseg.config.arguments import checked
+from tiledseg.errors import ConfigError, install
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_outputs, whole
 from tiledseg.system.writing import replacing
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from tiledseg.inference.exports.exported import TileAdvice
     from tiledseg.inference.trained import Trained
 
-SCALES = {".onnx": 255.0, ".pt2": 1.0}
-"""What pixels are divided by before a file takes them: ONNX's as Deepness does."""
-
-_CARD = ".json"
+_NETWORKS, _CARD = (".onnx", ".pt2"), ".json"
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -52,21 +50,55 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--tile", type=int, metavar="N", help="take tiles of N x N pixels only (default: of any size)")
     parser.add_argument("--resolution", type=float, metavar="CM", help="with .onnx: centimetres a pixel, for Deepness")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="P",
+        help="largest difference of a file's probability from the network's (default 5e-5; the file says it)",
+    )
     parser.add_argument("--build", metavar="PACKAGE.MODULE:FUNCTION", help="the code that builds the network, if any")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files and print their paths; the exit code (0; 2 for bad input)."""
-    return run(lambda: _export(parse(build_parser(), sys.argv[1:] if argv is None else argv)))
+    return run(lambda: _export(parse(build_parser(), sys.argv[1:] if argv is None else argv), answer))
+
+
+@checked
+def export(
+    checkpoint: str | Path,
+    output: str | Path | Sequence[str | Path],
+    *,
+    which: str = "latest",
+    tile: int | None = None,
+    resolution: float | None = None,
+    tolerance: float | None = None,
+    build: str | None = None,
+) -> None:
+    """Write a trained network for other programs, as `tiledseg export` does: a file, or several of different kinds.
+
+    `checkpoint`: a run's folder, of which `which` takes the latest or the best, or one checkpoint. `output`: names that
+    end in .onnx, .pt2 or .json. `tile`: side of the tiles that the files take (None: any size). `resolution`:
+    centimetres a pixel, for .onnx. `tolerance`: the largest difference of a probability (None: 5e-5). `build`: the
+    function that has made the network of `model.build`. Raises InputError of some kind before anything is written.
+    """
+    files = [str(path) for path in ([output] if isinstance(output, str | Path) else output)]
+    given = {"checkpoint": str(checkpoint), "output": files, "which": which, "tile": tile, "resolution": resolution}
+    given["tolerance"] = tolerance
+    parser = build_parser()
+    _export(parse(parser, words_of(parser, {**given, "build": build})), lambda path: None)
+
+
+make_callable(__name__, export)
 
 
 def check_options(options: Namespace) -> None:
     """Raise ConfigError for names of no known kind, numbers out of range, and what is not installed."""
     kinds = [_ending(path) for path in options.output]
     for path, kind in zip(options.output, kinds, strict=True):
-        if kind not in (*SCALES, _CARD):
-            raise ConfigError(f"--output is {path}; give names that end in {', '.join((*SCALES, _CARD))}")
+        if kind not in (*_NETWORKS, _CARD):
+            raise ConfigError(f"--output is {path}; give names that end in {', '.join((*_NETWORKS, _CARD))}")
     if len(set(kinds)) < len(kinds):
         raise ConfigError(f"--output has {' and '.join(options.output)}: two of one kind; give each kind once")
     if options.tile is not None and not 1 <= options.tile <= 1 << 14:
@@ -77,16 +109,20 @@ def check_options(options: Namespace) -> None:
         raise ConfigError(
             f"--resolution is {options.resolution}, but --output has no .onnx, which alone says it; add one"
         )
+    if options.tolerance is not None and not 0 < options.tolerance < 1:
+        raise ConfigError(f"--tolerance is {options.tolerance}; give a number between 0 and 1, as 1e-4")
+    if options.tolerance is not None and not set(kinds) & set(_NETWORKS):
+        raise ConfigError(f"--tolerance is {options.tolerance}, but --output has no .onnx or .pt2; add one")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if ".onnx" in kinds and missing:
-        raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: pip install 'tiledseg[export]'")
+        raise ConfigError(f"--output of .onnx needs {', '.join(missing)}: {install('export')}")
 
 
 def _ending(path: str) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def _export(options: Namespace) -> None:
+def _export(options: Namespace, say: Callable[[str], None]) -> None:
     check_options(options)
     from tiledseg.checkpoint.folder import checkpoint_files
     from tiledseg.inference.exports.exported import advise
@@ -103,35 +139,34 @@ def _export(options: Namespace) -> None:
             _write_card(path, trained, advice, options)
         else:
             _write_network(path, trained, advice, options)
-        answer(path)
+        say(path)
 
 
 def _write_network(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
     """The file has its name once it has been read back and gives what the network gives."""
     from tiledseg.inference.exports import exported
-    from tiledseg.inference.exports.model_cards import deepness_keys
+    from tiledseg.inference.exports.model_cards import deepness_keys, own_keys
 
-    kind, fixed = _ending(path), options.tile is not None
-    scale = SCALES[kind]
-    program = exported.export_program(trained, advice, scale, fixed)
-    x_BCHW = exported.sample_pixels(trained, advice, scale, fixed)
+    fixed, tolerance = options.tile is not None, options.tolerance or exported.TOLERANCE
+    program = exported.export_program(trained, advice, fixed)
+    x_BCHW = exported.sample_pixels(trained, advice, fixed)
+    keys = own_keys(trained, advice, tolerance)
     with replacing(path) as part:
-        if kind == ".onnx":
-            exported.write_onnx(part, program, deepness_keys(trained, advice, options.resolution))
+        if _ending(path) == ".onnx":
+            exported.write_onnx(part, program, {**deepness_keys(trained, advice, options.resolution), **keys})
             found_BKHW = exported.run_onnx(part, x_BCHW)
         else:
-            exported.write_program(part, program)
+            exported.write_program(part, program, keys)
             found_BKHW = exported.run_program(part, x_BCHW)
-        exported.check_same(trained, path, scale, found_BKHW, x_BCHW)
+        exported.check_same(trained, path, found_BKHW, x_BCHW, tolerance)
 
 
 def _write_card(path: str, trained: Trained, advice: TileAdvice, options: Namespace) -> None:
     from tiledseg.inference.exports.model_cards import stac_item
 
     weights = str(trained.checkpoint.path / "model.safetensors")
-    described = next((file for file in options.output if _ending(file) in SCALES), weights)
+    described = next((file for file in options.output if _ending(file) in _NETWORKS), weights)
     href = os.path.relpath(described, Path(path).parent)
-    kind = _ending(described)
-    item = stac_item(trained, advice, href, kind, SCALES.get(kind, 1.0), options.tile is not None)
+    item = stac_item(trained, advice, href, _ending(described), options.tile is not None)
     with replacing(path) as part:
         part.write_text(json.dumps(item, indent=1, allow_nan=False) + "\n")

@@ -7,17 +7,21 @@ from tiledseg.commands.entry import enter
 if __name__ == "__main__":
     enter("tiledseg.plan")
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import Any
 
 from tiledseg.architecture.options import ENCODERS, NORMS, PADDINGS, UPSAMPLINGS
 from tiledseg.architecture.presets import NAMES
-from tiledseg.commands.parser import Parser, add_format_option, json_map, run
+from tiledseg.commands.parser import Parser, add_format_option, json_map, make_callable, run, words_of
+from tiledseg.config.arguments import checked
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.config.run import ModelConfig
 from tiledseg.config.schedules import SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.jobs.site import SYSTEMS
+from tiledseg.system.console import answer
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 
@@ -38,10 +42,31 @@ def _main(argv: Sequence[str] | None) -> int:
         raise ConfigError(f"--store is {flags.store}, but --calibrate is not given; leave it out")
     if flags.size is None:
         raise ConfigError("--size is not given; give the side of the raster, or --calibrate OUT; see --help")
-    from tiledseg.commands.plan_flags import answer_flags  # who asks for help waits for no planner
+    from tiledseg.commands.plan_flags import answered  # who asks for help waits for no planner
 
-    answer_flags(flags)
+    found = answered(flags)
+    answer(json.dumps(found.part, indent=2) if flags.format == "json" else found.text())
     return 0
+
+
+@checked
+def plan(size: int | tuple[int, int], **flags: Any) -> dict[str, Any]:
+    """Plan a job as `tiledseg plan` does: the values that `--format json` prints.
+
+    `size`: side of the raster, or (height, width) in pixels. `flags`: any other flag of the command by its name, with
+    `_` for `-`: `gpus=64`, `grid=(4, 8)`, `gpu_memory="16GiB"`, `search=True`; `plot` and `csv` write files. Raises
+    ConfigError, GeometryError or OutputError with the line that the command prints.
+    """
+    from tiledseg.commands.plan_flags import answered
+
+    for name in ("calibrate", "store", "emit"):
+        if flags.get(name) is not None:
+            raise ConfigError(f"{name} is given, but the command alone does that: tiledseg plan --{name}")
+    parser = _parser()
+    return answered(parser.parse_args(words_of(parser, {"size": size, **flags}))).part
+
+
+make_callable(__name__, plan)
 
 
 def _check_alone(flags: Namespace, parser: Parser) -> None:
@@ -82,11 +107,11 @@ def _parser() -> Parser:
     )
     cluster = parser.add_argument_group("memory and cluster")
     cluster.add_argument("--precision", choices=tuple(ACTIVATION_BYTES), default="fp32", help="(default fp32)")
-    cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say")
+    cluster.add_argument("--gpu-memory", metavar="SIZE", help="memory of a GPU, 16GiB say (default: of the machine)")
     cluster.add_argument(
         "--memory-budget", metavar="SIZE", help="what a step may take: what is rebuilt then, and the largest tile"
     )
-    cluster.add_argument("--gpus-per-node", type=int, default=6, help="GPUs a node (default 6)")
+    cluster.add_argument("--gpus-per-node", type=int, help="GPUs a node (default: of the machine, else 6)")
     cluster.add_argument("--images", type=int, default=1, help="images an epoch (default 1)")
     cluster.add_argument("--gpus", type=int, help="GPUs in all (default: one for each tile of an image)")
     modes = parser.add_argument_group("halo modes")

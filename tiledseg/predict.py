@@ -12,6 +12,7 @@ import re
 import sys
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tiledseg.architecture.foreign import ForeignNetwork
@@ -29,7 +30,9 @@ from tiledseg.system.freed_memory import keep_freed_memory
 from tiledseg.units.widths import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
+    from tiledseg.checkpoint.folder import Checkpoint
     from tiledseg.comm.mesh import Mesh
+    from tiledseg.planning.run.parallelism import Parallelism
     from tiledseg.raster.statistics import Normalization
 
 
@@ -40,8 +43,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--which",
         choices=("latest", "best"),
-        default="latest",
-        help="of a run's checkpoints (default latest; train.best)",
+        help="of a run's checkpoints (default: the best where train.best keeps one, else the latest)",
     )
     parser.add_argument(
         "--image",
@@ -74,6 +76,12 @@ def build_parser() -> Parser:
         metavar="AREA",
         help="leave out smaller ones: as 50, in square units of the CRS, or 12px",
     )
+    parser.add_argument(
+        "--polygons-classes",
+        type=str,
+        metavar="CLASS[,CLASS]",
+        help="classes that have polygons, by name or number (default: all)",
+    )
     parser.add_argument("--area", metavar="FILE", help="polygons (GeoPackage, GeoJSON): map these only")
     own = parser.add_argument_group("a network of your own (docs/own-network.md)")
     own.add_argument(
@@ -85,6 +93,12 @@ def build_parser() -> Parser:
     own.add_argument("--bands", type=json_list, metavar="[1,2,3]", help="with --weights: bands to read (default: all)")
     own.add_argument("--mean", type=json_list, metavar="[M,...]", help="with --weights: what is taken off each band")
     own.add_argument("--deviation", type=json_list, metavar="[S,...]", help="with --weights: what it is divided by")
+    own.add_argument(
+        "--verify",
+        action=BooleanOptionalAction,
+        default=True,
+        help="first compare what was traced with the module, on a tile (default: yes)",
+    )
     parser.add_argument("--tiling.grid", dest="grid", default="auto", help="Q, [R,C] or auto (default)")
     parser.add_argument(
         "--tta",
@@ -131,6 +145,9 @@ def build_parser() -> Parser:
         "--memory.blocks", dest="blocks", default="none", help="[R,C] blocks of a tile, none, or auto (the fewest)"
     )
     parser.add_argument("--memory.store", dest="store", default="host", help="where blocks lie: see train --help")
+    parser.add_argument(
+        "--parallel.idle_ranks", dest="idle_ranks", choices=("true", "false"), default="false", help="see train --help"
+    )
     parser.add_argument("--parallel.transport", dest="transport", default="auto", help="auto, nccl, gloo or mpi")
     parser.add_argument(
         "--references",
@@ -196,6 +213,7 @@ def parse_parallel(options: Namespace) -> ParallelConfig:
         stages=options.stages,
         balance=_parse_balance(options.balance),
         schedule=options.schedule,
+        idle_ranks=options.idle_ranks == "true",
         transport=options.transport,
         deadline=options.deadline,
     )
@@ -233,6 +251,8 @@ def check_own(options: Namespace) -> None:
     """Raise ConfigError unless the network is that of a checkpoint, or a function's with weights of a file."""
     if (options.checkpoint is None) == (options.weights is None):
         raise ConfigError("give --checkpoint RUN, or --build and --weights FILE: one of the two")
+    if not options.verify and options.build is None:
+        raise ConfigError("--no-verify is given, but no --build: the network is one of ours; leave it out")
     needed = {name: getattr(options, name) for name in ("build", "classes")}
     more = {name: getattr(options, name) for name in ("classes", "arguments", "bands", "mean", "deviation")}
     if options.weights is not None:
@@ -241,7 +261,7 @@ def check_own(options: Namespace) -> None:
             raise ConfigError(f"--weights is {options.weights}, but --{missing} is not given; give it")
         if (options.mean is None) != (options.deviation is None):
             raise ConfigError("--mean and --deviation go together; give both or neither")
-        if options.which != "latest":
+        if options.which is not None:
             raise ConfigError(f"--which is {options.which}, but --weights is one file and no run; leave it out")
         return
     given = next((name for name, value in more.items() if value is not None), None)
@@ -255,7 +275,7 @@ def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
     from tiledseg.raster.statistics import given_normalization
 
     Range(2, 255).check("--classes", options.classes)
-    first = expand_sources(options.image, "--image", EVERY)[0]
+    first = expand_sources(options.image, "--image", EVERY, options.references)[0]
     with open_raster(first, options.bands, None, options.references) as reader:
         bands = reader.info.bands
     pair = None if options.mean is None else (options.mean, options.deviation)
@@ -263,9 +283,25 @@ def _own(options: Namespace) -> tuple[ForeignNetwork, Normalization]:
     return network, given_normalization(pair, bands)
 
 
+def best_note(checkpoint: Checkpoint, options: Namespace) -> str:
+    """Words on a checkpoint that was taken for its score, not for its age."""
+    best = checkpoint.saved.best
+    if options.which is not None or best is None or best.step != checkpoint.saved.step:
+        return ""
+    return f", the best by {best.score} ({best.value:.4f}); --which latest takes the newest"
+
+
 def targets(options: Namespace) -> dict[str, str | None]:
     """The output of each kind, as typed."""
     return {name: getattr(options, name) for name in ("output", "probabilities", "polygons")}
+
+
+def _parallelism(parallel: ParallelConfig) -> Parallelism:
+    """Return what is asked for; a mesh of auto may leave ranks idle, as some images are small."""
+    from tiledseg.planning.run.parallelism import parallelism
+
+    asked = parallelism(parallel)
+    return replace(asked, idle_ranks=True) if asked.mesh is None and asked.stages == 1 else asked
 
 
 def _work(
@@ -277,10 +313,12 @@ def _work(
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
     from tiledseg.planning.run.memory.blocks import BlocksAsked
-    from tiledseg.planning.run.parallelism import parallelism
 
+    taken = None
     if options.weights is None:
-        mapper = checkpoint_mapper(mesh.on_root(lambda: find_named(options.checkpoint, options.build, options.which)))
+        checkpoint = mesh.on_root(lambda: find_named(options.checkpoint, options.build, options.which))
+        mapper = checkpoint_mapper(checkpoint)
+        taken = f"network: {checkpoint.path}{best_note(checkpoint, options)}"
     else:
         network, normalization = mesh.on_root(lambda: _own(options))
         mapper = weights_mapper(network, options.weights, options.bands, normalization)
@@ -289,21 +327,23 @@ def _work(
         output="",
         grid=grid,
         precision=options.precision,
-        parallel=parallelism(parallel),
+        parallel=_parallelism(parallel),
         machine=options.machine,
         references=options.references,
         packing=Packing(options.format, options.compress),
         probability_type=options.probability_type or "float32",
         minimum_area=options.minimum_area,
+        polygons_classes=options.polygons_classes and tuple(options.polygons_classes.split(",")),
         area=options.area,
         views=options.tta,
         normalize=options.normalize,
         blocks=None if memory.blocks == NONE else BlocksAsked(memory.blocks_shape(), memory.in_file),
         store=memory.store,
+        verify=options.verify,
         inputs=tuple(options.config),
         threads=options.workers,
         prefetch=options.workers,
         verbosity=options.verbosity,
     )
     requests = mesh.on_root(lambda: each_image(request, options.image, targets(options)))
-    predict_all(requests, mapper, memory_per_rank(mesh), mesh)
+    predict_all(requests, mapper, memory_per_rank(mesh), mesh, taken)

@@ -18,7 +18,7 @@ from tiledseg.errors import ConfigError, OutputError
 from tiledseg.reporting.page import REMEDY, can_render
 from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, files_below, whole
-from tiledseg.training.run_folder.names import METRICS, PAGE
+from tiledseg.system.run_names import METRICS, PAGE
 from tiledseg.training.run_folder.page import write_report
 
 
@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(options: Namespace) -> None:
     if not can_render():
-        raise ConfigError(f"the page needs jinja2; {REMEDY}")
+        raise ConfigError(f"the page needs jinja2: {REMEDY}")
     folder = Path(options.run)
     if not (folder / METRICS).is_file():
         raise OutputError(f"--run is {options.run}, but there is no {METRICS} in it; give the folder of a run")
     output = Path(options.output) if options.output is not None else folder / PAGE
     own = [file for file in files_below(folder) if file.name != PAGE or file.parent != folder]
-    check_outputs([whole("--output", options.output or output)], [*own, *options.config])
+    check_outputs([whole("--output", options.output or output)], [*own, *options.config], folder)
     check_ending("--output", str(output), ".html", ".htm")
     write_report(folder, output)
     answer(str(output))

@@ -139,9 +139,10 @@ def plan_store(config: Config, from_flags: bool = True, classes_given: bool = Fa
     from tiledseg.raster.tile_store.writer import StorePlan
 
     data, keys = config.data, ("--images", "--labels")
-    found = find_sources(as_list(data.images), keys[0])
+    found = find_sources(as_list(data.images), keys[0], references=data.references)
     if data.labels or any(source.labels for source in found):
-        image_paths, label_paths = pair_sources(as_list(data.images), as_list(data.labels), keys)
+        pairs = pair_sources(as_list(data.images), as_list(data.labels), keys, references=data.references)
+        image_paths, label_paths = pairs
     else:
         image_paths, label_paths = tuple(source.path for source in found), ()
     reading = _reading(config, any(map(is_vector, label_paths)), from_flags)
@@ -197,13 +198,14 @@ def _work(config: Config, output: str, inputs: Sequence[str], classes_given: boo
 def _fill(config: Config, plan: StorePlan, reading: PairReading, store: StoreState, mesh: Mesh) -> None:
     """The store's missing tiles, and its final name."""
     from tiledseg.raster.finding.sources import as_list, left_out
+    from tiledseg.raster.georeferencing import code_notes
     from tiledseg.raster.info import reference_notes
     from tiledseg.raster.samples.sampling import deal
     from tiledseg.raster.tile_store.writer import publish_store
 
     if mesh.is_root and config.run.verbosity:
         warn(left_out(as_list(config.data.images), "--images"))
-        warn(reference_notes((*plan.images, *(plan.labels or ()))))
+        warn([*reference_notes((*plan.images, *(plan.labels or ()))), *code_notes(plan.images)])
     share = deal(store.missing, mesh.size, lambda t: plan.tilings[t.image].tiles[t.tile].context.area)[mesh.rank]
     _write_share(plan, reading, store, share, config.run.verbosity if mesh.is_root else 0)
     mesh.communicator.barrier()

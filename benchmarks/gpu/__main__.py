@@ -24,10 +24,10 @@ from benchmarks.gpu.wheels import install_missing
 PARTS = (
     Program("versions", 40),
     Program("one_rank_nccl", 45),
-    Program("marked_tests", 110),
+    Program("marked_tests", 150),
     Program("training_step", 110),
     Program("shared_gpu", 160),
-    Program("waiting", 40),
+    Program("waiting", 50),
     Program("memory", 45),
     Program("large_tensors", 60),
     Program("mapping", 50),

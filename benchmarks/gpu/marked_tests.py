@@ -19,6 +19,7 @@ def main() -> int:
     files = marked_files(part.small)
     part.measure("one rank", "tests", lambda: run_tests(part, [sys.executable], files, "cuda and not mpi"))
     part.measure("two ranks", "tests", lambda: two_ranks(part, files), needs=15)
+    part.measure("one rank, looking for races", "tests", lambda: sanitized(part, files), needs=30)
     return int(part.failed)
 
 
@@ -33,6 +34,12 @@ def two_ranks(part: Part, files: list[str]) -> dict[str, int]:
     part.needs_gpu()
     communicating = [path for path in files if "/comm/" in path]
     return run_tests(part, python_ranks(2), communicating, "cuda and mpi", "--only-mpi")
+
+
+def sanitized(part: Part, files: list[str]) -> dict[str, int]:
+    """Those of one rank under torch's sanitizer, which raises where two streams are not ordered."""
+    part.needs_gpu()
+    return run_tests(part, ["env", "TORCH_CUDA_SANITIZER=1", sys.executable], files, "cuda and not mpi")
 
 
 def run_tests(part: Part, python: list[str], files: list[str], mark: str, *flags: str) -> dict[str, int]:

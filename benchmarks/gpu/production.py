@@ -38,11 +38,19 @@ IGNORED = 255
 class ProductionStep:
     """One rank, one image of `size` x `size` pixels, one tile. The image is drawn; nothing is read from a disk."""
 
-    def __init__(self, unet: UNet, size: int, precision: str, device: torch.device, compiles: bool = False) -> None:
+    def __init__(
+        self,
+        unet: UNet,
+        size: int,
+        precision: str,
+        device: torch.device,
+        compiles: bool = False,
+        spread: Spread | None = None,
+    ) -> None:
         mesh = Mesh(SERIAL, SerialCommunicator(), device, "serial", platform.node())
         tiling = make_tiling((size, size), (1, 1), network_footprint(unet.graph()))
         network = build_modules(unet, seed=0)
-        parallel = ParallelRun.open(Spread(), network, mesh, precision, compiles=compiles)
+        parallel = ParallelRun.open(spread or Spread(), network, mesh, precision, compiles=compiles)
         passes = parallel.over([tiling])
         self._parts = passes.mode.share([TileReference(0, 0)])
         draw = np.random.default_rng(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.part import Part, begin_part
+from benchmarks.gpu.part import Part, SkippedError, begin_part
 from benchmarks.gpu.production import ProductionStep, drawn_sample, finish, median_seconds
 from tiledseg.architecture.unet import UNet
 from tiledseg.execution.input.carrying import bytes_on_the_way, labels, network_input, sender
 from tiledseg.execution.precision import make_deterministic
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.tiling import make_tiling
+from tiledseg.planning.run.spread import Spread
 from tiledseg.raster.samples.dataset import Sample
 
 
@@ -31,10 +34,12 @@ def main() -> int:
     part.measure("input as stored, pinned", "ms a tile", lambda: as_stored(side, part.device))
     part.measure("input as stored beside a kernel", "share hidden", lambda: hidden(part, side))
     unet = UNet(3, base_channels=4) if small else UNet(5, base_channels=64)
-    dropped = UNet(unet.levels, base_channels=unet.base_channels, dropout=0.2)
-    for name, network in (("step", unet), ("step with dropout", dropped)):
-        part.measure(f"{name}: posting and all", "ms", partial(posting, network, side, part.device))
-        part.measure(f"{name}: synchronisations", "count", partial(synchronisations, part, network, side))
+    dropped, normed = (replace(unet, **more) for more in ({"dropout": 0.2}, {"norm": "batch"}))
+    steps = ("step", unet, "read"), ("step with dropout", dropped, "read"), ("step of mode layer", normed, "layer")
+    for name, network, mode in steps:
+        part.measure(f"{name}: posting and all", "ms", partial(posting, network, side, part.device, mode))
+        part.measure(f"{name}: synchronisations", "count", partial(synchronisations, part, network, side, mode))
+    part.measure("GPU 0 beside a rank of GPU 1", "bytes", lambda: beside(part))
     return int(part.failed)
 
 
@@ -83,10 +88,10 @@ def hidden(part: Part, side: int) -> float:
     return (copy + product - together) / copy
 
 
-def posting(unet: UNet, side: int, device: torch.device) -> dict[str, float]:
+def posting(unet: UNet, side: int, device: torch.device, mode: str) -> dict[str, float]:
     """Milliseconds until `Stepper.run` returns, and until the device is done. Near each other: the host waits."""
     make_deterministic(True)
-    step = ProductionStep(unet, side, "bf16", device)
+    step = ProductionStep(unet, side, "bf16", device, spread=Spread(mode))
     try:
         posted, done = [], []
         for _ in range(5):
@@ -101,11 +106,11 @@ def posting(unet: UNet, side: int, device: torch.device) -> dict[str, float]:
     return {"posted": 1e3 * sorted(posted)[2], "done": 1e3 * sorted(done)[2]}
 
 
-def synchronisations(part: Part, unet: UNet, side: int) -> dict[str, Any]:
+def synchronisations(part: Part, unet: UNet, side: int, mode: str) -> dict[str, Any]:
     """How often a step makes the host wait, by the line that does."""
     part.needs_gpu()
     make_deterministic(True)
-    step = ProductionStep(unet, side, "bf16", part.device)
+    step = ProductionStep(unet, side, "bf16", part.device, spread=Spread(mode))
     try:
         step.run()
         with warnings.catch_warnings(record=True) as caught:
@@ -119,6 +124,32 @@ def synchronisations(part: Part, unet: UNet, side: int) -> dict[str, Any]:
         step.close()
     places = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchroniz" in str(w.message))
     return {"count": sum(places.values()), "places": dict(places)}
+
+
+SENDS = """
+import threading, torch
+from benchmarks.gpu.waiting import drawn, sender
+torch.cuda.set_device(1)
+thread = threading.Thread(target=sender(torch.device("cuda", 1)), args=(drawn(64),))
+thread.start(), thread.join(), torch.cuda.synchronize(1)
+input("sent\\n")
+"""
+
+
+def beside(part: Part) -> int:
+    """Bytes that a process takes of GPU 0 when its thread has sent a tile to GPU 1: about none, or 500 MB of a
+    context that nobody wants."""
+    part.needs_gpu()
+    if torch.cuda.device_count() < 2:
+        raise SkippedError("one GPU alone on this machine")
+    free = torch.cuda.mem_get_info(0)[0]
+    command, pipe = [sys.executable, "-c", SENDS], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None, "it has been asked for"
+        process.stdout.readline()
+        taken = free - torch.cuda.mem_get_info(0)[0]
+        process.communicate("\n", timeout=10)
+    return taken
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ MAPS = (
         "--output ROOT/run/checkpoints/step-000002/model.safetensors",
         *("model.safetensors", "is the input"),
     ),
+    predict("output-is-of-the-run", "--output ROOT/run/metrics.jsonl", "metrics.jsonl", "is of the run", "another"),
+    predict("output-is-a-mask", "--output ROOT/second.tif.MSK", "--output", "second.tif.MSK", "GDAL reads", ".msk"),
+    predict("shares-are-a-world-file", "--probabilities ROOT/image.tfw", "--probabilities", "image.tfw", "GDAL reads"),
     predict("output-is-latest", "--output ROOT/run/checkpoints/latest", "latest", "is the input"),
     predict(
         "input-at-the-temporary-name",

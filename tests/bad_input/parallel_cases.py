@@ -9,6 +9,7 @@ from tests.bad_input.case import predict, train
 _LAYER = "--train.tiles_per_step null --parallel.halo layer"
 _SCATTER = "--train.tiles_per_step null --parallel.halo scatter"
 _EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
+_IDLE = "--parallel.idle_ranks true"  # of three ranks
 
 HALO_MODES = (
     train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, scatter, layer"),
@@ -27,9 +28,11 @@ HALO_MODES = (
     train("fusion-word", f"{_LAYER} --parallel.fusion all", "parallel.fusion", "all", "auto"),
     train("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
     train("images-of-none", f"{_LAYER} --train.images_per_step 0", "train.images_per_step", "0", "at least 1"),
-    train("more-images-than-there-are", f"{_LAYER} --train.images_per_step 2", "images_per_step", "2", "at most"),
+    train(
+        "more-images-than-there-are", f"{_LAYER} {_IDLE} --train.images_per_step 2", "images_per_step", "2", "at most"
+    ),
     train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
-    train("norm-that-exchange-changes", f"{_EXCHANGE} --model.norm group", "model.norm", "group", "halo layer"),
+    train("norm-that-exchange-changes", f"{_EXCHANGE} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
     predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, scatter, layer"),
     predict("mesh-word", "--parallel.halo layer --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
     predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "scatter or layer"),
@@ -55,6 +58,9 @@ BLOCKS = (
     train("offload-by-no-name", "--memory.offload some --memory.store ROOT/folder", "memory.offload", "some", "all"),
     train("offload-to-memory", "--memory.offload all", "memory.offload", "memory.store is host", "local disk"),
     train("offload-in-blocks", f"{_BLOCKS} {_OFFLOAD}", "memory.offload", "memory.blocks", "leave offload out"),
+    train(
+        "offload-to-no-disk", "--memory.offload all --memory.store /proc", "memory.store is /proc", "no folder to write"
+    ),
     train("offload-to-nowhere", "--memory.offload all --memory.store ROOT/nowhere", "memory.store", "nowhere"),
     train("offload-beyond-the-budget", f"{_OFFLOAD} --memory.budget 1kB", "memory.budget", "memory.offload all"),
     train("offload-by-choice-to-memory", "--memory.offload auto", "memory.offload is auto", "memory.store is host"),
@@ -66,7 +72,7 @@ BLOCKS = (
     ),
     train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
     train("fusion-in-scatter", f"{_SCATTER} --parallel.fusion 2", "parallel.fusion", "2", "scatter", "layer"),
-    train("norm-that-scatter-changes", f"{_SCATTER} --model.norm group", "model.norm", "group", "halo layer"),
+    train("norm-that-scatter-changes", f"{_SCATTER} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
     train("blocks-in-scatter", f"{_SCATTER} {_BLOCKS}", "memory.blocks", "parallel.halo scatter", "layer or read"),
     train("blocks-and-fusion", f"{_LAYER} --parallel.fusion 2 {_BLOCKS}", "memory.blocks", "fusion 2", "leave one"),
     train(
@@ -83,7 +89,7 @@ BLOCKS = (
     predict("blocks-with-views", f"{_BLOCKS} --tta turns", "--tta", "turns", "--memory.blocks", "leave one out"),
     train("compile-by-no-name", "--train.compile maybe", "train.compile", "maybe", "auto, on, off"),
     train("compiled-in-blocks", f"{_BLOCKS} --train.compile on", "train.compile", "memory.blocks", "leave it out"),
-    train("compiled-layers", f"{_LAYER} --train.compile on", "train.compile", "parallel.halo", "exchange"),
+    train("compiled-layers", f"{_LAYER} {_IDLE} --train.compile on", "train.compile", "parallel.halo", "exchange"),
     train("compiled-and-recomputed", "--train.compile on --memory.recompute all", "train.compile", "memory.recompute"),
     train("blocks-of-two-tiles", f"{_BLOCKS} --train.tiles_per_batch 2", "tiles_per_batch", "memory.blocks"),
 )
@@ -162,6 +168,20 @@ PIPELINES = (
         ),
         least_ranks=3,
     ),
+    *(
+        replace(
+            each("ranks-that-match-no-mesh", f"--tiling.grid 2 {typed}", "own nothing", "start 2", "idle_ranks true"),
+            name=f"ranks-that-match-no-{word}",
+            least_ranks=3,
+        )
+        for each in (train, predict)
+        for word, typed in (
+            ("mesh", f"{_EXCHANGE if each is train else '--parallel.halo exchange'} --parallel.mesh [1,2]"),
+            ("pipeline", "--parallel.stages 2"),
+        )
+    ),
+    train("idle-ranks-without-a-mesh", "--parallel.idle_ranks true", "parallel.idle_ranks", "read", "leave"),
+    predict("idle-ranks-without-a-mesh", "--parallel.idle_ranks true", "parallel.idle_ranks", "read", "leave"),
     predict("more-stages-than-ranks", "--parallel.stages 9", "parallel.stages", "9", "ranks", "start 9"),
     predict("balance-word", "--parallel.stages 2 --parallel.balance even", "parallel.balance", "even", "auto"),
 )

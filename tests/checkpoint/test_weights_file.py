@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from tiledseg.checkpoint.weights_file import read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
+from tiledseg.inference.mapper import fill
 
 STATE = {"conv1.weight": torch.arange(6.0).view(1, 6, 1, 1), "bn1.num_batches_tracked": torch.tensor(3)}
 
@@ -58,3 +59,45 @@ def test_prefixes_of_wrappers_are_stripped_where_that_leads_to_a_wanted_name() -
     }
     with pytest.raises(CheckpointError, match="two tensors of the file are 'conv'"):
         strip_prefixes({"module.conv": one, "conv": one}, {"conv"})
+
+
+def _odd_tensors() -> dict[str, torch.Tensor]:
+    plain = torch.ones(2, 3, 1, 1)
+    return {
+        "complex64, strided": plain.to(torch.complex64),
+        "int64, strided": plain.to(torch.int64),
+        "bool, strided": plain.to(torch.bool),
+        "float8_e4m3fn, strided": plain.to(torch.float8_e4m3fn),
+        "float32, sparse_coo": plain.to_sparse(),
+        "float32, sparse_csr": plain[:, :, 0, 0].to_sparse_csr(),
+        "qint8, strided": torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8),
+        "qint8, strided by channel": torch.quantize_per_channel(plain, torch.ones(2), torch.zeros(2), 0, torch.qint8),
+        "float32, meta": plain.to("meta"),
+        "float32, nested": torch.nested.nested_tensor([plain[0], plain[1]]),
+    }
+
+
+@pytest.mark.parametrize("kind", _odd_tensors())
+def test_tensors_that_copying_would_change_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1), torch.nn.BatchNorm2d(2))
+    path = tmp_path / "a.pth"
+    torch.save({**module.state_dict(), "0.weight": _odd_tensors()[kind]}, path)
+    words = (
+        rf"a.pth: '0.weight' is {kind.partition(' by')[0]}, of the network's float32, strided; give it as float32 or"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        fill(module, str(path))
+    torch.save({**module.state_dict(), "1.num_batches_tracked": torch.tensor(1.5)}, path)
+    with pytest.raises(CheckpointError, match=r"'1.num_batches_tracked' is float32, strided, of the network's int64"):
+        fill(module, str(path))
+
+
+def test_real_numbers_of_another_width_are_copied(tmp_path: Path) -> None:
+    module = torch.nn.Conv2d(3, 2, 1)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        torch.save(
+            {name: torch.full_like(w, 0.5, dtype=dtype) for name, w in module.state_dict().items()}, tmp_path / "a"
+        )
+        fill(module, str(tmp_path / "a"))
+        assert module.weight.dtype == torch.float32
+        assert set(module.weight.flatten().tolist()) == {0.5}

@@ -12,7 +12,7 @@ from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Facts, Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
 from tiledseg.execution import memory as module
-from tiledseg.execution.memory import memory_per_rank
+from tiledseg.execution.memory import memory_per_rank, ranks_sharing
 
 FREE = 1000 << 20
 
@@ -39,6 +39,14 @@ def test_ranks_on_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> 
     """Also where the launcher does not say how many there are."""
     facts = [Facts("a", 1, None)] * 3 + [Facts("b", 1, None)]
     assert [planned(monkeypatch, facts, rank, "cpu") for rank in (0, 3)] == [int(FREE * 0.6 / 3), int(FREE * 0.6)]
+
+
+def test_ranks_share_a_way_to_their_host_where_they_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one visible GPU a rank each has a way of its own, though each calls its GPU the first; a disk they share."""
+    facts = {"cuda": [Facts("a", 1, f"gpu-{k}") for k in range(4)], "cpu": [Facts("a", 1, None)] * 4}
+    monkeypatch.setattr(module, "gather_facts", lambda communicator, device, host: facts[device.type])
+    mesh = Mesh(replace(SERIAL, rank=2, size=4, local_size=4), SerialCommunicator(), torch.device("cuda:0"), "mpi", "a")
+    assert [ranks_sharing(mesh, torch.device(name)) for name in ("cuda:0", "cpu")] == [1, 4]
 
 
 def test_all_ranks_plan_with_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

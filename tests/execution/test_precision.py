@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.law.test_devices import tiled_step
-from tiledseg.execution.precision import make_deterministic, use_one_kernel
+from tiledseg.errors import ConfigError
+from tiledseg.execution.precision import make_deterministic, naming_disorder, use_one_kernel
 
 CPU = torch.device("cpu")
 FLAGS = (
@@ -47,7 +48,7 @@ def test_deterministic_training_does_not_fill_new_memory() -> None:
     assert not torch.empty(1 << 12).isnan().all()
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
 def test_no_result_stands_in_memory_that_nobody_wrote(precision: str) -> None:
     """New memory filled with NaN changes no bit of a step."""
     make_deterministic(True)
@@ -57,3 +58,13 @@ def test_no_result_stands_in_memory_that_nobody_wrote(precision: str) -> None:
     filled_loss, filled = tiled_step(CPU, precision)
     assert loss == filled_loss
     assert all(torch.equal(found[name], filled[name]) for name in found)
+
+
+def test_a_kernel_without_an_order_is_named_in_a_line() -> None:
+    """Other errors pass as they are."""
+    words = "grid_sampler_2d_backward_cuda does not have a deterministic implementation"
+    line = f"^train.deterministic is true, but {words}; give train.deterministic false$"
+    with pytest.raises(ConfigError, match=line), naming_disorder():
+        raise RuntimeError(f"{words}, but you set 'torch.use_deterministic_algorithms(True)'. You can\nturn it off")
+    with pytest.raises(RuntimeError, match="other"), naming_disorder():
+        raise RuntimeError("other")

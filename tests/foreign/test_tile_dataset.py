@@ -129,8 +129,8 @@ def test_a_sampler_deals_one_order(files: tuple[list[str], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"grid": (2, 2, 7)}, "tiling.grid is"),
-        ({"grid": 2.0}, "tiling.grid is 2.0"),
+        ({"grid": (2, 2, 7)}, "grid is"),
+        ({"grid": 2.0}, "grid is 2.0"),
         ({"halo": 2.5}, "halo is 2.5"),
         ({"halo": "3"}, "halo is 3"),
         ({"warp": True}, "warp is True, but labels are not given"),

@@ -233,7 +233,7 @@ def test_a_run_is_that_of_one_rank(precision: str, shared: Path, meshes: dict[st
             data=replace(config.data, **paths),
             model=replace(config.model, norm="batch"),
             train=replace(config.train, epochs=epochs, images_per_step=2),
-            **({"parallel": ParallelConfig(halo="layer", mesh=[1, 1])} | given),
+            **({"parallel": ParallelConfig(halo="layer", mesh=[1, 1], idle_ranks=True)} | given),
         )
 
     expected = mesh.on_root(lambda: run(several("steps-alone", 3), alone()))

@@ -52,7 +52,7 @@ def test_losses_are_the_same_to_the_last_bit(mode: str, shared: Path, meshes: di
     budget = int(SHARE * _needed(preparation.question, preparation.plan))
     kept = run(config, mesh)
     assert len(losses(kept)) == 2
-    assert losses(run(in_mode(shared, mode, "budget", MemoryConfig(budget=budget)), mesh)) == losses(kept)
+    assert losses(run(in_mode(shared, mode, "budget", MemoryConfig(budget=f"{budget}B")), mesh)) == losses(kept)
     rebuilt = json.loads((shared / f"{mode}-budget" / "summary.json").read_text())["rebuilt"]
     assert rebuilt["bytes"] <= budget < rebuilt["bytes_kept_all"]
     assert rebuilt["tensors"]
@@ -94,7 +94,7 @@ def test_blocks_that_a_budget_demands_give_the_losses_of_the_whole(
     with pytest.raises(BudgetError):
         plan_run(replace(question, memory=budget, budgeted=True, blocks=None))
     expected = run(whole, mesh)
-    found = run(asked("budget", MemoryConfig(budget=budget, store=str(shared))), mesh)
+    found = run(asked("budget", MemoryConfig(budget=f"{budget}B", store=str(shared))), mesh)
     assert len(losses(expected)) == 2
     assert losses(found) == pytest.approx(losses(expected), rel=1e-12)
     assert found[-1]["val"]["loss"] == pytest.approx(expected[-1]["val"]["loss"], rel=1e-12)

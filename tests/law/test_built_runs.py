@@ -37,7 +37,7 @@ def test_losses_and_weights_are_those_of_one_rank(shared: Path, meshes: dict[str
         "layer": ParallelConfig(halo="layer"),
     }
     if mesh.size > 1:
-        modes["stages"] = ParallelConfig(stages=min(3, mesh.size))
+        modes["stages"] = ParallelConfig(stages=min(3, mesh.size), idle_ranks=mesh.size == 4)
     expected = losses(mesh.on_root(lambda: run(built(shared, "alone", ParallelConfig()), alone())))
     weights = load_file(find_checkpoint(shared / "alone").path / "model.safetensors")
     assert sorted(weights) == sorted(Somebody().state_dict())
@@ -89,3 +89,20 @@ def test_weights_that_differ_between_ranks_are_refused_on_all(shared: Path, mesh
         run(replace(config, model=ModelConfig(build="tests.foreign.wrong:by_rank")), mesh)
     mesh.communicator.barrier()
     assert not (shared / "differing" / "checkpoints").exists()
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+@pytest.mark.usefixtures("without_plots")
+def test_a_network_that_is_not_its_graph_ends_on_all_ranks(shared: Path, meshes: dict[str, Mesh]) -> None:
+    """In each mode; not where the check is switched off."""
+    mesh = meshes["gloo"]
+    modes = {"read": {}, "exchange": {"halo": "exchange"}, "layer": {"halo": "layer"}, "stages": {"stages": 2}}
+    for mode, keys in modes.items():
+        config = built(shared, f"sly-{mode}", ParallelConfig(**keys))
+        config = replace(config, train=replace(config.train, epochs=1, validate_every=1))
+        model = ModelConfig(build="tests.foreign.sly:in_training")
+        with pytest.raises(ConfigError, match="SmallOnly computes in training what its graph does not"):
+            run(replace(config, model=model), mesh)
+        mesh.communicator.barrier()
+    assert len(losses(run(replace(config, model=replace(model, verify=False)), mesh))) == 1

@@ -152,3 +152,17 @@ def test_without_a_compiler_it_is_refused_in_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler; install g\+\+, or give off"):
         compiled.check_compiler(torch.device("cpu"))
+
+
+def test_a_gpu_without_a_c_compiler_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a kernel that is made beforehand: triton alone does not suffice."""
+
+    def fail(function: object) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nMore lines")
+
+    monkeypatch.setattr(torch, "compile", fail)
+    with pytest.raises(
+        ConfigError, match=r"for cuda:0 \(Failed to find C compiler\..*\); install triton and a C comp"
+    ) as why:
+        compiled.check_compiler(torch.device("cuda:0"))
+    assert "\n" not in str(why.value)

@@ -9,17 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-from tests.law.cases import relative
+from tests.law.cases import KEY, relative
+from tests.law.every_layer import EveryLayer, ForeignLayers
 from tests.pipeline.undivided import Drawn, Result, network_of, result_of, undivided
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import autocast, make_deterministic
-from tiledseg.models.network import Tensors
+from tiledseg.geometry.graph import Graph, Node
+from tiledseg.geometry.layers.border import Border
+from tiledseg.geometry.layers.convolutions import Convolution
+from tiledseg.geometry.layers.resampling import Upsample
+from tiledseg.models.dropout import set_dropout_key
+from tiledseg.models.network import Tensors, build_modules
 from tiledseg.pipeline.executor import PipelineExecutor
 from tiledseg.pipeline.partition import split_network
 from tiledseg.pipeline.schedule import Settings
@@ -106,3 +113,47 @@ def distance(found: Result, reference: Result) -> float:
         for result in (found, reference)
     ]
     return relative(*pair)
+
+
+@dataclass(frozen=True)
+class Bicubic:
+    """Upsampling by four pixels a dim, twice, between reflections."""
+
+    bands: int = 2
+    classes: int = 3
+    norm: str = "none"
+
+    def graph(self) -> Graph:
+        nodes = (
+            Border(2, 2, 0.0, "reflect"),
+            Convolution(4, 3),
+            Upsample("bicubic"),
+            Convolution(4, 1),
+            Upsample("bicubic", 3),
+        )
+        return Graph(tuple(Node(f"node{k}", layer) for k, layer in enumerate((*nodes, Convolution(3, 1)))))
+
+
+@pytest.mark.parametrize(
+    "kind", [EveryLayer(), EveryLayer(True), ForeignLayers(), ForeignLayers(True), Bicubic()], ids=str
+)
+def test_every_layer_trains_in_one_order(kind: Any, device: torch.device) -> None:
+    """Where deterministic algorithms are asked for: gradients as in float64 on the CPU, and the same bits twice."""
+
+    def gradients(device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+        network = build_modules(kind, seed=0).to(device, dtype, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        set_dropout_key(network, KEY)
+        draw = torch.Generator().manual_seed(1)
+        x_BCHW = (
+            torch.randn(1, 2, 32, 24, generator=draw).to(device, dtype).contiguous(memory_format=torch.channels_last)
+        )
+        y_BKHW = network(x_BCHW)
+        (y_BKHW * torch.randn(y_BKHW.shape, generator=draw).to(device, dtype)).sum().backward()
+        return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+
+    make_deterministic(True)
+    first, second = gradients(device, torch.float32), gradients(device, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    wanted = torch.cat([gradient.flatten() for gradient in gradients(CPU, torch.float64)])
+    found = torch.cat([gradient.flatten() for gradient in first]).cpu().double()
+    assert (found - wanted).norm() <= BOUNDS["fp32"] * wanted.norm()

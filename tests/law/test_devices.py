@@ -20,8 +20,8 @@ from tiledseg.training.steps.step import Stepper, StepRules
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CASE = Case(UNet(3, 2, 3, 4, "same", "pixel", "transposed", 0.25, bands=3, classes=4), (3, 2))
 BOUNDS = {"fp64": 1e-11, "fp32": 1e-4}
-# bfloat16 keeps 8 bits, and each tile's weight gradient is rounded to them on its own.
-BFLOAT16_BOUND = 0.03
+# bfloat16 keeps 8 bits, fp16 11, and each tile's weight gradient is rounded to them on its own.
+HALVES = {"bf16": 0.03, "fp16": 0.004}
 
 
 @pytest.fixture(params=DEVICES)
@@ -56,10 +56,11 @@ def test_a_step_over_tiles_is_the_undivided_networks(device: torch.device, preci
     assert distance(found, expected.gradients) < BOUNDS[precision]
 
 
-def test_autocast_keeps_the_law_to_its_own_rounding(device: torch.device) -> None:
-    (loss, found), (whole_loss, whole) = (tiled_step(device, "bf16", grid) for grid in (CASE.grid, (1, 1)))
-    assert loss == pytest.approx(whole_loss, rel=BFLOAT16_BOUND)
-    assert distance(found, whole) < BFLOAT16_BOUND
+@pytest.mark.parametrize("precision", HALVES)
+def test_autocast_keeps_the_law_to_its_own_rounding(precision: str, device: torch.device) -> None:
+    (loss, found), (whole_loss, whole) = (tiled_step(device, precision, grid) for grid in (CASE.grid, (1, 1)))
+    assert loss == pytest.approx(whole_loss, rel=HALVES[precision])
+    assert distance(found, whole) < HALVES[precision]
 
 
 def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:

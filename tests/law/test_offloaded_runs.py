@@ -106,7 +106,7 @@ def test_what_a_budget_has_leave_changes_no_loss(mode: str, shared: Path, meshes
     config = in_mode(shared, mode, "all-kept", MemoryConfig())
     budget = int(SHARE * preparation.prepare(config, 1 << 40, mesh.size).plan.memory)
     kept = run(config, mesh)
-    memory = MemoryConfig(budget=budget, offload="auto", store=str(shared))
+    memory = MemoryConfig(budget=f"{budget}B", offload="auto", store=str(shared))
     left = in_mode(shared, mode, "left", memory)
     assert losses(run(left, mesh)) == losses(kept)
     planned = preparation.prepare(left, 1 << 40, mesh.size).plan.offloaded

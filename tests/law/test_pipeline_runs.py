@@ -35,11 +35,11 @@ def split(ranks: int, kind: str) -> ParallelConfig | None:
     if kind == "replicas" and ranks >= 4:
         return ParallelConfig(stages=2)
     if kind == "exchange" and ranks >= 4:
-        return ParallelConfig(stages=2, halo="exchange", mesh=[2, 1], schedule="gpipe")
+        return ParallelConfig(stages=2, halo="exchange", mesh=[2, 1], schedule="gpipe", idle_ranks=ranks > 4)
     if kind == "layer" and ranks >= 4:
-        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], recompute=["always", "never"])
+        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], recompute=["always", "never"], idle_ranks=ranks > 4)
     if kind == "folded layer" and ranks >= 4:
-        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], schedule="folded")
+        return ParallelConfig(stages=2, halo="layer", mesh=[2, 1], schedule="folded", idle_ranks=ranks > 4)
     return ParallelConfig(stages=ranks) if kind == "1f1b" else None
 
 
@@ -163,7 +163,8 @@ def test_a_run_goes_on_with_another_split(shared: Path, reference: list[dict], m
     for stages in {1, min(2, mesh.size), min(3, mesh.size)}:
         folder = shared / f"on-{stages}"
         mesh.on_root(lambda folder=folder: shutil.copytree(shared / "begun", folder))  # type: ignore[misc]
-        onward = replace(whole, parallel=ParallelConfig(stages=stages), run=RunConfig(str(folder), 0))
+        spread = ParallelConfig(stages=stages, idle_ranks=stages > 1)
+        onward = replace(whole, parallel=spread, run=RunConfig(str(folder), 0))
         assert losses(run(onward, mesh)) == pytest.approx(losses(reference), rel=1e-12)
 
 

@@ -119,7 +119,11 @@ def test_a_run_ends_early_after_the_same_epoch(
     assert wanted["stopped_early"]
     assert 2 < wanted["epochs"] < 12 or score == "loss"
     for how in hows:
-        parallel = ParallelConfig(stages=min(mesh.size, 2)) if how == "stages" else ParallelConfig(halo=how)
+        parallel = (
+            ParallelConfig(stages=min(mesh.size, 2), idle_ranks=mesh.size > 2)
+            if how == "stages"
+            else ParallelConfig(halo=how)
+        )
         found = ended(f"early-{score}-{how}", parallel, mesh)
         assert found == {**wanted, "value": pytest.approx(wanted["value"], rel=1e-9)}
 

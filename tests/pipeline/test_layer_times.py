@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.tracing.cases import traced
+from tiledseg.architecture.gated_scnn import GatedSCNN
 from tiledseg.architecture.options import NORMS, UPSAMPLINGS
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import GeometryError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.pipeline import layer_times
-from tiledseg.pipeline.layer_times import LayerTime, measure_layer_times
+from tiledseg.pipeline.layer_times import LayerTime, can_be_measured, measure_layer_times
 from tiledseg.planning.step.cost import layer_costs
 from tiledseg.tracing.allocations import AllocationMeter
 
@@ -47,6 +49,15 @@ def test_every_layer_has_its_times(unet: UNet) -> None:
         assert all(t == LayerTime(0, 0) for n, t in found.items() if "norm" in n)
     if unet.dropout == 0:
         assert all(t == LayerTime(0, 0) for n, t in found.items() if "dropout" in n)
+
+
+def test_layers_after_an_image_mean_have_their_times() -> None:
+    """Its result is one value expanded to all pixels, and so is a gradient that goes through a sum."""
+    graph = GatedSCNN("resnet18", 8, bands=3, classes=2).graph()
+    times = measure_layer_times(graph, 3, (64, 96), CPU, torch.float32, repeats=1)
+    after = [n for n, node in enumerate(graph.nodes) if any("mean" in source for source in node.inputs)]
+    assert after
+    assert all(times[n].forward > 0 and times[n].backward > 0 for n in after)
 
 
 def test_a_heavy_convolution_takes_longer_than_a_light_one() -> None:
@@ -143,3 +154,13 @@ def test_a_disturbance_for_a_while_spoils_one_round_alone(monkeypatch: pytest.Mo
     times = measure_layer_times(unet.graph(), unet.bands, (16, 16), CPU, torch.float32)
     assert set(times) == {LayerTime(1.0, 2.0), LayerTime(0.0, 0.0)}
     assert set(rounds.values()) == {3}
+
+
+@pytest.mark.parametrize("name", ["Mixed", "Mirrored", "Spacious", "Parsing"])
+def test_layers_of_traced_networks_are_measured_or_said_to_be_none(name: str) -> None:
+    """Kernels that are no squares, comparisons; means of parts of the image have no module of a description alone."""
+    graph = traced(name).graph
+    assert can_be_measured(graph) == (name != "Parsing")
+    if name != "Parsing":
+        times = measure_layer_times(graph, 3, (16, 16), torch.device("cpu"), torch.float32, repeats=1)
+        assert len(times) == len(graph)

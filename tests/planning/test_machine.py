@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine, parse_bandwidth, parse_flops, parse_latency
 from tiledseg.planning.step.halo_traffic import Sent
+from tiledseg.units.byte_sizes import parse_bytes
+from tiledseg.user_files.machine import find_machine
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,22 @@ def test_seconds() -> None:
     assert machine.message_seconds(Sent(3, 10**9)) == pytest.approx(1.00003)
     assert machine.all_reduce_seconds(1, 10**9, 1) == 0
     assert machine.all_reduce_seconds(1, 10**9, 4) == pytest.approx(1.5 + 4e-5)
+
+
+@pytest.mark.parametrize("text", ["16", "0.5", "1000000"])
+def test_bytes_that_are_no_memory_have_lost_their_unit(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"memory '{text}' has no unit; give {text}GiB, or {text}B for"):
+        parse_bytes(text)
+    assert (parse_bytes("16B"), parse_bytes("17179869184")) == (16, parse_bytes("16GiB"))
+
+
+@pytest.mark.parametrize(
+    "text", ["secret", "- secret\n", "secret: secret\n", "root:secret:0:0\nuser:secret\n", "3\n", ""]
+)
+def test_of_a_file_that_is_no_profile_nothing_is_printed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"a.txt is no machine's profile, which has name, .*; give one of --calibrate"
+    ) as error:
+        find_machine(str(tmp_path / "a.txt"))
+    assert "secret" not in str(error.value)

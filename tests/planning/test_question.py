@@ -18,7 +18,7 @@ from tiledseg.units.byte_sizes import parse_bytes
         ("1.5TiB", 3 * 2**39),
         ("2kB", 2000),
         ("2KiB", 2048),
-        ("12345", 12345),
+        ("1234567", 1234567),
         ("12345B", 12345),
     ],
 )

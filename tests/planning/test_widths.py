@@ -48,7 +48,10 @@ def test_plan_and_train_choose_the_same_grid(data: DataConfig, precision: str, r
         model = replace(MODEL, norm=norm)
         question = Question((150, 230), build_network(model, 3, 2), precision=precision, gpu_memory=memory, gpus=ranks)
         config = Config(
-            data=data, model=model, train=TrainConfig(precision=precision), parallel=ParallelConfig(halo=halo)
+            data=data,
+            model=model,
+            train=TrainConfig(precision=precision),
+            parallel=ParallelConfig(halo=halo, idle_ranks=ranks > 1 and halo == "layer"),
         )
         prepared = prepare(config, memory, ranks)
         assert plan_tiling(question).grid == prepared.training.tilings[0].grid

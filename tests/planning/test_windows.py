@@ -54,6 +54,11 @@ def test_small_windows_go_together_through_a_batch_norm_and_take_memory_together
 def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> None:
     """One, unless more are asked for; ranks take whole batches."""
     eight = replace(asked("batch", exact=False, halo="layer"), windows=Windows(32, 8, False), images_per_step=8)
+    with pytest.raises(
+        ConfigError, match=r"6 of 8 ranks own nothing: .* start 2 ranks, a smaller train.tiles_per_batch"
+    ):
+        plan_run(replace(eight, ranks=8, tiles_per_batch=4))
+    eight = replace(eight, parallel=replace(eight.parallel, idle_ranks=True))
     for ranks, memory in itertools.product((1, 2, 8), (10**6, 10**12)):
         plan = plan_run(replace(eight, ranks=ranks, memory=memory))
         assert (plan.tiles_per_batch, plan.spread.mesh.replicas) == (1, ranks)
@@ -61,7 +66,7 @@ def test_small_windows_that_go_together_run_at_once_the_same_on_any_ranks() -> N
         assert (plan.tiles_per_batch, plan.spread.mesh.replicas) == (4, min(ranks, 2))
     (note,) = plan_run(replace(eight, ranks=3, tiles_per_batch=4)).warnings
     assert "1 of 3 ranks own nothing" in note
-    assert "steps of 8 images in batches of 4; use fewer ranks, a smaller train.tiles_per_batch" in note
+    assert "steps of 8 images in batches of 4; start 2 ranks, a smaller train.tiles_per_batch" in note
     needed = [plan_run(replace(eight, tiles_per_batch=count, ranks=2)) for count in (1, 3, 8, 100)]
     assert [plan.tiles_per_batch for plan in needed] == [1, 3, 8, 8]
     assert [plan.spread.mesh.replicas for plan in needed] == [2, 2, 1, 1]

@@ -11,12 +11,13 @@ import pytest
 
 from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
+from tiledseg.errors import install
 from tiledseg.report import main
 from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
 from tiledseg.reporting.page import Report, diagrams_of, render
+from tiledseg.system.run_names import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
-from tiledseg.training.run_folder.names import METRICS, PAGE
 from tiledseg.training.run_folder.page import page_of
 from tiledseg.training.run_folder.report import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
@@ -117,7 +118,7 @@ def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
     assert page_of(tmp_path) == killed
     (tmp_path / "summary.json").write_text(json.dumps({**told, "finished": True, "seconds": 3.0}))
     done = page_of(tmp_path)
-    assert (done.state, done.facts[-1]) == ("finished", ("wall time", "3 s", "1 rank, last start"))
+    assert (done.state, done.facts[-1]) == ("finished", ("wall time", "3 s", "1 rank, all starts"))
 
 
 def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +176,7 @@ def test_a_page_that_cannot_be_made_stops_no_run(
     monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
     journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [], SCENE)
     for reason, damage in (
-        ("jinja2 is not installed; install it", lambda: monkeypatch.setattr(page, "can_render", lambda: False)),
+        ("jinja2 is not installed: pip install", lambda: monkeypatch.setattr(page, "can_render", lambda: False)),
         ("holds what no run has written", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
     ):
         damage()
@@ -193,7 +194,7 @@ def test_without_jinja2_the_command_says_so(
 ) -> None:
     monkeypatch.setattr("tiledseg.report.can_render", lambda: False)
     assert main(["--run", str(made)]) == 2
-    assert capfd.readouterr().err == "error: the page needs jinja2; install it with: pip install 'tiledseg[report]'\n"
+    assert capfd.readouterr().err == f"error: the page needs jinja2: {install('report')}\n"
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.03, 0.031), (-5, 1e9), (1, 2), (7, 40)])

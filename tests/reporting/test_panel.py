@@ -8,7 +8,7 @@ from PIL import Image
 
 from tiledseg.reporting import panel as drawing
 from tiledseg.reporting.panel import draw_panel, write_panel
-from tiledseg.reporting.pictures import BLANK, RIGHT, WRONG, as_picture, class_picture, error_picture
+from tiledseg.reporting.pictures import BLANK, RIGHT, as_picture, class_picture, error_picture
 
 LEGEND = [("water", (1, 2, 200)), ("a class of a name much too long for its place in the legend", (7, 150, 9))]
 
@@ -40,7 +40,12 @@ def test_a_long_name_stays_in_its_place() -> None:
 
 def test_errors_and_ignored_pixels() -> None:
     labels_HW, map_HW = np.array([[0, 1, 255, 1]], np.uint8), np.array([[0, 0, 1, 255]], np.uint8)
-    assert error_picture(labels_HW, map_HW, 255)[0].tolist() == [list(c) for c in (RIGHT, WRONG, BLANK, BLANK)]
+    one, two = colours = [(1, 1, 1), (2, 2, 2)]
+    missed, false = (
+        error_picture(*pair, colours, 255)[0].tolist() for pair in ((labels_HW, map_HW), (map_HW, labels_HW))
+    )
+    assert missed == [list(c) for c in (RIGHT, two, BLANK, BLANK)], "of the labels"
+    assert false == [list(c) for c in (RIGHT, one, BLANK, BLANK)], "of the map"
     assert class_picture(labels_HW, [(1, 1, 1), (2, 2, 2)])[0].tolist() == [[1] * 3, [2] * 3, list(BLANK), [2] * 3]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from benchmarks.foreign_networks import MANY
 from benchmarks.foreign_networks import NETWORKS as PACKAGED
 from benchmarks.foreign_networks import Foreign as Source
 from tests.law.cases import Case
@@ -22,7 +24,7 @@ WRITTEN = {
     style.__name__: Source("tests", HERE, lambda _, style=style: Outer(style(8), classes=2))
     for style in (Pointed, Squeezed, Mixed, *STYLES.values())
 } | {unet.__name__: Source("tests", HERE, lambda _, unet=unet: unet(classes=2)) for unet in (PaddingUNet, AlignedUNet)}
-NETWORKS = PACKAGED | WRITTEN
+NETWORKS = PACKAGED | WRITTEN | (MANY if os.environ.get("FOREIGN_NETWORKS") == "many" else {})
 
 
 @dataclass(frozen=True)

@@ -229,10 +229,44 @@ class Spacious(nn.Module):
         return y + z + functional.interpolate(functional.avg_pool2d(x, 4), scale_factor=4, mode="bicubic")
 
 
+class NormAct(nn.BatchNorm2d):
+    """Batch norm with its activation in one module, as timm's: it counts by itself and calls the function."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        weights = self.running_mean, self.running_var, self.weight, self.bias
+        return functional.relu(functional.batch_norm(input, *weights, self.training, self.momentum or 0.0, self.eps))
+
+
+class Functions(nn.Module):
+    """Layers called as functions, by tensors of its own: as they are, laid out anew, scaled, or not moved in training;
+    and a tensor joined with one of no channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = NormAct(channels)
+        self.kernel = nn.Parameter(torch.randn(3, 3, channels, channels) / 9)
+        self.scale = nn.Parameter(torch.rand(1, channels) + 0.5)
+        self.register_buffer("mean", torch.randn(channels))
+        self.register_buffer("variance", torch.rand(channels) + 0.5)
+        self.register_buffer("blur", torch.rand(channels, 1, 2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale.reshape(-1)
+        y = functional.conv2d(self.norm(x), self.kernel.permute(3, 2, 0, 1).flip(-1, -2), scale.view(-1), padding=1)
+        y = functional.batch_norm(y, self.mean, self.variance, weight=1 + scale)
+        y = functional.group_norm(y, 2, scale * 2, None)
+        y = functional.conv_transpose2d(y, self.blur * scale.view(-1, 1, 1, 1), stride=2, groups=y.shape[1])
+        empty = torch.empty([y.shape[0], 0, *y.shape[2:]], dtype=y.dtype)
+        y = torch.cat([y.new_empty(y.shape[0], 0, *y.shape[2:]), y], dim=1)
+        return x + functional.avg_pool2d(torch.cat([y, empty], dim=1), 2)
+
+
 STYLES = {
     style.__name__: style
     for style in (
         *(ChannelNorm, Inverted, Pyramid, Exchanging, Unpooling, Gate, Weighted, Shuffled, Mirrored),
-        *(Parsing, Attending, Spacious),
+        *(Parsing, Attending, Spacious, Functions),
     )
 }

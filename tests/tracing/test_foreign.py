@@ -37,7 +37,7 @@ def test_the_graph_gives_what_the_module_gives(name: str) -> None:
     found = []
     for each in (network, module):
         each.zero_grad()
-        _without_dropout(each.train())
+        _without_dropout(each.train(not NETWORKS[name].maps))
         with torch.random.fork_rng():
             y_BCHW = _first(each(x_BCHW), NETWORKS[name].outputs if each is module else None)
         y_BCHW.square().mean().backward()
@@ -88,9 +88,10 @@ def test_ranks_that_share_an_image(name: str, meshes: dict[str, Mesh]) -> None:
 
 
 @pytest.mark.mpi(min_size=3)
-@pytest.mark.parametrize("name", [name for name in SHARED if name not in ("Mixed", "Weighted")])
+@pytest.mark.parametrize("name", [name for name in SHARED if name not in ("Mixed", "Weighted", "Functions")])
 def test_three_stages(name: str, meshes: dict[str, Mesh]) -> None:
-    """The whole image in one micro-batch: loss and gradients, of all stages together."""
+    """The whole image in one micro-batch: loss and gradients, of all stages together. Networks with one weight in
+    several layers are left out, which stages refuse."""
     torch.set_num_threads(1)
     mesh, case = meshes["gloo"], ForeignCase(Foreign(name), (1, 1))
     if mesh.size != 3:

@@ -96,6 +96,12 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "noise": (lambda x: x + 0.1 * torch.randn(1), "draws numbers in evaluation too"),
     "noise, written": (lambda x: x + torch.empty(4, 1, 1, dtype=x.dtype).normal_(), "draws torch's random numbers"),
     "noise of Python": (lambda x: x * random.random(), "random numbers"),
+    "places of truths": (lambda x: torch.where(x > 0)[0], "reads"),
+    "counted truths": (lambda x: x / (x > 0).sum((2, 3), keepdim=True), "convert them before, as by .to(x.dtype)"),
+    "weights of the input": (
+        lambda x: functional.group_norm(x, 2, x.mean((0, 2, 3))),
+        "of which a tile has a part only",
+    ),
     "channels again": (lambda x: x.repeat(1, 2, 1, 1), "repeat one channel"),
     "a value": (lambda x: x / float(x.abs().max()), "reads the values of a tensor"),
 }
@@ -185,3 +191,45 @@ class CoarserMean(nn.Module):
 def test_a_mean_over_a_coarser_tensor_says_what_to_do() -> None:
     with pytest.raises(GeometryError, match="take it of a tensor as large as what it is joined to"):
         trace(CoarserMean(), 3)
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    x = x.roll(1, dims=2)
+    return x.roll(1, dims=2)
+
+
+class OfOneSize(nn.Module):
+    """A position embedding of 112 x 112 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.rand(1, 3, 112, 112))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.places
+
+
+def test_like_places_are_one_line_from_the_package_on() -> None:
+    said = r": \(1\) [^/]*, test_refused.py:\d+\) moves [^/]*\(2 such places\)$"
+    with pytest.raises(ConfigError, match=said):
+        trace(Written(_twice).eval(), 3)
+
+
+def test_a_fixed_size_is_said() -> None:
+    with pytest.raises(ConfigError, match="it runs on 112 x 112 pixels: a size is fixed in it"):
+        trace(OfOneSize().eval(), 3)
+
+
+ODD: dict[str, Function] = {
+    "names of NumPy": lambda x: x * x.mean(axis=(2, 3), keepdims=True),
+    "nothing joined": lambda x: torch.cat([x, torch.empty(0)], axis=-3),
+    "all by name": lambda x: torch.add(input=torch.relu(input=x), other=x, alpha=2),
+    "a place that is chosen": lambda x: x.argmax(1, keepdim=True).to(x.dtype) * x,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_unusual_arguments_are_exact(name: str) -> None:
+    module = Written(ODD[name]).double().eval()
+    x_BCHW = torch.randn(1, 3, 40, 56, dtype=torch.float64)
+    torch.testing.assert_close(trace(module, 3)(x_BCHW), module(x_BCHW), rtol=1e-12, atol=1e-12)

@@ -14,6 +14,8 @@ from tiledseg.architecture.unet import UNet
 from tiledseg.comm.launch import SERIAL
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.collectives import SerialCommunicator
+from tiledseg.errors import TiledsegError
+from tiledseg.execution.agreement import check_finite
 from tiledseg.execution.input import carrying
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.geometry.halo import network_footprint
@@ -84,6 +86,26 @@ def test_a_step_of_four_tiles_waits_once(case: str, most: int, monkeypatch: pyte
     places = run(CASES[case](), monkeypatch).places
     assert sum(places.values()) == most, places
     assert all(place.startswith("step_loss.py") for place in places), places
+
+
+def test_a_checkpoint_is_looked_at_in_one_wait_unless_something_is_wrong() -> None:
+    """Finite numbers whose sum is none are right; a number that is none is named."""
+    network = build_modules(UNet(2, base_channels=4, norm="batch"), seed=0)
+    optimizer = torch.optim.AdamW(network.parameters())
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    mesh = Mesh(SERIAL, SerialCommunicator(), CPU, "serial", "here")
+    with HostWaits() as waits:
+        check_finite(network, optimizer, mesh, 1)
+    assert sum(waits.places.values()) == 1, waits.places
+    name, weight = next(iter(network.named_parameters()))
+    with torch.no_grad():
+        weight.fill_(3e38)
+        check_finite(network, optimizer, mesh, 1)
+        weight.view(-1)[3] = torch.nan
+    with pytest.raises(TiledsegError, match=f"{name} is not finite after step 1"):
+        check_finite(network, optimizer, mesh, 1)
 
 
 def test_reads_and_pageable_copies_are_waits_and_the_host_s_own_are_none() -> None:

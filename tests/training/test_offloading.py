@@ -17,6 +17,7 @@ import pytest
 from tests.crash.runs import Material
 from tiledseg.memory import offload
 from tiledseg.memory.disk import file_store
+from tiledseg.planning.memory import store as planned
 from tiledseg.train import main
 from tiledseg.training.run_folder.journal import Journal
 
@@ -30,6 +31,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder in which nothing is left, by threads that have ended."""
     monkeypatch.setattr(offload, "LEAST", 1)
+    monkeypatch.setattr(planned, "LEAST", 1)
     folder = tmp_path / "store"
     folder.mkdir()
     yield folder

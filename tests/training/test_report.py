@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
+from tiledseg.system.run_names import METRICS
 from tiledseg.training.run_folder import report
-from tiledseg.training.run_folder.names import METRICS
 from tiledseg.training.run_folder.report import (
     MetricsLog,
     check_lines,

@@ -52,6 +52,7 @@ OTHERS: dict[str, Any] = {
     "parallel.schedule": "gpipe",
     "parallel.micro_batches": 2,
     "parallel.recompute": "always",
+    "parallel.idle_ranks": True,
     "parallel.transport": "gloo",
     "parallel.deadline": 60.0,
     "parallel.machine": "summit",
@@ -110,7 +111,7 @@ ELSEWHERE |= {
     f"data.{key}" for key in ("split", "split_share", "split_gap", "split_seed")
 }  # tests/training/test_area_runs.py
 ELSEWHERE |= {f"model.{key}" for key in ("freeze_norm", "encoder", "pretrained", "image_mean", "edge_band")}
-ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments")}
+ELSEWHERE |= {f"model.{key}" for key in ("build", "arguments", "verify")}
 ELSEWHERE |= {
     f"train.{key}"
     for key in (*EDGE_KEYS, "focal_gamma", "tversky_alpha", "tversky_beta", "boundary_radius", "early_stop")
@@ -118,7 +119,8 @@ ELSEWHERE |= {
 ELSEWHERE |= {"optimizer.momentum"}  # of sgd: test_momentum_starts_anew
 ELSEWHERE |= {"memory.store", "memory.offload"}  # of no use without each other: tests/test_train.py, test_offloading
 ELSEWHERE |= {f"train.{key}" for key in ("sampling", "window", "windows_per_step", "window_halo")}
-"""Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`."""
+"""Keys that do not change alone: in `test_resume_sources`, `test_first_weights`, `test_build`, `test_windows`,
+`test_verify`."""
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +263,9 @@ def test_momentum_starts_anew(material: Material, tmp_path: Path, there: float, 
     assert [entry.changed["optimizer.momentum"] for entry in newest.saved.resumed] == [{"from": there, "to": here}]
 
 
-@pytest.mark.parametrize(("there", "here"), [("fp64", "fp32"), ("fp32", "fp64"), ("fp32", "bf16")])
+@pytest.mark.parametrize(
+    ("there", "here"), [("fp64", "fp32"), ("fp32", "fp64"), ("fp32", "bf16"), ("fp32", "fp16"), ("fp16", "fp64")]
+)
 def test_another_precision_is_converted(material: Material, tmp_path: Path, there: str, here: str) -> None:
     config = config_of(material, tmp_path / "run", precision=there)
     config.data.val_images, config.data.val_labels = [], []

@@ -80,3 +80,14 @@ def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tiledseg.execution.passes.part_passes.SerialPasses.train", fail)
     with pytest.raises(MemoryLimitError, match=r"a step was planned to take \d+ bytes; use "):
         train(Material.make(tmp_path), tmp_path / "run", "auto")
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 2), (2, 3)])
+def test_a_refused_budget_proposes_one_grid_that_would_do(grid: tuple[int, int]) -> None:
+    kept = question(1 << 40, ranks=1, grid=grid)
+    asked = replace(kept, memory=plan_run(kept).memory // 4)
+    with pytest.raises(BudgetError) as error, naming_settings(asked):
+        plan_run(asked)
+    proposed = re.findall(r"grid \[(\d+),(\d+)\]", str(error.value))
+    assert len(proposed) == 1
+    assert plan_run(replace(asked, grid=(int(proposed[0][0]), int(proposed[0][1])))).memory <= asked.memory

@@ -64,7 +64,7 @@ def _foreign(model: ModelConfig, build: str, bands: int, classes: int) -> Networ
     default = ModelConfig()
     for field in fields(ModelConfig):
         given = getattr(model, field.name)
-        if field.name not in ("build", "arguments", *OF_TRAINING) and given != getattr(default, field.name):
+        if field.name not in ("build", "arguments", "verify", *OF_TRAINING) and given != getattr(default, field.name):
             raise ConfigError(
                 f"model.{field.name} is {given}, but {build} builds the network; leave it out, or say it in "
                 "model.arguments"

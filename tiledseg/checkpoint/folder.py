@@ -160,16 +160,18 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {k: v.clone() if number else v for group in groups for number, (k, v) in enumerate(group.items())}
 
 
-def find_checkpoint(path: str | Path, which: str = _LATEST) -> Checkpoint:
+def find_checkpoint(path: str | Path, which: str | None = _LATEST) -> Checkpoint:
     """The checkpoint at `path`: a run's folder, its `checkpoints` folder, or one checkpoint; files are verified.
 
-    `which`: `latest` or `best` of a run. Raises CheckpointError where there is none or a file is damaged.
+    `which`: `latest` or `best` of a run, None for the best where one is kept. Raises CheckpointError where there is
+    none or a file is damaged.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"no checkpoint at {path}: nothing there; give a run's folder or a checkpoint")
     for candidate in (path / "checkpoints", path):
         if (candidate / _LATEST).is_file():
+            which = which or (BEST if (candidate / BEST).is_file() else _LATEST)
             if not (candidate / which).is_file():
                 raise CheckpointError(f"{path} keeps no {which} checkpoint: {_NO_BEST}")
             return verified(candidate / _named_by(candidate / which))
@@ -178,7 +180,7 @@ def find_checkpoint(path: str | Path, which: str = _LATEST) -> Checkpoint:
             f"no checkpoint at {path}: neither checkpoints/{_LATEST} nor {MANIFEST} is in it; give a run's folder or "
             "a checkpoint"
         )
-    if which != _LATEST:
+    if which not in (None, _LATEST):
         raise CheckpointError(f"{path} is one checkpoint, of which none is the {which}; give the run's folder")
     return verified(path)
 

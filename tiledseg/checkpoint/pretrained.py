@@ -15,7 +15,7 @@ import torch
 from tiledseg.architecture.network import Pretrainable
 from tiledseg.checkpoint.check import sha256
 from tiledseg.checkpoint.saved_state import Origin
-from tiledseg.checkpoint.weights_file import check_finite, read_state_dict, strip_prefixes
+from tiledseg.checkpoint.weights_file import check_finite, check_kind, read_state_dict, strip_prefixes
 from tiledseg.errors import CheckpointError
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.records import dataclass
@@ -49,6 +49,8 @@ def load_pretrained(path: str, network: Pretrainable) -> FirstWeights:
     left = _left_out(found, held.values())
     _check(path, network, held, left)
     first = next(iter(sources.values()))
+    for name, source in held.items():
+        check_kind(path, source, found[source], own[name])
     tensors = {
         name: _fitted(path, source, found[source], own[name].shape, source == first) for name, source in held.items()
     }

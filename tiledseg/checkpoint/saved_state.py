@@ -75,6 +75,21 @@ class Best:
 
 
 @dataclass(frozen=True)
+class LossScale:
+    """A factor of a run's mean loss in fp16, so that small gradients are not rounded to 0, and the steps since it last
+    changed. Its first value and its rule are those of torch.amp.GradScaler."""
+
+    value: float = 65536.0
+    good_steps: int = 0
+
+    def after(self, finite: bool) -> LossScale:
+        """The scale of the next step: half where a gradient was not finite, twice after 2000 steps in a row."""
+        if not finite:
+            return LossScale(self.value / 2)
+        return LossScale(self.value * 2) if self.good_steps == 1999 else LossScale(self.value, self.good_steps + 1)
+
+
+@dataclass(frozen=True)
 class FoundSettings:
     """What `parallel.auto` has found for so many ranks: the groups `tiling` and `parallel` as somebody would give them
     by hand, and why these. `blocks`: rows and columns of `memory.blocks`, None where tiles are computed whole."""
@@ -91,7 +106,7 @@ class SavedState:
     """`step` steps are done and `position` is the next one's; `marks` as `Course` has them; `sampling`: what the order
     of the steps depends on; `sources` and `judged` (none in older checkpoints): the images that it learned from, and
     those that it was validated on, as they were; `class_weights`: of the loss, none where all are 1; `found`: what
-    `config` leaves to the program."""
+    `config` leaves to the program; `loss_scale`: of fp16."""
 
     config: Config
     network: Network
@@ -108,6 +123,7 @@ class SavedState:
     class_weights: tuple[float, ...] = ()
     best: Best | None = None
     found: FoundSettings | None = None
+    loss_scale: LossScale | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -142,6 +158,9 @@ def parse_state(state: Any) -> SavedState:
     _check_progress(saved)
     _check_weights(saved)
     _check_best(saved)
+    scale = saved.loss_scale
+    if scale is not None and not (1 <= scale.value < math.inf and 0 <= scale.good_steps < 2000):
+        raise MalformedError(f"state.loss_scale is {quoted(asdict(scale))}, which no run has")
     return saved
 
 

@@ -91,6 +91,8 @@ def fits(hint: Any, value: Any) -> bool:
         return isinstance(value, dict) and all(fits(inner[1], one) for one in value.values())
     if hint is Any:
         return True
+    if origin is typing.Literal:
+        return value in inner
     return type(value) in ((int, float) if hint is float else (hint,)) and abs_fits(value)
 
 
@@ -111,6 +113,8 @@ def in_words(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(in_words(one) for one in inner)
+    if origin is typing.Literal:
+        return " or ".join(inner)
     if origin in (list, tuple):
         return "a list of such: " + in_words(inner[0])
     return "a map" if origin is dict else _WORDS.get(hint, "as it should be")

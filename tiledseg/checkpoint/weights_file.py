@@ -19,6 +19,11 @@ from tiledseg.checkpoint.typed_json import quoted
 from tiledseg.errors import CheckpointError
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")  # under which training scripts keep it
+_KINDS = (
+    (torch.float32, torch.float16, torch.bfloat16, torch.float64),  # not float8, whose scales stand elsewhere
+    (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    (torch.complex64, torch.complex128),
+)
 _PREFIX = re.compile(r"^(module|model|backbone|encoder)\.")  # what wrappers put before a network's own names
 
 
@@ -41,6 +46,23 @@ def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
             "a safetensors file"
         ) from None
     return _tensors(path, found)
+
+
+def check_kind(path: str, name: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Raise CheckpointError for a tensor that copying would change: complex, whole or quantised numbers for real ones,
+    or no dense values (sparse, nested, on the device meta)."""
+    dense = found.layout == torch.strided and not (found.is_nested or found.is_quantized or found.is_meta)
+    kind = next((kind for kind in _KINDS if wanted.dtype in kind), (wanted.dtype,))
+    if not dense or found.dtype not in kind:
+        layout = "nested" if found.is_nested else "meta" if found.is_meta else _word(found.layout)
+        raise CheckpointError(
+            f"{path}: '{name}' is {_word(found.dtype)}, {layout}, of the network's {_word(wanted.dtype)}, strided; "
+            f"give it as {' or '.join(map(_word, kind))}, strided"
+        )
+
+
+def _word(of_torch: torch.dtype | torch.layout) -> str:
+    return str(of_torch).removeprefix("torch.")
 
 
 def check_finite(path: str, name: str, weight: torch.Tensor) -> None:

@@ -18,24 +18,28 @@ from tiledseg.errors import InputError
 def joined_mesh() -> Iterator[Mesh]:
     """The mesh of all ranks of torch's default process group. Collective.
 
-    Where there is none, ranks that a launcher has started get one, which stays: it is the program's from then on. The
+    Where there is none, ranks that a launcher has started get one, which stays until the program's exit closes it. The
     mesh has a process group of its own, so that its messages and the program's never meet; it ends with the mesh, but
     not where a rank fails by itself, whose peers learn of it by the end of its process. The group is Gloo's: tensors of
     GPUs travel through host memory (a command's own mesh has NCCL).
     """
     import torch.distributed as dist
 
+    from tiledseg.comm.transports.process_groups import close_at_exit
+
     launch = detect(os.environ)
-    if not (dist.is_available() and dist.is_initialized()):
+    owns_default = not (dist.is_available() and dist.is_initialized())
+    if owns_default:
         opened = open_mesh(launch, os.environ, "auto" if launch.size == 1 else "gloo")
         if launch.size == 1:
             yield opened
             return
+    close_at_exit(owns_default)
     mesh = _over_default_group()
     try:
         yield mesh
-    except InputError as error:
-        if is_agreed(error):
+    except Exception as error:  # not InputError by name: where the interpreter ends this generator, the name is gone
+        if isinstance(error, InputError) and is_agreed(error):
             mesh.close()
         raise
     mesh.close()

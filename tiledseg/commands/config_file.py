@@ -16,10 +16,16 @@ from tiledseg.config.parallel import FOUND
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, WriteError
 from tiledseg.system.console import answer
-from tiledseg.user_files.yaml_text import check_keys, check_words, read_yaml
+from tiledseg.user_files.yaml_text import ambiguity, check_keys, check_words, read_yaml
 
 _GROUPS: dict[str, Any] = {group.name: group.default_factory for group in fields(Config)}
 _KNOWN = {name: {key.name for key in fields(kind)} for name, kind in _GROUPS.items()}
+_NUMBERS = {
+    f"--{name}.{key.name}"
+    for name, kind in _GROUPS.items()
+    for key in fields(kind)
+    if re.search("int|float", str(key.type))
+}
 
 
 class _Parser(ArgumentParser):
@@ -214,6 +220,8 @@ def _check_files(arguments: Sequence[str]) -> set[str]:
             values = {**values, "parallel": {}}
         found |= check_keys(path, values, _KNOWN).keys()
     for word, given in _given(arguments):
+        if word in _NUMBERS and (words := ambiguity(given)):
+            raise ConfigError(f"{word} is {words}")
         short = (word, given) == ("--parallel", AUTO)
         if word.startswith("--") and word[2:] in _KNOWN and not given.lstrip().startswith("{") and not short:
             raise ConfigError(f"{word} takes a map of keys, not '{shown(given)}'; give {word}.KEY, or --config FILE")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
+from typing import Any, NamedTuple
 
 from tiledseg.architecture.network import Network
 from tiledseg.architecture.presets import PRESETS, build_network
 from tiledseg.config.checks import MOST, Range
 from tiledseg.config.memory import RECOMPUTE as NODES
 from tiledseg.config.run import ModelConfig
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, install
 from tiledseg.planning.answer.report import Planned, plan
 from tiledseg.planning.answer.stages import ask_stages, parse_counts, parse_modes
 from tiledseg.planning.answer.table import table
@@ -24,7 +24,6 @@ from tiledseg.planning.jobs.script import batch_script, parse_minutes
 from tiledseg.planning.jobs.site import Site, find_site
 from tiledseg.planning.question import Question
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.system.console import answer
 from tiledseg.system.outputs import check_ending, check_outputs, whole
 from tiledseg.system.writing import replacing
 from tiledseg.units.byte_sizes import parse_bytes
@@ -35,16 +34,21 @@ _SEARCHED = (
 _MODEL_FLAGS = ("levels", "convs_per_level", "kernel", "base_channels", "padding", "norm", "upsampling", "encoder")
 
 
-def answer_flags(flags: Namespace) -> None:
-    """Prints the plan or the batch script, and draws the picture. Raises ConfigError, OutputError."""
+class Answered(NamedTuple):
+    """An answer as plain values, and what makes its text: a table, or a batch script."""
+
+    part: dict[str, Any]
+    text: Callable[[], str]
+
+
+def answered(flags: Namespace) -> Answered:
+    """Make the plan that the flags ask for, and draw its picture. Raises ConfigError, OutputError."""
     if flags.csv is not None and flags.scaling is None:
         raise ConfigError(f"--csv is {flags.csv}, but --scaling is not given; leave it out")
     if flags.scaling is not None:
-        _scaling(flags)
-        return
+        return _scaling(flags)
     if flags.search:
-        _search(flags)
-        return
+        return _search(flags)
     if flags.images_per_step is not None:
         raise ConfigError(f"--images-per-step is {flags.images_per_step}, but --search is not given; leave it out")
     question = _question(flags)
@@ -54,14 +58,11 @@ def answer_flags(flags: Namespace) -> None:
     planned = plan(question, _stages(flags))
     if flags.plot is not None:
         _plot(flags.plot, question, planned)
-    if emit is not None:
-        answer(emit(question, planned))
-    else:
-        answer(json.dumps(planned.answer, indent=2) if flags.format == "json" else table(question, planned.answer))
+    return Answered(planned.answer, lambda: emit(question, planned) if emit else table(question, planned.answer))
 
 
-def _search(flags: Namespace) -> None:
-    """Prints the best settings, or the batch script of the winner."""
+def _search(flags: Namespace) -> Answered:
+    """The best settings, or the batch script of the winner."""
     from tiledseg.planning.answer.search import search_part, search_table, searchable, searched
     from tiledseg.planning.jobs.searched import searched_job
 
@@ -69,11 +70,11 @@ def _search(flags: Namespace) -> None:
     job = _job_asked(flags)
     question = searchable(_question(flags), _grid(flags.grid) if flags.grid else None)
     found = searched(question, images)
-    if job is not None:
-        answer(batch_script(job[0], searched_job(question, images, found.winner, *job)))
-        return
     part = search_part(question, images, found)
-    answer(json.dumps({"search": part}, indent=2) if flags.format == "json" else search_table(part))
+    if job is not None:
+        script = batch_script(job[0], searched_job(question, images, found.winner, *job))
+        return Answered({"search": part}, lambda: script)
+    return Answered({"search": part}, lambda: search_table(part))
 
 
 def _emitted(flags: Namespace) -> Callable[[Question, Planned], str] | None:
@@ -99,8 +100,8 @@ def _images_per_step(flags: Namespace, word: str) -> int:
     return images
 
 
-def _scaling(flags: Namespace) -> None:
-    """Prints how the time goes down with the GPUs."""
+def _scaling(flags: Namespace) -> Answered:
+    """How the time goes down with the GPUs."""
     from tiledseg.planning.answer.scaling import scaling_csv, scaling_part, scaling_table, scaling_title
     from tiledseg.planning.answer.search import searchable
     from tiledseg.planning.search.scaling import parse_range
@@ -123,7 +124,7 @@ def _scaling(flags: Namespace) -> None:
             path.write_text(scaling_csv(part), encoding="utf-8")
     if plotter is not None:
         plotter.write_scaling_plot(flags.plot, part, scaling_title(question, images, numbers))
-    answer(json.dumps({"scaling": part}, indent=2) if flags.format == "json" else scaling_table(part))
+    return Answered({"scaling": part}, lambda: scaling_table(part))
 
 
 def _job_asked(flags: Namespace) -> tuple[Site, int] | None:
@@ -158,7 +159,7 @@ def _plotter(name: str) -> ModuleType:
     try:
         return import_module(f"tiledseg.planning.answer.plots.{name}")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--plot needs {error.name}, which is not installed; pip install 'tiledseg[plot]'") from None
+        raise ConfigError(f"--plot needs {error.name}, which is not installed: {install('plot')}") from None
 
 
 def _network(flags: Namespace) -> Network:
@@ -173,19 +174,20 @@ def _network(flags: Namespace) -> Network:
 def _question(flags: Namespace) -> Question:
     from tiledseg.planning.question import Question
 
+    machine = _machine(flags)
     return Question(
         size=_two("--size", flags.size),
         network=_network(flags),
         grid=_grid(flags.grid or ["8"]),
         stride=flags.stride,
         precision=flags.precision,
-        gpu_memory=None if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
+        gpu_memory=machine.memory if flags.gpu_memory is None else parse_bytes(flags.gpu_memory),
         memory_budget=None if flags.memory_budget is None else parse_bytes(flags.memory_budget),
         gpus_per_node=flags.gpus_per_node,
         images=flags.images,
         gpus=flags.gpus,
         mesh=None if flags.mesh is None else _two("--mesh", flags.mesh),
-        machine=_machine(flags),
+        machine=machine,
         window=flags.window,
         recompute=flags.recompute if flags.recompute in NODES else "auto",
     )
@@ -224,7 +226,9 @@ def _machine(flags: Namespace) -> Machine:
         return replace(Machine(), **given)  # type: ignore[arg-type]  # three of its figures
     from tiledseg.user_files.machine import find_machine  # YAML, which few plans read
 
-    return Machine.known(find_machine(flags.machine), **given)
+    profile = find_machine(flags.machine)
+    node = flags.gpus_per_node or profile.ranks_per_host
+    return Machine.known(replace(profile, ranks_per_host=node), **given)
 
 
 def _model(flags: Namespace) -> ModelConfig:

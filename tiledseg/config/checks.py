@@ -108,7 +108,9 @@ def check_value(key: str, value: object, described: Field[Any]) -> None:
         raise ConfigError(f"{key} is null; give a value, or leave it out")
     allowed = range_of(described)
     for part in _parts(value):
-        if isinstance(part, str) and (allowed is None or "str" in str(described.type)):
+        if isinstance(part, str) and (
+            allowed is None or {"str", "Literal"} & set(re.findall(r"\w+", str(described.type)))
+        ):
             _check_text(key, part)
         elif allowed is not None and part is not None and not isinstance(part, Mapping):  # a record is read elsewhere
             allowed.check(key, part, value)

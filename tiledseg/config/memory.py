@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from dataclasses import dataclass
 
 from tiledseg.config.checks import AUTO, check_values, number, one_of, rows_cols, shown
@@ -112,9 +112,17 @@ class MemoryConfig:
         return self.store != HOST
 
     def check_folder(self) -> None:
-        """Raise ConfigError for a store that is no folder to write to."""
-        if self.in_file and not (os.path.isdir(self.store) and os.access(self.store, os.W_OK)):
-            raise ConfigError(f"memory.store is {self.store}, which is no folder to write to; give one on a local disk")
+        """Raise ConfigError for a store that takes no file: one without a name is written there."""
+        if not self.in_file:
+            return
+        try:
+            with tempfile.TemporaryFile(dir=self.store) as file:
+                file.write(bytes(1 << 12))
+        except OSError as error:
+            raise ConfigError(
+                f"memory.store is {self.store}, which is no folder to write to ({error.strerror}); "
+                "give one on a local disk"
+            ) from None
 
     def bytes(self) -> int | None:
         """Of the budget; None for auto."""

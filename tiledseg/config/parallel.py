@@ -39,6 +39,7 @@ class ParallelConfig:
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: a shorthand of memory.recompute for stages: compute a stage's forward pass again in place of keeping
             its activations: never, except_last or always, for all stages, or a list with one of them for each
+        idle_ranks: let ranks that own nothing wait in place of refusing a job that has more ranks than its mesh
         transport: auto, nccl, gloo or mpi
         deadline: seconds after which a job ends in which no rank makes progress, naming the rank that is stuck or dead
             (default: 600, and in a training step 20 times the longest time without progress in those before, at
@@ -59,6 +60,7 @@ class ParallelConfig:
     schedule: str = "1f1b"
     micro_batches: int | None = number(None, 1, MOST)
     recompute: list[str] | str = NEVER
+    idle_ranks: bool = False
     transport: str = "auto"
     deadline: float | None = number(None, 1.0, 30 * 86400.0)
     machine: str | None = None
@@ -110,6 +112,11 @@ class ParallelConfig:
             raise ConfigError(
                 f"parallel.overlap is true, but parallel.halo is {self.halo}, which has nothing to overlap; leave "
                 "overlap out, or set parallel.halo to layer"
+            )
+        if self.idle_ranks and not (self.shares_images or self.stages > 1 or self.auto):
+            raise ConfigError(
+                "parallel.idle_ranks is true, but with parallel.halo read and one stage there is no mesh to be outside "
+                "of; leave idle_ranks out"
             )
 
     def _check_pipeline(self) -> None:

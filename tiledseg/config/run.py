@@ -78,6 +78,7 @@ class ModelConfig:
         build: a network of your own: package.module:function, which is imported, called with bands, classes and
             `arguments`, and returns a torch.nn.Module (docs/own-network.md)
         arguments: names and values that the function is called with besides
+        verify: whether what was traced of it is compared with the module itself before the first step
     """
 
     name: str = "unet"
@@ -96,6 +97,7 @@ class ModelConfig:
     edge_band: bool = False
     build: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
+    verify: bool = True
 
     def check(self) -> None:
         check_values("model", self)
@@ -213,8 +215,9 @@ class Config:
 
     def check(self) -> None:
         """Raise ConfigError for the first value that cannot be, before anything else is done."""
-        groups = self.data, self.tiling, self.model, self.parallel, self.memory, self.optimizer, self.train, self.run
-        for group in groups:
+        for name, group in vars(self).items():
+            if not hasattr(group, "check"):
+                raise ConfigError(f"{name} is {shown(group)}; give a {name.capitalize()}Config, or leave it out")
             group.check()
         recompute_of(self.memory, self.parallel)
         self._check_windows()
@@ -225,16 +228,24 @@ class Config:
                 f"train.augment_each is tile, but with parallel.halo {self.parallel.halo} neighbours share images; use "
                 "image, or parallel.halo read"
             )
-        if self.train.tiles_per_step is not None and self.tiling.grid == "auto":
+        if self.train.given_tiles is not None and self.tiling.grid == "auto":
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step} with tiling.grid auto: the batch would depend on "
                 "the machine; give a grid, or leave tiles_per_step out"
             )
-        if self.train.tiles_per_step is not None and self.parallel.shares_images:
+        if self.train.given_tiles is not None and self.parallel.shares_images:
             raise ConfigError(
                 f"train.tiles_per_step is {self.train.tiles_per_step}, but with parallel.halo {self.parallel.halo} "
                 "neighbours share whole images; leave it out and use train.images_per_step, or use parallel.halo read"
             )
+
+    @property
+    def chooses_tiles(self) -> bool:
+        """Whether the grid and the tiles of a step are left to the program, and a step may have any."""
+        train, parallel = self.train, self.parallel
+        free = train.tiles_per_step == AUTO and self.tiling.grid == AUTO and train.images_per_step == 1
+        alone = not (parallel.shares_images or parallel.auto or parallel.stages > 1 or self.memory.in_blocks)
+        return free and alone and train.sampling == "tiles"
 
     def _check_auto(self) -> None:
         """A search prices steps of whole images whose result no settings change."""
@@ -242,7 +253,7 @@ class Config:
             return
         conflicts = (
             ("parallel.exact", self.parallel.exact, True, "nothing but exact settings is looked at"),
-            ("train.tiles_per_step", self.train.tiles_per_step, None, "the result would depend on the grid"),
+            ("train.tiles_per_step", self.train.given_tiles, None, "the result would depend on the grid"),
             ("train.sampling", self.train.sampling, "tiles", "windows are no part of the predicted time"),
             ("train.augment_each", self.train.augment_each, "image", "the result would depend on the grid"),
             ("memory.blocks", self.memory.blocks if self.memory.in_blocks else AUTO, AUTO, "the search finds them"),

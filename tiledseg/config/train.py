@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from tiledseg.config.augmentation import EACH, augmentation
 from tiledseg.config.best import check_best
@@ -20,8 +20,9 @@ class TrainConfig:
     """The training loop.
 
     Args:
-        epochs: passes over the training images
-        tiles_per_step: the global batch in tiles, whatever the number of ranks (default: all tiles of whole images)
+        epochs: passes over the training images; auto: 500 steps' worth where tiles_per_step is chosen too, else one
+        tiles_per_step: the global batch in tiles, whatever the number of ranks; null: all tiles of whole images; auto:
+            4, fewer of few tiles, where tiling.grid is auto too and tiles change nothing, else null (docs/training.md)
         images_per_step: the global batch in whole images, where tiles_per_step is not given
         loss: cross_entropy, focal, dice, tversky, boundary, or a map of some to how much each counts, as
             {cross_entropy: 1, dice: 1} (docs/training.md)
@@ -42,7 +43,7 @@ class TrainConfig:
             batch, at most; auto: one, of tiles in fp64 as many as fit and pay (docs/plan.md)
         compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
             which is off as long as nothing has been measured (docs/gpu.md)
-        precision: fp32, bf16 (autocast) or fp64
+        precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/training.md), or fp64
         seed: of weights, shuffling and dropout
         checkpoint_every: steps between checkpoints; one more is written at the end, or at a wall-time signal
         keep_checkpoints: how many to keep, the newest first
@@ -65,8 +66,8 @@ class TrainConfig:
         augment_each: what has a draw of its own: image, or tile (with parallel.halo read)
     """
 
-    epochs: int = number(1, 1, MOST)
-    tiles_per_step: int | None = number(None, 1, MOST)
+    epochs: int | Literal["auto"] = number(AUTO, 1, MOST)
+    tiles_per_step: int | Literal["auto"] | None = number(AUTO, 1, MOST)
     images_per_step: int = number(1, 1, MOST)
     loss: str | dict[str, float] = number("cross_entropy", 0.0, 1e6, above=True)
     focal_gamma: float = number(2.0, 0.0, 100.0)
@@ -115,13 +116,16 @@ class TrainConfig:
                 "out, or give train.augment"
             )
         one_of("train.precision", self.precision, tuple(ACTIVATION_BYTES))
-        check_best(self.best, self.early_stop, self.epochs, self.validate_every)
+        for key in ("epochs", "tiles_per_step"):
+            if isinstance(value := getattr(self, key), str):
+                one_of(f"train.{key}", value, (AUTO, "a number from 1 on"))
+        self.check_best()
         check_loss({key.name: (getattr(self, key.name), key.default) for key in fields(self)})
         if isinstance(self.class_weights, str):
             one_of("train.class_weights", self.class_weights, ("none", MEDIAN_FREQUENCY))
         self.batch()
         one_of("train.compile", self.compiles(), (AUTO, "on", "off"))
-        if self.tiles_per_step is not None and self.images_per_step != 1:
+        if self.given_tiles is not None and self.images_per_step != 1:
             raise ConfigError(
                 f"train.tiles_per_step is {self.tiles_per_step} and train.images_per_step {self.images_per_step}; "
                 "give one of them"
@@ -130,6 +134,16 @@ class TrainConfig:
     def compiles(self) -> str:
         """auto, on or off; the last two are yes and no to YAML."""
         return {True: "on", False: "off"}[self.compile] if isinstance(self.compile, bool) else self.compile
+
+    def check_best(self) -> None:
+        """Raise ConfigError for a score that no validation finds; as long as the epochs are auto any number may be."""
+        epochs = MOST if isinstance(self.epochs, str) else self.epochs
+        check_best(self.best, self.early_stop, epochs, self.validate_every)
+
+    @property
+    def given_tiles(self) -> int | None:
+        """Tiles of a step where they are given; None for whole images, or auto."""
+        return None if isinstance(self.tiles_per_step, str) else self.tiles_per_step
 
     def batch(self) -> int | None:
         """Tiles of a batch, or None for auto."""
@@ -140,7 +154,7 @@ class TrainConfig:
 
     def _check_windows(self) -> None:
         drawn = self.sampling == "windows"
-        if (self.skip_empty or self.balance_classes) and self.tiles_per_step is None and not drawn:
+        if (self.skip_empty or self.balance_classes) and self.given_tiles is None and not drawn:
             key = "skip_empty is true" if self.skip_empty else f"balance_classes is {self.balance_classes}"
             raise ConfigError(
                 f"train.{key}, but a step takes whole images; give train.tiles_per_step, or train.sampling windows"
@@ -152,9 +166,9 @@ class TrainConfig:
                 raise ConfigError(f"train.sampling is {self.sampling} and train.{key} {value or 'not given'}; {remedy}")
         if not drawn and self.window_halo != "exact":
             raise ConfigError("train.window_halo is none and train.sampling tiles; give train.sampling windows")
-        others = {"tiles_per_step": None, "images_per_step": 1, "augment_each": "image"}
-        for key, default in others.items():
-            if drawn and getattr(self, key) != default:
+        others = {"tiles_per_step": (AUTO, None), "images_per_step": (1,), "augment_each": ("image",)}
+        for key, defaults in others.items():
+            if drawn and getattr(self, key) not in defaults:
                 raise ConfigError(
                     f"train.{key} is {getattr(self, key)} and train.sampling windows, which have windows_per_step, "
                     "and a draw each; leave it out"

@@ -25,10 +25,20 @@ def memory_per_rank(mesh: Mesh) -> int:
     A GPU's free memory is divided among the ranks on that GPU, whatever number each calls it by; a host's among the
     ranks on that host.
     """
-    facts = gather_facts(mesh.communicator, mesh.device, mesh.host)
-    own = facts[mesh.rank]
-    sharing = sum((fact.host, fact.gpu) == (own.host, own.gpu) for fact in facts)
+    sharing = ranks_sharing(mesh, mesh.device)
     return min(mesh.communicator.gather_objects(int(_free_memory(mesh.device) * _SHARE / sharing)))
+
+
+def ranks_sharing(mesh: Mesh, device: torch.device) -> int:
+    """Return how many ranks have this rank's GPU, or, where `device` is a CPU, this rank's host. Collective."""
+    facts = gather_facts(mesh.communicator, device, mesh.host)
+    own = facts[mesh.rank]
+    return sum((fact.host, fact.gpu) == (own.host, own.gpu) for fact in facts)
+
+
+def free_memory(mesh: Mesh, device: torch.device) -> int:
+    """Bytes that this rank may fill on a device besides what it holds: its part of what is free now. No message."""
+    return int(_free_memory(device) * _SHARE / mesh.launch.local_size)
 
 
 def _free_memory(device: torch.device) -> int:
@@ -61,8 +71,15 @@ def check_weights(network: Network, copies: int, precision: str, mesh: Mesh) -> 
         )
 
 
+def reset_peak(device: torch.device) -> None:
+    """Forget what a GPU held before, in `peak_memory`; a process's resident set cannot."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> int:
-    """The largest memory this rank has held: GPU memory allocated, or the process's resident set. Bytes."""
+    """The largest memory this rank has held: GPU memory allocated since `reset_peak`, or the process's resident set.
+    Bytes."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

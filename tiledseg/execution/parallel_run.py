@@ -17,7 +17,7 @@ from tiledseg.execution.halos.halo_modes import ExchangeMode, LayerMode, ReadMod
 from tiledseg.execution.halos.part import HaloMode
 from tiledseg.execution.halos.scatter_mode import ScatterMode
 from tiledseg.execution.passes.part_passes import Passes, SerialPasses
-from tiledseg.execution.precision import PARAMETER_DTYPES, autocast
+from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.network import GraphNetwork
 from tiledseg.planning.run.pipeline import PipelinePlan
@@ -144,7 +144,7 @@ def _open_stage(
     from tiledseg.pipeline.executor import PipelineExecutor
     from tiledseg.pipeline.partition import split_network
 
-    cast = autocast(precision, mesh.device) if precision == "bf16" else None
+    cast = autocast(precision, mesh.device) if precision in CAST_DTYPES else None
     stage = None if axes.position is None else axes.position.stage
     split = split_network(network, pipeline, stage, mesh.device, PARAMETER_DTYPES[precision], cast)
     return None if stage is None else PipelineExecutor(split, axes)

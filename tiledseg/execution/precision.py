@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
-PARAMETER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
-INPUT_DTYPES: dict[str, DTypeLike] = {"fp32": np.float32, "bf16": np.float32, "fp64": np.float64}
+from tiledseg.errors import ConfigError, first_line
+
+CAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PARAMETER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, **dict.fromkeys(CAST_DTYPES, torch.float32)}
+INPUT_DTYPES: dict[str, DTypeLike] = {"fp32": np.float32, "fp64": np.float64, **dict.fromkeys(CAST_DTYPES, np.float32)}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 where it is safe for `bf16`; nothing for the others."""
-    if precision != "bf16":
+    """Cast to the 16 bits of `bf16` or `fp16` where that is safe; nothing for the others."""
+    if precision not in CAST_DTYPES:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=CAST_DTYPES[precision])
 
 
 def use_one_kernel(on: bool) -> None:
@@ -40,3 +44,15 @@ def make_deterministic(on: bool) -> None:
     torch.set_deterministic_debug_mode("error" if on else "default")
     # torch would write NaN over every new buffer first; nothing here reads what it has not written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def naming_disorder() -> Iterator[None]:
+    """Raise ConfigError where torch has no kernel that adds in one order: in functions of somebody's network."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        reason = first_line(error).split(", but you set")[0]
+        raise ConfigError(f"train.deterministic is true, but {reason}; give train.deterministic false") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tiledseg.comm.mesh import Mesh
-from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import RunPlan, balanced
 from tiledseg.planning.run.question import RunQuestion
@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 
 
 def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
-    """The plan with its balance, where that waits for times: of layers on the root, of messages on all. Collective."""
+    """The plan with its balance, where that waits for times: of layers on the root, of messages on all. Collective.
+
+    Layers of traced networks that cannot be measured are balanced as `modelled` balances them.
+    """
     if not question.waits_for_times:
         return plan
+    from tiledseg.pipeline.layer_times import can_be_measured
     from tiledseg.pipeline.link_time import slowest_link
+
+    if not can_be_measured(question.graph):
+        with naming_settings(question):
+            return balanced(question, plan)
 
     link = slowest_link(mesh.communicator, plan.spread.mesh, mesh.device)
 
@@ -37,6 +45,6 @@ def with_times(question: RunQuestion, plan: RunPlan, mesh: Mesh) -> RunPlan:
 def _layer_times(question: RunQuestion, plan: RunPlan, device: torch.device) -> tuple[LayerTime, ...]:
     from tiledseg.pipeline.layer_times import measure_layer_times
 
-    cast = torch.bfloat16 if question.precision == "bf16" else None
+    cast = CAST_DTYPES.get(question.precision)
     pixels, dtype = plan.micro_batch.pixels, PARAMETER_DTYPES[question.precision]
     return measure_layer_times(question.graph, plan.network.bands, pixels, device, dtype, cast)

@@ -28,6 +28,10 @@ class Halo:
         asks = any(layer.asks_place for layer in graph.layers)
         return Halo(minimum_halo(graph), network_footprint(graph), asks)
 
+    def __repr__(self) -> str:
+        sides = f"minimum_sides={self.minimum_sides}, sides={self.sides}"
+        return f"Halo(minimum={self.minimum}, halo={self.halo}, alignment={self.alignment}, {sides})"
+
     @property
     def minimum(self) -> int:
         return max(self.minimum_sides)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tiledseg.config.arguments import checked
 from tiledseg.errors import ConfigError
 from tiledseg.memory.disk.file_store import FileStore
 from tiledseg.memory.mover import HOST, StayMover
@@ -30,6 +31,7 @@ from tiledseg.units.byte_sizes import parse_bytes
 _NO_LIMIT = 1 << 62
 
 
+@checked
 def large_model_support(
     model: nn.Module | None = None,
     *,
@@ -92,7 +94,6 @@ def _check_store(device: torch.device, store: str | Path, most: int) -> None:
 
 def _size(name: str, given: str | int) -> int:
     try:
-        size = parse_bytes(str(given))
+        return parse_bytes(given if isinstance(given, str) else f"{given}B")
     except ConfigError:
         raise ConfigError(f"{name} is {given!r}; give 16GiB, 16GB, 512MiB or a plain number of bytes") from None
-    return size

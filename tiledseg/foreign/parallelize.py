@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
+from tiledseg.config.arguments import checked
+from tiledseg.config.checks import MOST, Range
 from tiledseg.errors import GeometryError
 from tiledseg.foreign.spread import SpreadModule, check_images
 from tiledseg.foreign.traced import traced
@@ -18,28 +20,44 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.network import SpatialNetwork
 
 
+@checked
 def parallelize(
-    module: nn.Module, mesh: tuple[int, int], *, bands: int | None = None, fusion: int = 1, seed: int = 0
+    module: nn.Module,
+    mesh: tuple[int, int],
+    *,
+    bands: int | None = None,
+    fusion: int = 1,
+    seed: int = 0,
+    verify: bool = True,
 ) -> ParallelModule:
-    """A module with the weights of `module`, computed by R x C ranks an image; see `ParallelModule`. Collective.
+    """Return a module with the weights of `module`, computed by R x C ranks an image: a `ParallelModule`. Collective.
 
     `mesh`: R rows and C columns of ranks, of which a job may have any multiple. `bands`: of the input; None for those
-    that the first convolution takes. `fusion`: layers that share an exchange of halos. `seed`: of dropout.
+    that the first convolution takes. `fusion`: layers that share an exchange of halos. `seed`: of dropout. `verify`:
+    the first call in either mode compares what was traced with the module, on each rank's block as an image of its own
+    (docs/own-network.md).
 
     Raises ConfigError that lists every place of the module that could not be exact, before any communication.
     """
-    return ParallelModule(traced(module, bands), mesh, fusion, seed)
+    Range(1, MOST).check("fusion", fusion)
+    return ParallelModule(traced(module, bands), mesh, fusion, seed, verify)
 
 
 class ParallelModule(SpreadModule):
     """A module of which each rank of an image computes a block, every layer together with the others.
 
     The law: outputs, gradients (summed over the ranks) and buffers are those of the module on the whole image, or on
-    those of all replicas, stacked; dropout as `SpreadModule` says.
+    those of all replicas, stacked. Dropout draws by `seed`, the call and the image, so that it does not depend on the
+    ranks.
     """
 
-    def __init__(self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, network: GraphNetwork, mesh: tuple[int, int], fusion: int = 1, seed: int = 0, verify: bool = True
+    ) -> None:
         super().__init__(network, *mesh, stages=1, seed=seed)
+        self._unverified = (
+            {True, False} if verify and network.recorded is not None else set()
+        )  # modes, in training first
         self._spatial = SpatialNetwork(self.network, self.axes, fusion)
 
     def block(self, height: int, width: int) -> Box:
@@ -67,7 +85,11 @@ class ParallelModule(SpreadModule):
         every rank then calls this, and the backward pass, which is collective over all. Norms come in the order of the
         graph, and backward in the opposite one, on all ranks alike: nothing can wait forever.
         """
+        self.network.check_origin()
         rows, cols = self._partitions(x_BCHW)
+        if self.training in self._unverified:
+            self.verify(self.network, x_BCHW, self.axes.image)
+            self._unverified.remove(self.training)
         set_dropout_key(self.network, *self.dropout_keys(len(x_BCHW)))
         graph, tensors, first = self.network.graph, {0: x_BCHW}, 0
         for stop in (*self._measuring(), len(graph)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from tiledseg.comm.failure import mark_agreed
+from tiledseg.config.arguments import checked
 from tiledseg.config.run import ParallelConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.spread import SpreadModule, check_images
@@ -37,12 +39,16 @@ class Pipeline(SpreadModule):
     torch's `meta` device. `parameters()` has a place for each all the same, which optimizers pass over. The law: loss,
     gradients and buffers are those of the micro-batches one after the other through the whole module. So a loss that is
     a sum over images gives that of the batch, for any `micro_batch`; only batch norms in training, which measure a
-    micro-batch, do not; dropout as `SpreadModule` says.
+    micro-batch, do not. Dropout draws by `seed`, the call and the image, so that it does not depend on the ranks.
+
+    `verify`: the first call compares what was traced with the module, of which the first stage keeps a copy until then
+    (docs/own-network.md).
 
     Raises ConfigError that lists every place of the module that could not be exact, or where the balance, the schedule
     or the number of ranks does not fit, before anything is let go. Collective.
     """
 
+    @checked
     def __init__(
         self,
         module: nn.Module,
@@ -53,6 +59,7 @@ class Pipeline(SpreadModule):
         bands: int | None = None,
         micro_batch: int = 1,
         seed: int = 0,
+        verify: bool = True,
     ) -> None:
         if stages < 2:
             raise ConfigError(f"stages is {stages}; give at least 2, or call the module itself")
@@ -67,9 +74,14 @@ class Pipeline(SpreadModule):
         super().__init__(network, 1, 1, stages, seed)
         self.micro_batch = micro_batch
         self.balance, self._stage_of, self._last = plan.balance, stage_of, cut.pipeline.ranks[-1]
+        self._verifies = verify and network.recorded is not None
+        # A tuple: no submodule. The first stage has the images.
+        self._whole = (copy.deepcopy(network),) if self._verifies and self.stage == 0 else ()
         dtype = next(network.parameters()).dtype
         self._split = split_network(network, plan, self.stage, self.mesh.device, dtype)
         self._executor = PipelineExecutor(self._split, self.axes)
+        if network.origin:
+            network.origin.renew()
 
     @property
     def stage(self) -> int:
@@ -87,8 +99,11 @@ class Pipeline(SpreadModule):
         """
         self._check_statistics()
         self._check_input(x_BCHW)
+        if self.network.own_gradients:
+            raise mark_agreed(ConfigError(f"the module cannot be trained in stages: {self.network.own_gradients}"))
         if len(target) != len(x_BCHW):
             raise mark_agreed(ConfigError(f"{len(x_BCHW)} images have {len(target)} targets; give each image one"))
+        self._verify(x_BCHW)
         batch = self._cut(x_BCHW, target, loss)
         self._executor.train(batch, lambda parameters: None)
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
@@ -96,6 +111,16 @@ class Pipeline(SpreadModule):
             total += micro_batch.lost
         self.axes.pipeline.all_reduce_sum(total).wait()
         return total
+
+    def _verify(self, x_BCHW: torch.Tensor) -> None:
+        """At the first call, on a micro-batch."""
+        if self._verifies:
+            sample_BCHW = x_BCHW[: self.micro_batch] if self._whole else None
+            for network in self._whole:
+                for own, part in zip(network.modules(), self.network.modules(), strict=True):
+                    own.training = part.training
+            self.verify(*self._whole or (self.network,), sample_BCHW, self.axes.pipeline)
+            self._verifies, self._whole = False, ()
 
     def _cut(self, x_BCHW: torch.Tensor, target: torch.Tensor | None = None, loss: Loss | None = None) -> list[_Staged]:
         shapes, keys = self._shapes(x_BCHW), self.dropout_keys(len(x_BCHW))
@@ -110,6 +135,7 @@ class Pipeline(SpreadModule):
     def _check_input(self, x_BCHW: torch.Tensor) -> None:
         """Raise on all ranks, which pass the same shape and dtype, what one stage alone would come upon: the others
         would wait for it."""
+        self.network.check_origin()
         check_images(x_BCHW.shape, self.network.bands)
         held, made = next(self.network.parameters()).dtype, self._split.dtypes[0]
         if held != made:
@@ -141,6 +167,7 @@ class Pipeline(SpreadModule):
         """The module's (first) output for a batch, without gradients, on every rank of the pipeline, which all call
         it with a batch of the same shape."""
         self._check_input(x_BCHW)
+        self._verify(x_BCHW)
         made = [outputs_BKHW[0] for _, outputs_BKHW in self._executor.outputs(self._cut(x_BCHW))]
         result = self.network.graph.results[0]
         shape = len(x_BCHW), *self._shapes(x_BCHW)[result]

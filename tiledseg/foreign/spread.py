@@ -13,11 +13,14 @@ from tiledseg.comm.axes import Axes, open_axes
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.joining import joined_mesh
 from tiledseg.comm.mesh import Mesh
+from tiledseg.comm.transports.collectives import Communicator
 from tiledseg.errors import ConfigError, GeometryError
+from tiledseg.execution.memory import free_memory
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import sum_gradients
 from tiledseg.models.dropout import DropoutKey
 from tiledseg.models.network import GraphNetwork
+from tiledseg.system.console import say
 
 
 class SpreadModule(nn.Module):
@@ -103,6 +106,25 @@ class SpreadModule(nn.Module):
         It is one all-reduce, of the same weights in the same order on all ranks: nothing can wait forever.
         """
         sum_gradients((p for p in self.parameters() if not p.is_meta), self.axes.weights)
+
+    def verify(self, network: GraphNetwork, x_BCHW: torch.Tensor | None, together: Communicator) -> None:
+        """End the run, on all ranks of `together`, where one of them finds that a traced network does not give what its
+        module gives on `x_BCHW`, taken for an image of its own. Collective: ranks look by themselves, without a
+        message, and then gather their verdicts once, so nothing can wait forever."""
+        from tiledseg.tracing.agreement import verified
+
+        error = None
+        try:
+            if x_BCHW is not None:
+                device = next(network.recorded.module.parameters(), x_BCHW).device
+                line = verified(network, x_BCHW.to(device), free_memory(self.mesh, device))
+                if self.mesh.is_root:
+                    say(line)
+        except ConfigError as caught:
+            error = caught
+        for found in together.gather_objects(error and str(error)):
+            if found is not None:
+                raise mark_agreed(ConfigError(found))
 
     def close(self) -> None:
         """End the communicators. The process group stays; a module that has been closed runs no more. Collective."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import data
 
+from tiledseg.config.arguments import checked
 from tiledseg.config.run import TilingConfig
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.halo import Halo
@@ -88,6 +89,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
     Raises InputError of some kind for whatever cannot be read as such tiles, before a pixel is read.
     """
 
+    @checked
     def __init__(
         self,
         images: Paths,
@@ -116,7 +118,7 @@ class TileDataset(data.Dataset[dict[str, Any]]):
             _refuse_any({"label_layer": label_layer, "label_attribute": label_attribute, "background": background})
             _refuse_any({"warp": warp}, plain=False)
             _refuse_any({"classes": classes, "ignore_index": ignore_index}, plain=IGNORED)
-        image_paths, label_paths = _paths(images, labels)
+        image_paths, label_paths = _paths(images, labels, references)
         numbers = None if bands is None else tuple(bands)
         infos = [_info(path, numbers, nodata, references) for path in image_paths]
         check_alike(infos)
@@ -201,11 +203,11 @@ def place(info: RasterInfo, window: Box) -> dict[str, Any]:
     }
 
 
-def _paths(images: Paths, labels: Paths | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def _paths(images: Paths, labels: Paths | None, references: bool) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     image_list, label_list = (as_list(_text(paths)) for paths in (images, labels or ()))
     if labels is None:
-        return expand_sources(image_list, "images"), None
-    return pair_sources(image_list, label_list, ("images", "labels"))
+        return expand_sources(image_list, "images", references=references), None
+    return pair_sources(image_list, label_list, ("images", "labels"), references=references)
 
 
 def _text(paths: Paths) -> str | list[str]:

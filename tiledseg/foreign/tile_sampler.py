@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch.utils import data
 
+from tiledseg.config.arguments import checked
 from tiledseg.errors import ConfigError
 from tiledseg.foreign.tile_dataset import TileDataset
 from tiledseg.raster.samples.sampling import Sampler
@@ -23,11 +24,12 @@ class TileSampler(data.Sampler[int]):
 
     `rank` and `size`: those of torch's process group where there is one, else 0 of 1. `uneven`, where `size` does not
     divide the number of tiles: `refuse`; `drop` leaves out the last few of an epoch, others each time; `differ` gives
-    some ranks a tile more (a loop that communicates at every step then waits forever, without torch's `Join`).
+    some ranks a tile more (a loop that communicates at every step then waits forever, without torch's Join).
 
     Raises ConfigError for a rank that there is not, and where ranks would get unevenly many tiles.
     """
 
+    @checked
     def __init__(
         self,
         dataset: TileDataset,
@@ -59,6 +61,7 @@ class TileSampler(data.Sampler[int]):
         self._first = [sum(counts[:image]) for image in range(len(counts))]
         self._sampler = Sampler(counts, seed, tiles_per_step=1)
 
+    @checked
     def set_epoch(self, epoch: int) -> None:
         """The epoch, from 0, whose order the next iteration has. Call it on every rank before each epoch."""
         self.epoch = epoch

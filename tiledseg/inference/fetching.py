@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tiledseg.geometry.box import Box
 from tiledseg.inference.views.reflections import shares_of
+from tiledseg.models.sending import asked_back
 
 Scores = tuple[Box, torch.Tensor, NDArray[np.bool_]]
 
@@ -63,21 +64,13 @@ def one_behind(asked: Iterable[_OnTheWay], behind: int) -> Iterator[Fetched]:
 
 def _asked(found: Iterable[Scores], probabilities: bool, are_shares: bool) -> Iterator[_OnTheWay]:
     for core, scores_KHW, valid_HW in found:
-        classes_HW = _to_host(scores_KHW.argmax(0).to(torch.uint8))
+        classes_HW = asked_back(scores_KHW.argmax(0).to(torch.uint8))
         shares_KHW = None
         if probabilities:
-            shares_KHW = _to_host((scores_KHW if are_shares else shares_of(scores_KHW)).float())
-        finite_HW = _to_host(scores_KHW.amax(0).isfinite())  # the largest is not a number where any is none
+            shares_KHW = asked_back((scores_KHW if are_shares else shares_of(scores_KHW)).float())
+        finite_HW = asked_back(scores_KHW.amax(0).isfinite())  # the largest is not a number where any is none
         yield _OnTheWay(core, classes_HW, shares_KHW, valid_HW, finite_HW, _event(scores_KHW.device))
         del scores_KHW  # the GPU needs its memory for the next
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Itself, or a copy in pinned memory that is made in the order of the current stream."""
-    if tensor.device.type != "cuda":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
 
 
 def _event(device: torch.device) -> Any:

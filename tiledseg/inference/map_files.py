@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiledseg.comm.watching.doing import doing, tick
-from tiledseg.inference.request import Request
+from tiledseg.inference.request import Request, chosen_classes
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.maps.geopackage import (
@@ -93,7 +93,9 @@ def finish_files(
     it may run on: the others wait."""
     if files.polygons is not None:
         with doing("outlining the map's polygons"):
-            polygons = open_polygons(files.rasters[0].temporary, ignore_index, tick)
+            chosen = chosen_classes(request.polygons_classes, legend)
+            every = open_polygons(files.rasters[0].temporary, ignore_index, tick)
+            polygons = (polygon for polygon in every if polygon.number in chosen)
             least = pixels_of(request.minimum_area, info)
             write_polygons(files.polygons, polygons, info, legend, least, tick)
     with doing("packing the map"):

@@ -12,7 +12,7 @@ from torch import nn
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, checkpoint_files
-from tiledseg.checkpoint.weights_file import check_finite, read_state_dict, strip_prefixes
+from tiledseg.checkpoint.weights_file import check_finite, check_kind, read_state_dict, strip_prefixes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.errors import CheckpointError, ConfigError
 from tiledseg.geometry.graph import Graph
@@ -122,7 +122,7 @@ def weights_mapper(
         if held:
             return held.pop()
         modules = network_modules(network, trains=False)
-        _fill(modules, path)
+        fill(modules, path)
         return modules.eval()
 
     def known() -> ForeignNetwork:
@@ -133,10 +133,13 @@ def weights_mapper(
     return Mapper(known, build, taken, normalization=normalization, files=(path,))
 
 
-def _fill(module: nn.Module, path: str) -> None:
+def fill(module: nn.Module, path: str) -> None:
+    """Copy the weights of a file into a module. Raises CheckpointError for a file of another network."""
     own = module.state_dict()
     found = strip_prefixes(read_state_dict(path), own)
     missing, unexpected = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
+    for name in (name for name in own if name in found):
+        check_kind(path, name, found[name], own[name])
     shapes = [name for name in own.keys() & found.keys() if own[name].shape != found[name].shape]
     faults = [
         f"{what} {', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

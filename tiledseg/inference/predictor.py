@@ -5,6 +5,8 @@ The law: the map is that of the network on the whole raster, for every grid and 
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, ticking
 from tiledseg.errors import RasterError
 from tiledseg.execution.halos.part import Part
+from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, use_one_kernel
@@ -41,6 +44,7 @@ from tiledseg.inference.request import PlannedMaps, Request, notes, plan_maps
 from tiledseg.inference.staging import Stage, staged, upload
 from tiledseg.inference.views.reflections import means, parts_of_views, tilings_of, views_of
 from tiledseg.inference.views.shared_views import shared_means, unseen
+from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import default_classes
 from tiledseg.raster.labels.masked_reader import area_reader
@@ -89,19 +93,35 @@ def predict(request: Request, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> 
     predict_all([request], mapper, memory_bytes, mesh)
 
 
-def predict_all(requests: Sequence[Request], mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
+def predict_all(
+    requests: Sequence[Request], mapper: Mapper, memory_bytes: int, mesh: Mesh, network: str | None = None
+) -> None:
     """Write the class maps (uint8, the raster's grid; ignore_index where it has no data) and, where asked for, the
     class probabilities (bands of float32, NaN without data, or of bytes), one image after the other, by one network.
-    The requests differ in their files only. Collective.
+    The requests differ in their files only. `network`: the line that names it, said at the end. Collective.
 
     Raises InputError of some kind before anything is written; an unfinished map never carries the final name. Maps for
     s3:// and https:// are put there one by one (`staging`).
     """
     with staged(requests, mesh) as stage:
-        _predict_all(stage, mapper, memory_bytes, mesh)
+        infos = _predict_all(stage, mapper, memory_bytes, mesh)
+    if mesh.is_root:
+        for line in filter(None, (network, _written(requests, infos))):
+            _quiet_progress(requests[0]).say(line)
 
 
-def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
+def _written(requests: Sequence[Request], infos: Sequence[RasterInfo]) -> str:
+    """Where the maps are, and how large."""
+    first, pixels = requests[0], sum(info.height * info.width for info in infos)
+    if len(requests) > 1:
+        return f"wrote {len(requests)} maps, {pixels:,} pixels: {os.path.dirname(first.output)}"
+    files = [first.output, *(path for path in (first.probabilities, first.polygons) if path is not None)]
+    sizes = [f" ({os.path.getsize(path) / 1e6:.1f} MB)" if os.path.exists(path) else "" for path in files]
+    named = ", ".join(path + size for path, size in zip(files, sizes, strict=True))
+    return f"wrote a map of {infos[0].height} x {infos[0].width} pixels: {named}"
+
+
+def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> tuple[RasterInfo, ...]:
     requests = stage.requests
     usual = SOME_CPU if mesh.device.type == "cpu" else None
     planned: PlannedMaps = mesh.on_root(lambda: plan_maps(requests, mapper, memory_bytes, mesh.size, usual))
@@ -112,14 +132,38 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     plan = planned.plan
     in_blocks = None if plan.blocks is None else plan.blocks.shape
     how = requests[0].precision, plan.pipeline, in_blocks, requests[0].store
-    parallel = ParallelRun.open(plan.spread, mapper.build(mesh), mesh, *how)
+    network = mapper.build(mesh)
+    verifies = network.recorded is not None and requests[0].verify
+    # Stages let go of what is not theirs.
+    whole = copy.deepcopy(network) if verifies and mesh.is_root and plan.pipeline is not None else network
+    parallel = ParallelRun.open(plan.spread, network, mesh, *how)
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, planned.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
-            _make_map(share, _suited(mapper, share, parallel, mesh), planned.classes, mesh, bar)
+            suited = _suited(mapper, share, parallel, mesh)
+            if verifies:
+                _verify(whole, share, suited, memory_bytes, mesh)
+                verifies, whole = False, network
+            _make_map(share, suited, planned.classes, mesh, bar)
             _say(mesh.on_root(lambda: upload(stage)), share.request, mesh)
     _say([_REWRITTEN.format(path) for path in written_since(images)], requests[0], mesh)
     parallel.close()
+    return planned.infos
+
+
+def _verify(network: GraphNetwork, share: _Share, mapper: Mapper, memory_bytes: int, mesh: Mesh) -> None:
+    """Compare a traced network with its module on the root's first part. Collective."""
+    from tiledseg.tracing.agreement import verify_first
+
+    def load() -> torch.Tensor | None:
+        with closing(_dataset(share, mapper)) as dataset:
+            part = next(iter(share.parts), None)
+            return part and network_input(dataset.load(part.image, part.tile), mesh.device)
+
+    def say(line: str) -> None:
+        StepProgress(0, 0, min(share.request.verbosity, 2) and 2).say(line)
+
+    verify_first(network, load, mesh, share.request.precision, memory_bytes, say)
 
 
 def _suited(mapper: Mapper, share: _Share, parallel: ParallelRun, mesh: Mesh) -> Mapper:
@@ -186,9 +230,13 @@ def _make_map(share: _Share, mapper: Mapper, classes: int, mesh: Mesh, bar: _Bar
 
 def _say(lines: Sequence[str], request: Request, mesh: Mesh) -> None:
     if mesh.is_root:
-        progress = StepProgress(0, 0, min(request.verbosity, 2) and 2)
         for line in lines:
-            progress.say(f"warning: {line}")
+            _quiet_progress(request).say(f"warning: {line}")
+
+
+def _quiet_progress(request: Request) -> StepProgress:
+    """Words alone: no bar."""
+    return StepProgress(0, 0, min(request.verbosity, 2) and 2)
 
 
 def _map_tiles(share: _Share, mapper: Mapper, layouts: Sequence[RasterLayout], mesh: Mesh, bar: _Bar | None) -> None:

@@ -21,7 +21,9 @@ from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.raster.finding.s3_listing import is_bucket_folder
 from tiledseg.raster.finding.sources import EVERY, expand_sources
+from tiledseg.raster.georeferencing import code_notes
 from tiledseg.raster.info import RasterInfo, reference_notes
+from tiledseg.raster.labels.classes import ClassRecord, default_classes
 from tiledseg.raster.labels.masked_reader import area_reader
 from tiledseg.raster.maps.geopackage import check_vector, pixels_of, polygons_output
 from tiledseg.raster.maps.writer import raster_output
@@ -40,9 +42,10 @@ from tiledseg.user_files.machine import machine_of
 class Request:
     """A map to make. `grid` None is auto; `parallel.exact` False accepts a norm of a tile's statistics. No output may
     be one of `inputs`, the files that the request was read from. `packing`: how the files are kept. `probability_type`:
-    float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of them, of at least `minimum_area`
-    (`raster.maps.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
+    float32, or uint8 (`map_files.in_bytes`). `polygons`: a GeoPackage of those of `polygons_classes` (None: of all), of
+    at least `minimum_area` (`raster.maps.geopackage.pixels_of`). `views`: see `reflections`. `normalize`: see
     `own_statistics`. `area`: a file of polygons; pixels outside have no data in the map.
+    `verify`: a traced network is compared with its module first (`tracing.agreement`).
     `blocks`: tiles are computed in blocks, which lie in `store` (`memory.disk.shelf`) in between. `machine`: see
     `machine_file`."""
 
@@ -61,12 +64,14 @@ class Request:
     probability_type: str = "float32"
     polygons: str | None = None
     minimum_area: str | None = None
+    polygons_classes: tuple[str, ...] | None = None
     views: str = NONE
     normalize: str = TRAINING
     area: str | None = None
     blocks: BlocksAsked | None = None
     store: str = HOST
     machine: str | None = None
+    verify: bool = True
 
 
 _ENDINGS = {"output": ".tif", "probabilities": ".tif", "polygons": ".gpkg"}
@@ -82,7 +87,7 @@ def each_image(request: Request, images: Sequence[str], targets: Mapping[str, st
     name.
     """
     given = {name: target for name, target in targets.items() if target is not None}
-    found = expand_sources(images, "--image", EVERY)
+    found = expand_sources(images, "--image", EVERY, request.references)
     several = len(found) > 1
     folders = {name for name, target in given.items() if several or target.endswith("/")}
     for name in folders:
@@ -161,10 +166,21 @@ def plan_maps(
         check_cut(info, tiling)
         _check_views(first.views, info, plan)
     _check_outputs(requests, infos, network.classes, mapper)
+    chosen_classes(first.polygons_classes, mapper.legend or default_classes(network.classes))
     for request, info in zip(requests, infos, strict=True):
         pixels_of(request.minimum_area, info)
         _check_area(request, info)
     return planned
+
+
+def chosen_classes(words: Sequence[str] | None, legend: Sequence[ClassRecord]) -> frozenset[int]:
+    """The numbers of the classes that have polygons: all, or those with these names or numbers. Raises ConfigError."""
+    names = [record.name for record in legend]
+    known = {**{str(number): number for number in range(len(names))}, **{name: k for k, name in enumerate(names)}}
+    for word in words or ():
+        if word not in known:
+            raise ConfigError(f"--polygons-classes has '{word}'; give names or numbers of {', '.join(names)}")
+    return frozenset(range(len(names)) if words is None else (known[word] for word in words))
 
 
 def _turned(request: Request, infos: Sequence[RasterInfo]) -> tuple[int, ...]:
@@ -251,4 +267,4 @@ def _outputs(request: Request, info: RasterInfo, classes: int) -> list[Output]:
 
 def notes(planned: PlannedMaps) -> tuple[str, ...]:
     """What to tell of the images and of the plan before the work."""
-    return (*reference_notes(planned.infos), *planned.plan.warnings)
+    return (*reference_notes(planned.infos), *code_notes(planned.infos), *planned.plan.warnings)

@@ -15,6 +15,8 @@ from tiledseg.architecture.network import Network
 from tiledseg.checkpoint.folder import Checkpoint, find_checkpoint
 from tiledseg.checkpoint.loading import load_network
 from tiledseg.comm.mesh import Mesh
+from tiledseg.config.arguments import checked
+from tiledseg.config.checks import one_of
 from tiledseg.errors import ConfigError
 from tiledseg.execution.precision import PARAMETER_DTYPES
 from tiledseg.models.dropout import set_dropout_key
@@ -64,18 +66,23 @@ class Trained:
         return torch.from_numpy(Normalizer(self.normalization, pixels_CHW.dtype, dtype)(pixels_CHW, valid_HW))[None]
 
 
+@checked
 def load(run: str | Path, build: str | None = None, which: str = "latest") -> Trained:
     """The trained network of a run's folder, of its `latest` or `best` checkpoint, or of one checkpoint; the average of
     its weights, where the run has taken one.
 
-    `build`: as `check_named`. Raises CheckpointError where there is no checkpoint, or a file is not what was written.
+    `build`: the function that has made a network of `model.build`: what a file says gets no code run that the user has
+    not named. Raises ConfigError where it is another, CheckpointError where there is no checkpoint, or a file is not
+    what was written.
     """
     checkpoint = find_named(run, build, which)
     return Trained(load_trained(checkpoint, checkpoint.saved.network), checkpoint)
 
 
-def find_named(run: str | Path, build: str | None = None, which: str = "latest") -> Checkpoint:
-    """The checkpoint of a run, or the one named, whose network the user knows: see `check_named`."""
+def find_named(run: str | Path, build: str | None = None, which: str | None = None) -> Checkpoint:
+    """The checkpoint of a run (`find_checkpoint`), or the one named, whose network the user knows (`check_named`)."""
+    if which is not None:
+        one_of("which", which, ("latest", "best"))
     checkpoint = find_checkpoint(run, which)
     check_named(checkpoint.saved.network, build)
     return checkpoint

@@ -12,6 +12,7 @@ import torch
 from tiledseg.errors import MemoryLimitError, first_line
 
 _WORDS = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "can't start new thread")
+_GPU_WORDS = ("out of memory", "_ALLOC_FAILED", "_ALLOCATION_FAILED")  # of CUDA, and of its libraries, NCCL among them
 _ASKED = re.compile(r"allocate (\d+) bytes|allocate ([\d.]+) ([KMG])iB")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -24,7 +25,8 @@ def is_exhausted(error: BaseException | None) -> bool:
         return False
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | RuntimeError) and any(words in str(error) for words in _WORDS)
+    words = _WORDS + _GPU_WORDS
+    return isinstance(error, MemoryError | RuntimeError) and any(word in str(error) for word in words)
 
 
 def exhausted(error: BaseException, held: int, budget: int) -> MemoryLimitError:
@@ -58,7 +60,8 @@ def _asked(words: str) -> int | None:
 
 def _free(error: BaseException) -> int | None:
     """Of the memory that has run out: a GPU's, where torch says so, with what its allocator has in store."""
-    if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_available():
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in _GPU_WORDS)
+    if not on_gpu or not torch.cuda.is_available():
         return free_bytes()
     in_store = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     return int(torch.cuda.mem_get_info()[0] + in_store)

@@ -9,13 +9,12 @@ Dropout's draws are made outside, where generators and hashes belong, and go in 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, first_line
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.network import GraphNetwork, Tensors, run_nodes
@@ -76,10 +75,15 @@ def _whole(network: GraphNetwork) -> Callable[[torch.Tensor, dict[int, torch.Ten
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise ConfigError where torch.compile cannot make kernels for the device."""
+    """Raise ConfigError where torch.compile cannot make kernels for the device: for a GPU it makes a small one."""
     if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            raise ConfigError("train.compile is on, but triton is not installed; pip install triton, or give off")
+        try:
+            torch.compile(torch.sin)(torch.zeros(8, device=device))
+        except Exception as error:  # of triton, of the C compiler that triton calls, of the driver
+            raise ConfigError(
+                f"train.compile is on, but no kernel can be made for {device} ({first_line(error)}); install triton "
+                "and a C compiler such as gcc, or give off"
+            ) from error
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

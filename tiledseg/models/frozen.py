@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
-from tiledseg.models.layers.pixelwise import Weights
+from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.network import GraphNetwork
 
 
@@ -51,8 +52,7 @@ def is_trained(module: nn.Module) -> bool:
 
 
 def _weights(module: nn.Module) -> list[nn.Parameter]:
-    looked_up = [t for each in module.modules() if isinstance(each, Weights) for t in each.tensors()]
-    return [t for t in (*module.parameters(), *looked_up) if isinstance(t, nn.Parameter)]
+    return [tensor for tensor in tensors_of(module) if isinstance(tensor, nn.Parameter)]
 
 
 def still_note(network: GraphNetwork) -> str | None:
@@ -67,5 +67,5 @@ def still_note(network: GraphNetwork) -> str | None:
     )
 
 
-def _is_as_drawn(module: nn.Module) -> bool:
-    return bool((module.get_buffer("running_mean") == 0).all() and (module.get_buffer("running_var") == 1).all())
+def _is_as_drawn(module: Any) -> bool:
+    return bool((module.running_mean == 0).all() and (module.running_var == 1).all())

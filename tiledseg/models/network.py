@@ -13,6 +13,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import check_policy, keep_all
 from tiledseg.geometry.memory_words import OFFLOAD, MemoryPolicy
+from tiledseg.geometry.receptive_field import total_stride
 from tiledseg.geometry.shapes import tensor_channels
 from tiledseg.models.blocks import build_module
 from tiledseg.models.layers.activated import Activated
@@ -63,8 +64,12 @@ class GraphNetwork(nn.Module):
         self.graph = graph
         self.bands = bands
         self.untrained = untrained
+        self.own_gradients: str | None = None  # why gradients of the graph would not be the module's
+        self.only_size: tuple[int, int] | None = None  # where the module is the graph's, and strides further, alone
+        self.origin: Any = None  # of a traced network, `tracing.state.Origin`
         self.form = form
         self._offload: Hooks | None = None
+        self.recorded: Any = None  # of a traced network, `tracing.lowering.Recorded`
         if whole is None:
             names = (node.name.replace(".", "-") for node in graph.nodes)
             self._modules["layers"] = nn.ModuleDict(dict(zip(names, modules, strict=True)))
@@ -91,6 +96,8 @@ class GraphNetwork(nn.Module):
                 f"the network was traced in evaluation, and trains otherwise: {self.untrained}; map with it"
             )
         super().train(mode)
+        if self.origin:
+            self.origin.train(mode)
         for module, layer in zip(self.layers.values(), self.graph.layers, strict=True):
             if layer.is_still:
                 module.eval()
@@ -137,13 +144,31 @@ class GraphNetwork(nn.Module):
             yield (name if node is None else f"{node}.{parts[-1]}"), parameter
 
     def forward(self, x_BCHW: torch.Tensor, places: Places = NOWHERE) -> Any:
-        """The outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`."""
+        """The outputs, each of shape (B, channels, height, width), as `returned`; `places` as of `run_nodes`.
+
+        Raises ConfigError where a traced module has changed since, or does otherwise at such a size."""
+        self.check_origin()
+        (height, width), stride = x_BCHW.shape[2:], total_stride(self.graph)
+        if self.only_size and ((height - self.only_size[0]) % stride or (width - self.only_size[1]) % stride):
+            raise ConfigError(
+                f"the module does otherwise than its graph for {height} x {width} pixels (it pads, crops or resizes); "
+                f"give {self.only_size[0]} x {self.only_size[1]}, or any multiple of {stride} pixels more or less"
+            )
         tensors = {0: x_BCHW}
         self.run_nodes(tensors, 0, len(self.graph), places)
         return self.returned(tuple(tensors[tensor] for tensor in self.graph.results))
 
+    def check_origin(self) -> None:
+        """Raise ConfigError where the traced module has changed since."""
+        if self.origin:
+            self.origin.check()
+
     def returned(self, outputs: tuple[torch.Tensor, ...]) -> Any:
-        """The graph's outputs as the module returns them, in its list or dict; else the one there is, or a tuple."""
+        """The graph's outputs as the module returns them, in its list or dict; else the one there is, or a tuple.
+
+        A backward pass through them raises ConfigError where the module's gradients are its own."""
+        if self.own_gradients and torch.is_grad_enabled():
+            outputs = tuple(_NoGradients.apply(output, self.own_gradients) for output in outputs)
         if self.form is not None:
             return filled(self.form, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -161,6 +186,19 @@ class GraphNetwork(nn.Module):
         if way is compute and not torch.compiler.is_compiling():
             way = Activated(self.graph, compute, modules, stop)
         run_nodes(self.graph, way, tensors, first, stop)
+
+
+class _NoGradients(torch.autograd.Function):
+    """A tensor as it is; its backward pass raises ConfigError with the reason."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, reason: str) -> torch.Tensor:
+        ctx.reason = reason
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise ConfigError(f"the graph has no gradients, for its module has its own: {ctx.reason}; map with it")
 
 
 @dataclass(frozen=True)

@@ -155,9 +155,9 @@ def _track(norm: nn.BatchNorm2d, found: Statistics) -> None:
     """Moves the running mean and the running variance, which is unbiased."""
     assert norm.running_mean is not None, "it tracks a mean"
     assert norm.running_var is not None, "it tracks a variance"
-    assert norm.num_batches_tracked is not None, "it counts what it has tracked"
-    norm.num_batches_tracked.add_(1)
-    momentum = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked)
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    momentum = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked or 1)
     unbiased = found.variance_G * (found.count / (found.count - 1))
     for buffer, value in ((norm.running_mean, found.mean_G), (norm.running_var, unbiased)):
         buffer.mul_(1 - momentum).add_(value.to(buffer.dtype), alpha=momentum)

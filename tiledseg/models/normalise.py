@@ -109,8 +109,8 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
 def _own(x_BCHW: torch.Tensor, sharing: Sharing) -> Statistics:
     means_BC, variances_BC = block_moments(x_BCHW)
     means_GP, variances_GP = sharing.gathered(means_BC), sharing.gathered(variances_BC)
-    count = torch.full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1], dtype=torch.float64)
-    return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count.to(x_BCHW.device))
+    count = means_GP.new_full((1,), x_BCHW.shape[2] * x_BCHW.shape[3] * means_GP.shape[1])
+    return Statistics(*merge(torch.ones_like(means_GP.T), means_GP.T, variances_GP.T), count)
 
 
 def over_ranks(own: Statistics, ranks: Ranks) -> Statistics:

@@ -21,6 +21,7 @@ from tiledseg.models.layers.aligned import Resampled, dim_taps
 from tiledseg.models.layers.block import BlockModule, DimPlace, Place
 from tiledseg.models.network import run_nodes
 from tiledseg.models.normalise import Ranks
+from tiledseg.models.sending import sent
 
 
 class PooledBranch(BlockModule):
@@ -91,9 +92,9 @@ class _Means(torch.autograd.Function):
         ranks: Ranks | None,
     ) -> torch.Tensor:
         own_BCHW = x_BCHW if owned is None else x_BCHW[owned]
-        rows, cols = rows.to(x_BCHW.device), cols.to(x_BCHW.device)
+        each = [_row_sum(own_BCHW, share) for share in rows]  # whose places are read on the host
+        rows, cols = sent(rows, x_BCHW.device), sent(cols, x_BCHW.device)
         ctx.owned, ctx.ranks, ctx.rows, ctx.cols, ctx.shape = owned, ranks, rows, cols, x_BCHW.shape
-        each = [_row_sum(own_BCHW, share) for share in rows]
         means_BCHW = torch.stack(each, dim=2) @ cols.T
         if ranks is not None and ranks.size > 1:
             ranks.all_reduce_sum(means_BCHW).wait()

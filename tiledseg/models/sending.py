@@ -1,4 +1,4 @@
-"""From the host to a device without that the host waits: from pinned memory, in the order of the current stream.
+"""Between the host and a device without that the host waits: by pinned memory, in the order of the current stream.
 
 A copy from pageable memory makes the host wait for the GPU. Pinned memory comes from torch's cache of it, which gives a
 piece out again once the copies that read it are done.
@@ -15,10 +15,18 @@ Numbers = tuple[float, ...]
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A host's tensor on the device, in one piece; on a CPU itself."""
-    if device.type == "cpu":
-        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor).to(device, non_blocking=True)
+
+
+def asked_back(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in pinned memory, whole once the host has waited for the current stream; a host's tensor itself."""
+    if tensor.device.type != "cuda":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def fixed(values: Numbers, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

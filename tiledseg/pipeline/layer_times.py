@@ -23,7 +23,7 @@ from tiledseg.geometry.graph import Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.receptive_field import output_size
 from tiledseg.geometry.shapes import tensor_shapes
-from tiledseg.models.blocks import build_module
+from tiledseg.models.blocks import BUILDERS, build_module
 from tiledseg.pipeline.chunk import EnterOverwritten, Entrance
 
 
@@ -69,6 +69,7 @@ class _Job:
     overwrites: bool
     gradients: tuple[_Spec, ...] = ()
     frozen: bool = False
+    cols: Layer | None = None  # the layer along columns, if another
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ def measure_layer_times(
     return _times(graph, _tensors(graph, bands, size, bench), bench, repeats)
 
 
+def can_be_measured(graph: Graph) -> bool:
+    """Return True if every layer has a module by its description alone, which some of traced networks have not."""
+    return all(type(layer) in BUILDERS for layer in graph.layers)
+
+
 def _tensors(graph: Graph, bands: int, size: tuple[int, int], bench: _Bench) -> list[_Spec]:
     at_hand = torch.empty(1, bands, *size, dtype=bench.dtype, device="meta").to(memory_format=torch.channels_last)
     known: dict[_Job, _Spec] = {}
@@ -127,7 +133,8 @@ def _tensors(graph: Graph, bands: int, size: tuple[int, int], bench: _Bench) -> 
 
     def step(k: int, given: list[_Spec]) -> _Spec:
         wanted = tuple(graph.wants_gradient[source] for source in graph.sources[k])
-        job = _Job(graph.layers[k], tuple(given), wanted, graph.overwrites[k], frozen=graph.nodes[k].frozen)
+        node = graph.nodes[k]
+        job = _Job(node.layer, tuple(given), wanted, graph.overwrites[k], frozen=node.frozen, cols=node.cols)
         if job not in known:
             inputs, _ = _inputs(job, bench.device)
             with bench.autocast():
@@ -165,12 +172,14 @@ def _once(
         wanted = tuple(graph.wants_gradient[source] for source in sources)
         gradients = tuple(coming.pop(k + 1, ())) if graph.wants_gradient[k + 1] else ()
         inputs = tuple(tensors[source] for source in sources)
-        job = _Job(graph.layers[k], inputs, wanted, graph.overwrites[k], gradients, graph.nodes[k].frozen)
+        node = graph.nodes[k]
+        job = _Job(node.layer, inputs, wanted, graph.overwrites[k], gradients, node.frozen, node.cols)
         if job not in measured:
             measured[job] = (_NOTHING, list(gradients)) if _is_free(job) else _measure(job, bench)
         jobs.append(job)
-        of_wanted = (source for source, wants in zip(sources, wanted, strict=True) if wants and gradients)
-        for source, gradient in zip(of_wanted, measured[job][1], strict=True):
+        handed_back = measured[job][1]  # nothing by a layer that has no gradient, such as a comparison
+        of_wanted = (source for source, wants in zip(sources, wanted, strict=True) if wants and handed_back)
+        for source, gradient in zip(of_wanted, handed_back, strict=True):
             coming.setdefault(source, []).append(gradient)
     return jobs[::-1], measured
 
@@ -201,7 +210,9 @@ def _run(module: nn.Module, job: _Job, bench: _Bench) -> tuple[LayerTime, list[_
 def _twin(job: _Job, bench: _Bench) -> nn.Module:
     """A module of the description on the device, in training mode, with weights that come from no global generator."""
     with torch.device("meta"):
-        module = build_module(Node("", job.layer), [spec.shape[1] for spec in job.inputs], job.overwrites)
+        module = build_module(
+            Node("", job.layer, cols=job.cols), [spec.shape[1] for spec in job.inputs], job.overwrites
+        )
     module.to(bench.dtype).to_empty(device=bench.device).train().requires_grad_(not job.frozen)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -232,8 +243,9 @@ def _filled(tensor: torch.Tensor) -> torch.Tensor:
 
     They are positive, as a running variance has to be.
     """
+    single = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]  # an expanded one's own values
     shape = [1] * tensor.dim()
     for dim in (min(1, tensor.dim() - 1), -1):
-        shape[dim] = tensor.shape[dim]
-    draws = torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.01
-    return tensor.copy_(draws)
+        shape[dim] = single.shape[dim]
+    single.copy_(torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.01)
+    return tensor

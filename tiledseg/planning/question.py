@@ -22,10 +22,11 @@ class Question:
     """A raster, a network and a cluster.
 
     `size` (height, width) in pixels; `grid` (rows, cols), None for auto; `stride` S of the paper's formula;
-    `gpu_memory` in bytes, None where not given; `gpus` in all, None for as many as an image has tiles. `mesh` (rows,
-    cols) of ranks that share an image, None for one a tile; `machine`: what a rank is assumed to reach. `window`: side
-    of random windows, None without. `memory_budget`: bytes that a step may take, tensors being rebuilt if need be;
-    `recompute`: what is computed once more whatever the memory, as `memory.recompute` has it for nodes.
+    `gpu_memory` in bytes, None where not known; `gpus` in all, None for as many as an image has tiles, and of a node,
+    None for those of the machine; `mesh` (rows, cols) of ranks that share an image, None for one a tile; `machine`:
+    what a rank is assumed to reach. `window`: side of random windows, None without. `memory_budget`: bytes that a step
+    may take, tensors being rebuilt if need be; `recompute`: what is computed once more whatever the memory, as
+    `memory.recompute` has it for nodes.
     """
 
     size: tuple[int, int]
@@ -34,7 +35,7 @@ class Question:
     stride: int = 1
     precision: str = "fp32"
     gpu_memory: int | None = None
-    gpus_per_node: int = 6
+    gpus_per_node: int | None = None
     images: int = 1
     gpus: int | None = None
     mesh: tuple[int, int] | None = None
@@ -44,11 +45,12 @@ class Question:
     recompute: str = "auto"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "machine", self.machine.computing(self.precision))
         for flag, values in (
             ("--size", self.size),
             ("--grid", self.grid or ()),
             ("--stride", (self.stride,)),
-            ("--gpus-per-node", (self.gpus_per_node,)),
+            ("--gpus-per-node", () if self.gpus_per_node is None else (self.gpus_per_node,)),
             ("--images", (self.images,)),
             ("--gpus", () if self.gpus is None else (self.gpus,)),
             ("--mesh", self.mesh or ()),
@@ -69,7 +71,9 @@ class Question:
             other = f"--stride is {self.stride}" if self.memory_budget is None else budget
             raise ConfigError(f"--recompute is {self.recompute}, but {other}; leave one of them out")
         if self.grid is None and self.gpu_memory is None:
-            raise ConfigError("--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, or a grid")
+            raise ConfigError(
+                "--grid is auto, which fits tiles to a GPU; give --gpu-memory, 16GiB say, --machine, or a grid"
+            )
         if self.grid is None and self.stride != 1:
             raise ConfigError(f"--grid is auto, but networks of --stride {self.stride} have no exact plan; give a grid")
         if self.stride != 1 and not isinstance(self.network, UNet):
@@ -88,6 +92,11 @@ class Question:
             raise ConfigError(
                 f"--window is {self.window}, but networks of --stride {self.stride} have no exact plan; leave it out"
             )
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node: as given, else of the machine."""
+        return self.gpus_per_node or self.machine.ranks_per_host
 
     @property
     def graph(self) -> Graph:

@@ -7,15 +7,57 @@ polynomial coefficients, or by nothing.
 from __future__ import annotations
 
 import math
+import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from affine import Affine
 from rasterio.control import GroundControlPoint
 from rasterio.crs import CRS
+from rasterio.errors import CRSError
 from rasterio.rpc import RPC
 
+from tiledseg.config.checks import shown
+from tiledseg.errors import RasterError, first_line
 from tiledseg.raster.ground_control import GroundControl, ground_of
 from tiledseg.raster.info import RasterInfo
+
+_CODE = re.compile(
+    r"(?:urn:(?:x-)?ogc:def:crs:|https?://www\.opengis\.net/def/crs/)?([A-Za-z]\w*)(?:[:/][\w.]*)?[:/](\w+)", re.I
+)
+_AUTHORITY = re.compile(r'\b(?:AUTHORITY|ID)\["([^"]*)",\s*"?([^"\]]*)')
+
+
+def named_crs(path: str, text: str) -> CRS:
+    """Return the CRS of an authority's code or of WKT. GDAL's own reading of a text may open a file or a URL."""
+    code = _CODE.fullmatch(text.strip())
+    if code is None and "[" not in text:
+        raise RasterError(f"{path} has the CRS {shown(text)!r}; name it by an authority's code, as EPSG:4326")
+    if code is None:
+        return checked_crs(path, CRS.from_wkt(text))
+    authority, number = code.groups()
+    return CRS.from_authority(*(("EPSG", "4326") if number == "CRS84" else (authority.upper(), number)))
+
+
+def checked_crs(path: str, crs: CRS | None) -> CRS | None:
+    """Return a file's CRS. Raises RasterError where an authority in it is a URL: GDAL asks it when it transforms."""
+    odd = [":".join(pair) for pair in _AUTHORITY.findall(crs.to_wkt() if crs else "") if set("/:") & set("".join(pair))]
+    if odd:
+        raise RasterError(f"{path} has a CRS of the authority {odd[0]!r}, a URL; give another (gdal_edit.py -a_srs)")
+    return crs
+
+
+def code_notes(infos: Iterable[RasterInfo]) -> list[str]:
+    """Return a line where PROJ lacks its database: a CRS is then written without its EPSG code, or not at all."""
+    first = next((info.path for info in infos if info.crs or is_placed(info.transform)), None)
+    try:
+        CRS.from_epsg(4326)
+    except CRSError as error:
+        wrong = [f"unset {name} ({os.environ[name]})" for name in ("PROJ_DATA", "PROJ_LIB") if name in os.environ]
+        lost = f"what is made of {first} loses its CRS's EPSG code; {' and '.join(wrong) or 'install rasterio anew'}"
+        return [f"PROJ does not find its data ({first_line(error)}): {lost}"] if first else []
+    return []
 
 
 def is_placed(transform: Any) -> bool:

@@ -7,6 +7,9 @@ import re
 VECTOR_ENDINGS = (".geojson", ".gpkg", ".shp", ".fgb")
 """Of files of polygons."""
 
+REFERENCES = "data.references true (train) or --references"
+"""The options that open what a file names."""
+
 _URL = re.compile(r"(s3|gs|az|https?|ftp)://(.+)")
 _PREFIXES = {"s3": "/vsis3/", "gs": "/vsigs/", "az": "/vsiaz/"}
 

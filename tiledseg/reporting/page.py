@@ -12,12 +12,13 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from tiledseg.errors import install
 from tiledseg.records import dataclass
 from tiledseg.reporting.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart
 from tiledseg.system.writing import replacing
 from tiledseg.version import VERSION
 
-REMEDY = "install it with: pip install 'tiledseg[report]'"
+REMEDY = install("report")
 _TEMPLATE = Path(__file__).parent / "template"
 _MOST_CELLS = 40  # classes a side of the confusion matrix
 

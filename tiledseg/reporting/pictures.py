@@ -11,8 +11,8 @@ from tiledseg.raster.labels.classes import Colour
 
 BLANK = (235, 235, 235)
 """Colour of pixels that do not count, or have no data."""
-RIGHT, WRONG = (250, 250, 250), (200, 30, 45)
-"""Colours of pixels that a map has right and wrong."""
+RIGHT = (250, 250, 250)
+"""Colour of pixels that a map has right."""
 
 
 def as_picture(pixels_CHW: NDArray, valid_HW: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -34,8 +34,12 @@ def class_picture(classes_HW: NDArray[np.uint8], colours: Sequence[Colour]) -> N
     return palette[classes_HW]
 
 
-def error_picture(labels_HW: NDArray[np.uint8], map_HW: NDArray[np.uint8], ignore_index: int) -> NDArray[np.uint8]:
-    """Where the map is wrong; blank where a pixel does not count."""
-    picture = np.where((labels_HW == map_HW)[..., None], RIGHT, WRONG).astype(np.uint8)
-    picture[(labels_HW == ignore_index) | (map_HW == ignore_index)] = BLANK
+def error_picture(
+    classes_HW: NDArray[np.uint8], other_HW: NDArray[np.uint8], colours: Sequence[Colour], ignore_index: int
+) -> NDArray[np.uint8]:
+    """Pixels whose class is not that of `other_HW`, in its colour; blank where a pixel does not count."""
+    picture = np.where(
+        (classes_HW == other_HW)[..., None], np.array(RIGHT, np.uint8), class_picture(classes_HW, colours)
+    )
+    picture[(classes_HW == ignore_index) | (other_HW == ignore_index)] = BLANK
     return picture

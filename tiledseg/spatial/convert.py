@@ -21,7 +21,7 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers.activated import is_watched
 from tiledseg.models.layers.block import BlockModule, Place
 from tiledseg.models.layers.convolution import OneDnnTransposed, SteadyConvolution, TorchConvolution
-from tiledseg.models.layers.pixelwise import ComputedConvolution
+from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.layers.pooling import MaxPool
 from tiledseg.models.layers.upsample import Upsample
 from tiledseg.models.network import GraphNetwork
@@ -94,8 +94,8 @@ class Own(SpatialLayer):
 # The twin of each torch module, made of its name, itself, and (norms) the axes. Exact types: a subclass may compute
 # anything.
 TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, ComputedConvolution), SpatialConvolution),
-    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed), SpatialTransposedConvolution),
+    **dict.fromkeys((nn.Conv2d, SteadyConvolution, TorchConvolution, COMPUTED[nn.Conv2d]), SpatialConvolution),
+    **dict.fromkeys((nn.ConvTranspose2d, OneDnnTransposed, COMPUTED[nn.ConvTranspose2d]), SpatialTransposedConvolution),
     **dict.fromkeys((nn.MaxPool2d, MaxPool), SpatialMaxPool),
     nn.AvgPool2d: SpatialAveragePool,
     nn.PixelShuffle: SpatialPixelShuffle,
@@ -104,9 +104,9 @@ TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
     **dict.fromkeys(POINTWISE, Pointwise),
 }
 WHOLE_IMAGE_TWINS: dict[type[nn.Module], Callable[..., SpatialLayer]] = {
-    **dict.fromkeys((nn.BatchNorm2d, BatchNorm), partial(SpatialBatchNorm, kind="batch")),
-    **dict.fromkeys((nn.GroupNorm, GroupNorm), partial(SpatialNorm, kind="group")),
-    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm), partial(SpatialNorm, kind="instance")),
+    **dict.fromkeys((nn.BatchNorm2d, BatchNorm, COMPUTED[nn.BatchNorm2d]), partial(SpatialBatchNorm, kind="batch")),
+    **dict.fromkeys((nn.GroupNorm, GroupNorm, COMPUTED[nn.GroupNorm]), partial(SpatialNorm, kind="group")),
+    **dict.fromkeys((nn.InstanceNorm2d, InstanceNorm, COMPUTED[InstanceNorm]), partial(SpatialNorm, kind="instance")),
 }
 
 

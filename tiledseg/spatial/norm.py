@@ -42,7 +42,7 @@ class SpatialNorm(SpatialLayer):
         self.ranks = ranks
         groups = module.num_groups if isinstance(module, nn.GroupNorm) else 1
         running = kind != "batch" or module.running_mean is not None
-        description = Norm(kind, groups, module.weight is not None, running)
+        description = Norm(kind, groups, module.weight is not None, running, getattr(module, "still", False))
         self.descriptions = description, description
 
     def __call__(self, place: Place, x_BCHW: torch.Tensor, *others_BCHW: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.resampling import AveragePool, MaxPool, Pool
 from tiledseg.models.layers.block import DimPlace, Place
 from tiledseg.models.layers.pooling import max_pool, pair
+from tiledseg.models.sending import sent
 from tiledseg.spatial.place import SpatialLayer
 
 
@@ -57,8 +58,8 @@ class SpatialAveragePool(SpatialLayer):
         )
         if not self._counts_inside_only:
             return y_BCHW
-        rows_H = _inside(self._row, place.row).to(y_BCHW)
-        cols_W = _inside(self._col, place.col).to(y_BCHW)
+        dims = (self._row, place.row), (self._col, place.col)
+        rows_H, cols_W = (sent(_inside(pool, dim), y_BCHW.device).to(y_BCHW.dtype) for pool, dim in dims)
         return y_BCHW / (rows_H[:, None] * cols_W[None, :])
 
 

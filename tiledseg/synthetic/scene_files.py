@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rasterio.io import DatasetWriter
 from rasterio.windows import Window
 
+from tiledseg.config.arguments import checked
 from tiledseg.config.map_formats import BLOCK
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.box import Box
@@ -40,6 +41,7 @@ _MAX_WORKERS = 256
 Windowed = tuple[Box, NDArray[np.uint8], NDArray[np.uint8]]
 
 
+@checked
 def write_scene(
     image: str | Path,
     labels: str | Path,

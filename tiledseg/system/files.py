@@ -1,9 +1,20 @@
-"""Files as they lie on the disk: what kind a path is. Standard library only."""
+"""Files as they lie on the disk: what kind a path is, and the text in it. Standard library only."""
 
 from __future__ import annotations
 
 import os
 import stat
+
+from tiledseg.errors import InputError
+
+COMPANIONS_OF_NAME = (".msk", ".MSK", ".ovr", ".OVR", ".aux.xml", ".aux")
+"""Endings behind a raster's whole name of files that GDAL reads with it: its masks and overviews, its PAM file."""
+
+COMPANIONS_OF_STEM = (
+    *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
+    *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
+)
+"""The same in the place of a raster's ending: world files, projections, what sensors say."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -24,3 +35,27 @@ def irregular_kind(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), None)
+
+
+def read_text(path: str, kind: str, most_bytes: int, remedy: str, error: type[InputError]) -> str:
+    """Return the text of a user's file: every loader of a text format reads through here. `kind` is what the file is
+    taken for ("the list").
+
+    Raises `error` for a FIFO, a device or a folder, for more than `most_bytes`, and for text that is not UTF-8.
+    """
+    irregular = irregular_kind(path)
+    if irregular is not None:
+        raise error(f"cannot read {kind} {path}: it is {irregular}; {remedy}")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise error(f"{kind} {path} has {os.path.getsize(path)} bytes, of {most_bytes} at most; {remedy}")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise error(f"cannot read {kind} {path}: it is not text in UTF-8; {remedy}") from None
+    except InputError:
+        raise
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise error(f"cannot read {kind} {path}: {reason}; {remedy}") from None

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tiledseg.errors import OutputError
 from tiledseg.records import dataclass
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
+from tiledseg.system.run_names import CONFIG, FILES, FOLDERS, METRICS
 
 _NAME_BYTES = 255
 
@@ -64,9 +65,12 @@ def files_below(folder: str | Path) -> list[Path]:
     return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 
 
-def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | Path] = ()) -> None:
-    """Raise OutputError unless each of `outputs` can be written, as a regular file, without replacing one of `inputs`
-    or another output."""
+def check_outputs(
+    outputs: Sequence[Output], inputs: Iterable[str | Path] = (), own_run: str | Path | None = None
+) -> None:
+    """Raise OutputError unless each of `outputs` can be written, as a regular file, without replacing one of `inputs`,
+    another output, or a file of a run other than that in the folder `own_run`, and without becoming a raster's
+    companion."""
     sources = {identity: Path(source) for source in inputs for identity in _identities(source)}
     taken: dict[object, Output] = {}
     for output in outputs:
@@ -83,6 +87,8 @@ def check_outputs(outputs: Sequence[Output], inputs: Iterable[str | Path] = ()) 
                     raise OutputError(
                         f"{output.key} {output.path} and {other.key} {other.path} would be one file; give two names"
                     )
+        _check_companion(output)
+        _check_run(output, own_run)
         _check_permission(output)
     _check_room(outputs)
 
@@ -116,6 +122,26 @@ def _check_place(output: Output) -> None:
         raise OutputError(f"cannot write {output.key} {typed}: {folder} is not a folder; make it first")
     if typed.endswith("/") or typed.rsplit("/", 1)[-1] in (".", ".."):
         raise OutputError(f"cannot write {output.key} {typed}: it names a folder; give a file name")
+
+
+def _check_companion(output: Output) -> None:
+    """GDAL reads a file of such a name with the raster beside it, whatever is in it."""
+    for end in (*COMPANIONS_OF_NAME, *COMPANIONS_OF_STEM, ".rrd"):
+        if Path(output.path).name.lower().endswith(end.lower()):
+            raise OutputError(
+                f"cannot write {output.key} {output.path}: GDAL reads a file that ends in {end} with the raster beside "
+                "it; choose another name"
+            )
+
+
+def _check_run(output: Output, own: str | Path | None) -> None:
+    """What a run keeps under its own names is no place for anything else: it replaces and removes files there."""
+    path = Path(os.path.realpath(output.path))
+    for folder, name in zip(path.parents, path.parts[:0:-1], strict=False):
+        taken = FOLDERS if folder != path.parent else FILES
+        other = own is None or folder != Path(os.path.realpath(own))
+        if name in taken and other and (folder / CONFIG).exists() and (folder / METRICS).exists():
+            raise OutputError(f"cannot write {output.key} {output.path}: it is of the run {folder}; choose another")
 
 
 def _check_permission(output: Output) -> None:

@@ -66,7 +66,7 @@ def _built(network: ForeignNetwork, seed: int) -> nn.Module:
         ) from None
     except ValueError:
         pass  # of a builtin, which has no signature: the call itself will say
-    with _drawn_from(seed):
+    with drawn_from(seed):
         try:
             module = function(**given)
         except Exception as error:  # whatever its author raises
@@ -98,7 +98,7 @@ def _function(build: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _drawn_from(seed: int) -> Iterator[None]:
+def drawn_from(seed: int) -> Iterator[None]:
     """All generators that a constructor draws from by custom begin with the seed, and are as before afterwards."""
     plain, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

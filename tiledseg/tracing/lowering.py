@@ -11,22 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from tiledseg.comm.axes import serial_axes
-from tiledseg.errors import ConfigError
+from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import INPUT, Graph, Node
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Layout, OfOnePixel
 from tiledseg.models.layers.pixelwise import OnePixel
 from tiledseg.models.norm import StillBatchNorm
 from tiledseg.spatial.convert import convert_layer
-from tiledseg.tracing.record import Call, Given, Made, Record
+from tiledseg.tracing.calls import Call, Given, Made, Record
 
 WHOLE = Layout()
 ONE_PIXEL = Layout((("B",), ("C0",), (), ()), one_pixel=True)
-SIZED = "is given numbers that depend on the image's size; give it fixed ones"
+STRANGE = "is given arguments that no tile is known to keep; write it simpler"
+SIZED = "is given numbers that depend on the size of the image, or of the batch; give it fixed ones"
 
 
 class RefusalError(Exception):
@@ -54,17 +56,18 @@ class Step:
     call: Call
     other: Call
     lowering: Lowering
+    trained: Call | None = None  # in training, where that calls the same
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         """As the call was given it: a tensor's `Value`, or what it is. Refuses what depends on the image's size."""
-        one, other = (_given(call, index, name, default) for call in (self.call, self.other))
-        if _plain(one) != _plain(other):
+        one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
+        if not same(one, other):
             raise RefusalError(SIZED)
         return self.lowering.resolved(one)
 
     def arguments(self, index: int, name: str, default: Any = None) -> tuple[Any, Any]:
         """In either run: for what may depend on the size."""
-        one, other = (_given(call, index, name, default) for call in (self.call, self.other))
+        one, other = (given_to(call, index, name, default) for call in (self.call, self.other))
         return self.lowering.resolved(one), self.lowering.resolved(other)
 
     def options(self, first: int, **defaults: Any) -> dict[str, Any]:
@@ -73,7 +76,7 @@ class Step:
 
     def giving(self, one: tuple[int, ...], other: tuple[int, ...]) -> Step:
         """The step as if it gave a single tensor of these shapes, in either run."""
-        return Step(replace(self.call, shapes=(one,)), replace(self.other, shapes=(other,)), self.lowering)
+        return replace(self, call=replace(self.call, shapes=(one,)), other=replace(self.other, shapes=(other,)))
 
     def as_called(self, name: str) -> str:
         """The function by its name, or the tensor's method of that name where the author called one."""
@@ -82,7 +85,8 @@ class Step:
     def value(self, index: int = 0, name: str = "input") -> Value:
         found = self.argument(index, name)
         if not isinstance(found, Value):
-            raise RefusalError("takes a tensor there that does not depend on the input; compute it from the input")
+            kind = "a tensor that does not depend on the input" if isinstance(found, Given) else f"{found}"
+            raise RefusalError(f"takes {kind} for '{name}'; give it a tensor that is computed from the input")
         if found.node is None:
             raise UnknownError
         return found
@@ -104,39 +108,44 @@ class Step:
 
     def check_same(self) -> None:
         """Refuse a number that depends on the size of the image."""
-        if constants(self.call) != constants(self.other):
+        if not same_arguments(self.call, self.other):
             raise RefusalError(SIZED)
 
 
 class Lowering:
     """Nodes and modules of a graph, call by call; what cannot be exact is a fault, and the rest is still looked at."""
 
-    def __init__(self, one: Record, other: Record, still: bool = False) -> None:
-        self.records, self.still = (one, other), still
+    def __init__(self, one: Record, other: Record, trained: Record | None = None, still: bool = False) -> None:
+        self.records, self.trained, self.still = (one, other), trained, still
         self.nodes: list[Node] = []
         self.modules: dict[str, nn.Module] = {}
         self.pixels: dict[str, tuple[tuple[int, int], ...]] = {INPUT: (one.size, other.size)}  # in either run
         self.values: dict[Made, Value] = {Made(-1): Value(INPUT, WHOLE, (), ())}
         self.faults: list[str] = list(one.faults)
         self.pooled: dict[str, str] = {}  # of nodes on means of parts of the image, the node that takes these
-        self.truths: dict[str, str] = {}  # of nodes that make truths of numbers, what they ask
+        self.truths: dict[str, str] = {}  # of nodes that make truths or whole numbers, what of
         self.untrained: str | None = None  # what the graph does not do as the module does in training
         self._names = {INPUT}
         self._axes = serial_axes()
 
     def run(self, bands: int, lower: Callable[[Step], list[Value]]) -> None:
         one, other = self.records
-        self.values[Made(-1)] = Value(INPUT, WHOLE, (2, bands, *one.size), (2, bands, *other.size))
-        for index, (call, again) in enumerate(zip(one.calls, other.calls, strict=True)):
-            step = Step(call, again, self)
+        self.values[Made(-1)] = Value(INPUT, WHOLE, *((run.batch, bands, *run.size) for run in (one, other)))
+        trained = self.trained.calls if self.trained and len(self.trained.calls) == len(one.calls) else one.calls
+        for index, calls in enumerate(zip(one.calls, other.calls, trained, strict=True)):
+            call = calls[0]
+            step = Step(call, calls[1], self, calls[2] if calls[2] is not call else None)
             try:
                 made = lower(step)
             except UnknownError:
                 if not self.faults:
                     self.faults.append(f"{where(call)} takes places of the whole image's maxima; take the maxima alone")
                 made = self._stand_ins(step)
-            except (RefusalError, ConfigError) as error:
-                self.faults.append(f"{where(call)} {error}")
+            except GeometryError:
+                raise
+            except Exception as error:  # of a handler too, which was not made for such arguments
+                known = isinstance(error, RefusalError | ConfigError)
+                self.faults.append(f"{where(call)} {error if known else STRANGE}")
                 made = self._stand_ins(step)
             for part, value in enumerate(made):
                 self.values[Made(index, part)] = value
@@ -207,22 +216,61 @@ def where(call: Call) -> str:
     return f"'{call.owner or 'the module itself'}' ({kind}, {call.at})"
 
 
-def _given(call: Call, index: int, name: str, default: Any) -> Any:
-    return call.arguments[index] if index < len(call.arguments) else call.keywords.get(name, default)
+_FIRST = ("input", "self", "tensor", "x", "a", "x1")
+NAMES = {  # torch takes NumPy's too
+    **dict.fromkeys(_FIRST, _FIRST),
+    **{"dim": ("dim", "axis"), "keepdim": ("keepdim", "keepdims"), "other": ("other", "x2", "mat2")},
+}
 
 
-def constants(call: Call) -> tuple[Any, ...]:
-    return _plain(call.arguments), tuple((key, _plain(value)) for key, value in call.keywords.items())
+def given_to(call: Call, index: int, name: str, default: Any) -> Any:
+    if index < len(call.arguments):
+        return call.arguments[index]
+    return next((call.keywords[each] for each in NAMES.get(name, (name,)) if each in call.keywords), default)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_plain(each) for each in value)
-    if isinstance(value, Given):
-        if value.name or value.weights:
-            return value.name, tuple(value.tensor.shape)
-        return tuple(value.tensor.shape), tuple(value.tensor.flatten().tolist())
-    return value
+def same_arguments(one: Call, other: Call) -> bool:
+    """Return True if a call was given the same in two runs."""
+    return same((one.arguments, dict(one.keywords)), (other.arguments, dict(other.keywords)))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return True for equal numbers, the same tensors of the graph, and weights of equal values, computed alike."""
+    match one, other:
+        case Given(), Given() if one.name or other.name:
+            return one.name == other.name
+        case Given(), Given():
+            a, b = one.tensor, other.tensor
+            equal = (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a.nan_to_num(), b.nan_to_num())
+            return equal and (not one.weights or same(one.recipe, other.recipe))
+        case tuple(), tuple():
+            return len(one) == len(other) and all(map(same, one, other))
+        case dict(), dict():
+            return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        case slice(), slice():
+            return same((one.start, one.stop, one.step), (other.start, other.stop, other.step))
+        case np.ndarray(), np.ndarray():
+            return np.array_equal(one, other)
+    is_nan = isinstance(one, float) and isinstance(other, float) and one != one and other != other
+    return one is other or is_nan or (type(one) is type(other) and (one == other) is True)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The module that a graph was traced from. `wanted`: which tensors that it returns are the graph's outputs (None:
+    all); `calls`: all that it calls, in words; `made`: the node that computes what a call gives, and its layout."""
+
+    module: nn.Module
+    wanted: Sequence[int] | None
+    calls: tuple[str, ...]
+    made: dict[Made, tuple[int, Layout]]
+
+    @staticmethod
+    def of(module: nn.Module, wanted: Sequence[int] | None, lowering: Lowering, graph: Graph) -> Recorded:
+        numbers = {node.name: k for k, node in enumerate(graph.nodes)}
+        values = {made: (numbers.get(value.node or ""), value.layout) for made, value in lowering.values.items()}
+        nodes = {made: (number, layout) for made, (number, layout) in values.items() if number is not None}
+        return Recorded(module, wanted, tuple(map(where, lowering.records[0].calls)), nodes)
 
 
 def assembled(lowering: Lowering, outputs: Sequence[str]) -> tuple[Graph, list[nn.Module]]:

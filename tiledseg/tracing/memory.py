@@ -19,6 +19,7 @@ from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.measured import Measured
 from tiledseg.geometry.shapes import tensor_channels
+from tiledseg.models.layers.pixelwise import tensors_of
 from tiledseg.models.norm import BatchNorm, GroupNorm, InstanceNorm
 from tiledseg.tracing.allocations import AllocationMeter
 from tiledseg.units.widths import SINGLE_BYTES
@@ -65,10 +66,10 @@ def _keeps_places(layer: Layer) -> bool:
 
 def _measured(module: nn.Module, channels: Sequence[int], flat: Sequence[bool], like: torch.Tensor) -> Measured | None:
     """None where the module does not run so: its layer then speaks for it."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    buffers = [(tensor, tensor.clone()) for tensor in tensors_of(module) if not isinstance(tensor, nn.Parameter)]
     mode = module.training
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             module.train()
             few, many = (_Run(module, channels, flat, size, like).found() for size in SIZES)
     except Exception:  # whatever torch refuses, such as a norm on a single pixel
@@ -131,7 +132,7 @@ class _Run:
 
     def _kept(self) -> tuple[dict[int, int], torch.Tensor]:
         """The storages that autograd keeps, with their bytes, and the output; weights left out."""
-        weights = {tensor.untyped_storage()._cdata for tensor in (*self._module.parameters(), *self._module.buffers())}
+        weights = {tensor.untyped_storage()._cdata for tensor in tensors_of(self._module)}
         seen: list[torch.Tensor] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -145,7 +146,7 @@ class _Run:
 
     def _gradients(self) -> tuple[tuple[float | None, ...], float]:
         """Bytes of each input's gradient, and what is allocated on top of them and of the output's."""
-        meter = AllocationMeter([*self._inputs, *self._module.parameters(), *self._module.buffers()])
+        meter = AllocationMeter([*self._inputs, *tensors_of(self._module)])
         with meter:
             output = self._module(*self._inputs)
             start: list[int] = []

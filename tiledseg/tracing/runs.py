@@ -1,43 +1,51 @@
-"""Whether two runs of a module are one: at two sizes, and in evaluation and in training."""
+"""Comparison of a module's runs: at several sizes and batches, with gradients, in training."""
 
 from __future__ import annotations
 
-import itertools
-
-from tiledseg.tracing.lowering import constants, where
-from tiledseg.tracing.record import Call, Made, Record, values_in
+from tiledseg.tracing.calls import Call, Made, Record, values_in
+from tiledseg.tracing.lowering import same_arguments, where
 
 
 def differing(one: Record, other: Record) -> str | None:
-    """Where two runs go different ways; None where they do not."""
+    """Return where two runs go different ways; None where they do not."""
     for call, again in zip(one.calls, other.calls, strict=False):
         same = call.function == again.function and call.module is again.module and call.at == again.at
         if not same or list(_made(call)) != list(_made(again)):
-            return f"{where(call)} comes next at {one.size} pixels, and {where(again)} at {other.size}"
+            return f"{where(call)} comes next at {one.in_words}, and {where(again)} at {other.in_words}"
     if len(one.calls) != len(other.calls):
         longer = max(one, other, key=lambda each: len(each.calls))
-        return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes at {longer.size} pixels only"
+        return f"{where(longer.calls[min(len(one.calls), len(other.calls))])} comes at {longer.in_words} only"
     return None
 
 
-def differing_in_training(one: Record, trained: Record) -> str | None:
-    """What a module does otherwise in training than in evaluation, dropout apart; None where nothing."""
-    different = differing(one, trained)
-    if different:
-        return different.replace(f" at {one.size} pixels, and", " in evaluation, and", 1).replace(
-            f" at {trained.size}", " in training"
-        )
+def differing_at_third(one: Record, other: Record, third: Record) -> str | None:
+    """Return where a third run goes another way, or is given other numbers than two that agree; None if nowhere."""
+    if different := differing(one, third):
+        return different
+    for call, again, last in zip(one.calls, other.calls, third.calls, strict=True):
+        if same_arguments(call, again) and not same_arguments(call, last):
+            return f"{where(call)} is given other numbers at {third.in_words} than at {one.in_words}"
+    return None
+
+
+def differing_otherwise(one: Record, trained: Record, how: str) -> str | None:
+    """Return what a module does otherwise in a run of the same size, dropout apart; None where nothing.
+
+    `how`: "in training" or "with gradients".
+    """
+    if different := differing(one, trained):
+        plainly = " in evaluation, and" if how == "in training" else " without gradients, and"
+        return different.replace(f" at {one.in_words}, and", plainly, 1).replace(f" at {trained.in_words}", f" {how}")
     for call, again in zip(one.calls, trained.calls, strict=True):
-        if "dropout" not in call.function and constants(call) != constants(again):
-            return f"{where(call)} is given other numbers"
+        known = "dropout" in call.function or (call.function == "batch_norm" and how == "in training")
+        if not known and not same_arguments(call, again):
+            return f"{where(call)} is given other numbers {how}"
     others = [name for name in trained.drew if name != "torch"]
     if others:
         return f"it draws {others[0]}'s random numbers, and may do something else with others"
-    if one.given != trained.given:
-        pairs = itertools.zip_longest(one.given, trained.given)
-        first = next(entry for pair in pairs if pair[0] != pair[1] for entry in pair if entry is not None)
-        return f"{first[0]} computes other things from its weights"
-    return None
+    if trained.moved:
+        return f"it moves its buffer '{trained.moved[0]}', which no graph does"
+    return trained.faults[0] if trained.faults else None
 
 
 def _made(call: Call) -> list[Made]:

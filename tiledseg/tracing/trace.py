@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import nn
@@ -12,35 +12,41 @@ from torch.jit import ScriptModule
 
 from tiledseg.errors import ConfigError, GeometryError
 from tiledseg.geometry.graph import Graph
-from tiledseg.geometry.receptive_field import output_size
+from tiledseg.geometry.receptive_field import is_legal_size, output_size, total_stride
 from tiledseg.models.layers.block import BlockModule
 from tiledseg.models.network import GraphNetwork
 from tiledseg.spatial.convert import POINTWISE, TWINS, WHOLE_IMAGE_TWINS
+from tiledseg.tracing.calls import Made, Record, values_in
 from tiledseg.tracing.functions.handlers import handler_of, unit
 from tiledseg.tracing.functions.names import REASONS, UNKNOWN
 from tiledseg.tracing.lowering import (
     WHOLE,
     Lowering,
+    Recorded,
     RefusalError,
     Step,
     Value,
     assembled,
+    where,
 )
 from tiledseg.tracing.memory import with_measured_memory
-from tiledseg.tracing.record import Made, Record, record, values_in
-from tiledseg.tracing.runs import differing, differing_in_training
+from tiledseg.tracing.probes import check_against, chosen, holds_anywhere
+from tiledseg.tracing.record import record
+from tiledseg.tracing.runs import differing, differing_at_third, differing_otherwise
+from tiledseg.tracing.state import Origin, own_gradients
 
 # Sizes of the runs, (height, width): multiples of what networks halve by, large enough for their deepest level. The
 # second is far from the first, so that a branch between them is seen.
 SIZES = [((64, 96), (160, 224)), ((128, 192), (320, 448)), ((256, 384), (640, 896))]
 # Networks without padding take others: such as 572 = 35 x 16 + 12.
 SIZES += [((128 + more, 160 + more), (192 + more, 224 + more)) for more in range(2, 32, 2)]
+# Sides of images that networks of one size are built for.
+SQUARES = (224, 256, 32, 48, 64, 96, 112, 128, 160, 192, 240, 288, 320, 384, 448, 480, 512)
 RESIZING = (
     nn.Upsample,
     nn.UpsamplingNearest2d,
     nn.UpsamplingBilinear2d,
 )  # to a size, or by a factor: known at the call
-TOLERANCE = {torch.float64: 1e-11}
 
 
 def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *, still: bool = False) -> GraphNetwork:
@@ -67,16 +73,28 @@ def trace(module: nn.Module, bands: int, outputs: Sequence[int] | None = None, *
         raise ConfigError(
             f"'{scripted[0]}' is compiled by torch.jit, and its calls cannot be seen; give what it was made of"
         )
-    first = None
+    found: ConfigError | GeometryError | None = None
     for sizes in SIZES:
         try:
             return _traced(module, bands, sizes, outputs, still)
-        except (ConfigError, GeometryError) as error:
-            first = first or error
-            if not isinstance(error, OtherSizeError | GeometryError):
-                break
-    assert first is not None, "sizes are tried"
-    raise first
+        except (OtherSizeError, GeometryError) as error:
+            found = found or error
+        except ConfigError as error:
+            found = error
+            break
+    assert found is not None, "sizes are tried"
+    if isinstance(found, OtherSizeError) and found.__cause__:  # it has not run
+        raise ConfigError(f"{found}; {_remedy(module, bands)}") from found.__cause__
+    raise found
+
+
+def _remedy(module: nn.Module, bands: int) -> str:
+    """What to do with a module that has run at none of the sizes."""
+    for side in SQUARES:
+        with torch.no_grad(), _in_mode(module, False), suppress(Exception):
+            module(_probe(module, bands, 2, (side, side)))
+            return f"it runs on {side} x {side} pixels: a size is fixed in it; build it for images of any size"
+    return "give the bands that it takes, or mend it"
 
 
 class OtherSizeError(ConfigError):
@@ -87,17 +105,20 @@ def _traced(
     module: nn.Module, bands: int, sizes: tuple[tuple[int, int], ...], wanted: Sequence[int] | None, still: bool
 ) -> GraphNetwork:
     with _in_mode(module, False):
-        one, other = (_record(module, bands, size) for size in sizes)
+        one, other = (_record(module, bands, batch, size) for batch, size in zip((2, 3), sizes, strict=True))
     different = differing(one, other)
     if different and one.faults:
         raise _refused(one.faults)
     if different:
-        raise ConfigError(
-            f"the module does not call the same at every size: {different}; let no branch ask for the size"
-        )
-    lowering = Lowering(one, other, still)
+        raise _unsteady(different)
+    own = own_gradients(module)
+    trained = _record_training(module, bands, (one, other), own is None)
+    lowering = Lowering(one, other, None if isinstance(trained, str) else trained[0], still)
     lowering.run(bands, _lowered)
     outputs = _outputs(lowering, one, wanted)
+    lowering.faults += [f"{where(call)} is in training in evaluation too" for call in one.calls if call.training]
+    if one.moved:
+        lowering.faults.append(f"the module moves its buffer '{one.moved[0]}' in evaluation; leave it to training")
     if one.drew and not lowering.faults:
         lowering.faults.append(
             f"the module draws {one.drew[0]}'s random numbers in evaluation too, which no graph keeps; leave it to "
@@ -106,7 +127,16 @@ def _traced(
     if lowering.faults:
         raise _refused(lowering.faults)
     graph, modules = assembled(lowering, [value.node for value in outputs if value.node is not None])
-    untrained = _why_untrained(module, bands, one) or lowering.untrained
+    for size in sizes:
+        _check_size(graph, size)
+    third = _record_elsewhere(module, bands, graph, sizes[0])
+    if different := differing_at_third(one, other, third):
+        raise _unsteady(different)
+    untrained = _why_untrained(module, (one, other), trained) or lowering.untrained
+    with _in_mode(module, False):
+        graded = one if own else _record(module, bands, 2, sizes[0], gradients=True)
+    own = own or next(iter(graded.own_gradients), None) or differing_otherwise(one, graded, "with gradients")
+    untrained = own or untrained
     if untrained and module.training:
         raise ConfigError(
             f"the module does not do in training what it does in evaluation: {untrained}; set that off, or trace "
@@ -114,10 +144,33 @@ def _traced(
         )
     graph = graph if untrained else with_measured_memory(graph, bands, modules)
     network = GraphNetwork(graph, bands, modules, module, untrained, one.form if wanted is None else None)
-    for size in sizes:
-        _check_size(graph, size)
-    _check(network, module, bands, sizes[0], wanted)
+    network.own_gradients, network.origin = own, Origin(module)
+    network.recorded = Recorded.of(module, wanted, lowering, graph)
+    probes = [_probe(module, bands, each.batch, each.size) for each in (one, third)]
+    check_against(network, module, probes, wanted, still)
+    odd = _probe(module, bands, 1, (third.size[0] + 1, third.size[1] + 1))
+    network.only_size = None if holds_anywhere(network, module, odd, wanted) else third.size
     return network
+
+
+def _unsteady(different: str) -> ConfigError:
+    return ConfigError(
+        f"the module does not call the same at every size: {different}; let no branch or number ask for the size"
+    )
+
+
+def _record_elsewhere(module: nn.Module, bands: int, graph: Graph, size: tuple[int, int]) -> Record:
+    """A run of one image, at a size that is an odd multiple of the graph's stride, if the module takes one."""
+    stride, found = total_stride(graph), []
+    for start in size:
+        multiples = range(start - start % (2 * stride) + 3 * stride, start + 16 * stride, 2 * stride)
+        others = range(start + 1, start + 8 * stride)
+        found.append(next((n for n in (*multiples, *others) if is_legal_size(graph, n)), start))
+    with _in_mode(module, False):
+        try:
+            return _record(module, bands, 1, (found[0], found[1]))
+        except OtherSizeError:  # such as one that asks for multiples of more than its graph does
+            return _record(module, bands, 1, size)
 
 
 def _check_size(graph: Graph, size: tuple[int, int]) -> None:
@@ -135,19 +188,38 @@ def _check_size(graph: Graph, size: tuple[int, int]) -> None:
 
 
 def _refused(faults: list[str]) -> ConfigError:
-    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(dict.fromkeys(faults), 1))
+    alike: dict[str, list[str]] = {}  # by function and reason, whatever the numbers
+    for fault in dict.fromkeys(faults):
+        alike.setdefault(re.sub(r"^('.*?' \(|.* at (?=\S*:\d))|\S*:\d+|\d+", "", fault), []).append(fault)
+    said = [each[0] + (f" ({len(each)} such places)" if len(each) > 1 else "") for each in alike.values()]
+    listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(said, 1))
     kind = OtherSizeError if any("every size" in fault or "another size" in fault for fault in faults) else ConfigError
     return kind(f"the module cannot be computed exactly on tiles: {listed}")
 
 
-def _why_untrained(module: nn.Module, bands: int, one: Record) -> str | None:
-    """Why the graph of what a module does in evaluation is not that of what it does in training; None where it is."""
+def _record_training(module: nn.Module, bands: int, runs: Sequence[Record], gradients: bool) -> list[Record] | str:
+    """Return what a module calls in training, at the sizes of other runs, or why it does not run there."""
     with _in_mode(module, True):
         try:
-            trained = record(module, _probe(module, bands, one.size), _is_unit)
+            return [record(module, _probe(module, bands, one.batch, one.size), is_unit, gradients) for one in runs]
         except Exception as error:  # whatever the module raises
             return f"it does not run: {type(error).__name__}: {error}"
-    return differing_in_training(one, trained)
+
+
+def _why_untrained(module: nn.Module, runs: Sequence[Record], trained: Sequence[Record] | str) -> str | None:
+    """Return why the graph of what a module does in evaluation is not that of what it does in training; None where it
+    is."""
+    if isinstance(trained, str):
+        return trained
+    with _in_mode(module, True):
+        modes = {each: each.training for each in module.modules()}
+    for one, again in zip(runs, trained, strict=True):
+        if reason := differing_otherwise(one, again, "in training"):
+            return reason
+        for call in again.calls:
+            if call.module is not None and call.training != modes[call.module]:
+                return f"{where(call)} is set to another mode by forward"
+    return None
 
 
 @contextmanager
@@ -161,23 +233,23 @@ def _in_mode(module: nn.Module, training: bool) -> Iterator[None]:
             each.training = before
 
 
-def _probe(module: nn.Module, bands: int, size: tuple[int, int]) -> torch.Tensor:
+def _probe(module: nn.Module, bands: int, batch: int, size: tuple[int, int]) -> torch.Tensor:
     weight = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     draw = torch.Generator().manual_seed(0)
-    return torch.randn(2, bands, *size, generator=draw).to(weight.device, weight.dtype)
+    return torch.randn(batch, bands, *size, generator=draw).to(weight.device, weight.dtype)
 
 
-def _record(module: nn.Module, bands: int, size: tuple[int, int]) -> Record:
+def _record(module: nn.Module, bands: int, batch: int, size: tuple[int, int], gradients: bool = False) -> Record:
     try:
-        return record(module, _probe(module, bands, size), _is_unit)
+        return record(module, _probe(module, bands, batch, size), is_unit, gradients)
     except Exception as error:  # whatever the module raises
         raise OtherSizeError(
             f"the module does not run on {bands} bands of {size[0]} x {size[1]} pixels: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}; give the bands that it takes, or mend it"
+            f"{str(error).splitlines()[0] if str(error) else 'in one of its checks'}"
         ) from error
 
 
-def _is_unit(module: nn.Module) -> bool:
+def is_unit(module: nn.Module) -> bool:
     kind = type(module)
     own = isinstance(module, BlockModule) and module.speaks_for_blocks()
     asked = kind in RESIZING or getattr(module, "return_indices", False) or getattr(module, "ceil_mode", False)
@@ -198,59 +270,20 @@ def _outputs(lowering: Lowering, one: Record, wanted: Sequence[int] | None) -> l
     if not returned or max(wanted or (), default=0) >= len(returned):
         lowering.faults.append(f"the module returns {len(returned)} tensors; return one, or name those that are there")
         return []
-    known = [lowering.values.get(value) if isinstance(value, Made) else None for value in _wanted(returned, wanted)]
+    known = [lowering.values.get(value) if isinstance(value, Made) else None for value in chosen(returned, wanted)]
     found = [value for value in known if value is not None]
     if len(found) < len(known):
         lowering.faults.append("the module returns a tensor that does not depend on its input; leave it away")
     if any(value.node is None for value in found) and not lowering.faults:
         lowering.faults.append("the module returns places of the whole image's maxima; return the maxima alone")
     for value in found:
+        if value.node in lowering.truths:
+            lowering.faults.append("the module returns truths or whole numbers; return the numbers that they are of")
         if value.node in lowering.pooled:
             lowering.faults.append(f"the module returns {value.shape}, means of parts of the image; resize them to it")
         if value.node is not None and value.layout != WHOLE:
             lowering.faults.append(f"the module returns {value.shape}; return (batch, channels, height, width)")
     if len({value.shape[2:] for value in found}) > 1:
         listed = ", ".join(f"{value.shape[2]} x {value.shape[3]}" for value in found if len(value.shape) == 4)
-        lowering.faults.append(f"the module returns tensors of {listed} pixels; say which are wanted: outputs=[0]")
+        lowering.faults.append(f"the module returns tensors of {listed} pixels; return those of one size")
     return found
-
-
-def _wanted(values: Sequence[Any], wanted: Sequence[int] | None) -> list[Any]:
-    return [values[index] for index in (range(len(values)) if wanted is None else wanted)]
-
-
-def _check(
-    network: GraphNetwork, module: nn.Module, bands: int, size: tuple[int, int], wanted: Sequence[int] | None
-) -> None:
-    """Raise ConfigError where the graph does not give what the module gives: something was not seen."""
-    x_BCHW = _probe(module, bands, size)
-    with torch.no_grad(), _in_mode(network, False), _in_mode(module, False):
-        expected = module(x_BCHW)
-        try:
-            found = network(x_BCHW)
-        except Exception as error:  # a function that takes other things than it was thought to
-            raise ConfigError(
-                f"the module's graph does not run: {type(error).__name__}: {' '.join(str(error).split())[:200]}; write "
-                "that function in other words, and please report it"
-            ) from error
-    pairs = list(zip(_tensors(found), _wanted(_tensors(expected), wanted), strict=True))
-    shapes = [(tuple(a.shape), tuple(b.shape)) for a, b in pairs if a.shape != b.shape]
-    if shapes:
-        found_shape, wanted_shape = shapes[0]
-        raise ConfigError(
-            f"the module's graph gives {found_shape} in place of {wanted_shape}; please report the module"
-        )
-    worst = max(((a - b).norm() / b.norm().clamp_min(1e-30)).item() for a, b in pairs)
-    if not worst <= TOLERANCE.get(x_BCHW.dtype, 1e-4):
-        raise ConfigError(
-            f"the module's graph gives outputs that differ from the module's by {worst:.1e}: something that it does "
-            "was not seen, such as writing into a view; write it without"
-        )
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return _tensors(list(value.values()))
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, list | tuple) else []

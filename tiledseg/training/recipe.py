@@ -64,7 +64,8 @@ class Recipe:
     `imagenet`: its mean and deviation normalise the first three bands; `counts_classes`: weights of classes are
     counted; `by_content`: tiles or windows are drawn by their labels; `ema`: decay of the average of the
     weights, 0 for none; `threads` read `prefetch` tiles ahead on each rank; `record`: every key of the
-    configuration as JSON, which a checkpoint keeps; `compiles`: passes with gradients are compiled; `store`: where
+    configuration as JSON, which a checkpoint keeps; `compiles`: passes with gradients are compiled; `verify`: a traced
+    network is compared with its module first; `store`: where
     blocks lie between segments, or what autograd keeps. The rest as the keys of
     these names."""
 
@@ -92,3 +93,4 @@ class Recipe:
     store: str = "host"
     recompute: str = "auto"
     compiles: bool = False
+    verify: bool = True

@@ -23,10 +23,10 @@ from tiledseg.checkpoint.folder import (
 from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config
-from tiledseg.errors import LabelError, OutputError
+from tiledseg.errors import ConfigError, LabelError, OutputError
 from tiledseg.execution.batching import batch_pixels
-from tiledseg.execution.memory import check_weights, memory_per_rank
-from tiledseg.execution.precision import make_deterministic
+from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
+from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import Shown, StepProgress, unseen
 from tiledseg.execution.surveys.content_survey import survey_content
 from tiledseg.execution.surveys.survey import Survey, survey
@@ -35,6 +35,7 @@ from tiledseg.planning.run.pipeline import spread_note
 from tiledseg.raster.statistics import Normalization
 from tiledseg.system.console import counted
 from tiledseg.system.run_lock import hold
+from tiledseg.system.run_names import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.system.writing import writing
 from tiledseg.training.freed import Freed
 from tiledseg.training.offloading import check_store, store_in_words
@@ -47,14 +48,17 @@ from tiledseg.training.preparing.preparation import Preparation, prepare, with_c
 from tiledseg.training.resume.begin import Beginning, begin
 from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
-from tiledseg.training.run_folder.names import CHECKPOINTS, CONFIG, METRICS
 from tiledseg.training.run_folder.report import check_lines, check_none_lost, read_metrics, write_whole
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer
 from tiledseg.user_files.machine import machine_here
 
+FEWEST_STEPS = 100
+"""Steps of a run below which there is a warning."""
 
+
+@naming_disorder()
 def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), command: str = "") -> int:
     """Run a configuration on a mesh; `text` is the configuration as YAML, read from `files` by `command`, as typed. The
     exit code. Collective.
@@ -64,9 +68,12 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
     end = end_of_job(os.environ)
     make_deterministic(config.train.deterministic)  # first: what is timed below must run the kernels of the steps
     mesh.on_root(lambda: check_store(config.memory.offload, config.memory.store, mesh.device))
+    _check_folders(config, mesh)
     memory = memory_per_rank(mesh)
+    way = torch.device("cpu") if config.memory.in_file else mesh.device
+    sharing = ranks_sharing(mesh, way)
     early: Checkpoint | None = mesh.on_root(lambda: _checkpoint_of(config)) if config.parallel.auto else None
-    preparation: Preparation = mesh.on_root(lambda: _prepared(config, memory, mesh, early))
+    preparation: Preparation = mesh.on_root(lambda: _prepared(config, memory, mesh, sharing, early))
     mesh.on_root(lambda: check_compiling(preparation, mesh.device))
     preparation = replace(preparation, plan=with_times(preparation.question, preparation.plan, mesh))
     recipe = preparation.recipe
@@ -115,6 +122,18 @@ def start(config: Config, text: str, mesh: Mesh, files: Sequence[str] = (), comm
         return code
 
 
+def _check_folders(config: Config, mesh: Mesh) -> None:
+    """Raise ConfigError on all ranks where one of them, on a host of its own, cannot use the store."""
+    refusal = None
+    try:
+        config.memory.check_folder()
+    except ConfigError as error:
+        refusal = f"rank {mesh.rank}: {error}" if mesh.rank else str(error)
+    refusals = [said for said in mesh.communicator.gather_objects(refusal) if said]
+    if refusals:
+        raise mark_agreed(ConfigError(refusals[0]))
+
+
 def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
     """With their gradients, where nothing is known of stages and devices that hold less of them, and their average."""
     whole = preparation.question.parallel.stages == 1 and mesh.device.type == "cpu"
@@ -122,14 +141,14 @@ def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
     check_weights(preparation.plan.network, copies, preparation.recipe.precision, mesh)
 
 
-def _prepared(config: Config, memory: int, mesh: Mesh, early: Checkpoint | None) -> Preparation:
+def _prepared(config: Config, memory: int, mesh: Mesh, sharing: int, early: Checkpoint | None) -> Preparation:
     """On the root: what `parallel.auto` leaves to the program is found for the device that it runs on."""
     pixels, here = batch_pixels(mesh.device), None
     if config.parallel.auto and config.parallel.machine is None:
         device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
         here = machine_here(device, mesh.launch.local_size)
-    saved, local = early.saved if early else None, mesh.launch.local_size
-    return prepare(config, memory, mesh.size, pixels, here, saved, local, mesh.device)
+    saved = early.saved if early else None
+    return prepare(config, memory, mesh.size, pixels, here, saved, sharing, mesh.device)
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:
@@ -257,15 +276,33 @@ def _progress(preparation: Preparation) -> StepProgress:
     return StepProgress(0, 0, min(preparation.recipe.verbosity, 2) and 2)
 
 
+def few_steps(preparation: Preparation) -> str:
+    """Words on a run that is too short to teach a network much; none on another."""
+    an_epoch, epochs = preparation.sampler.steps_per_epoch, preparation.recipe.cadence.epochs
+    if an_epoch * epochs >= FEWEST_STEPS:
+        return ""
+    return (
+        f"the run has {counted(an_epoch * epochs, 'step')} in all ({an_epoch} an epoch), which teach a network little; "
+        f"give train.epochs {-(-FEWEST_STEPS // an_epoch)} or more, or smaller steps (train.tiles_per_step)"
+    )
+
+
 def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence[str]) -> None:
     progress = _progress(preparation)
-    for warning in warnings:
+    for warning in filter(None, (*warnings, few_steps(preparation))):
         progress.say(f"warning: {warning}")
     plan = preparation.plan
     windows, (rows, cols) = preparation.question.windows, plan.tilings[0].grid
     cut = windows.in_words if windows else f"grid {rows} x {cols}"
     halo = "" if windows and not windows.exact else f", halo {plan.footprint.before} px"
     progress.say(f"{counted(len(preparation.training.images), 'image')}, {cut}{halo}")
+    if preparation.chosen:
+        steps, epochs = preparation.sampler.steps_per_epoch, preparation.recipe.cadence.epochs
+        progress.say(
+            f"steps as nobody says others: {preparation.question.tiles_per_step} of "
+            f"{counted(sum(map(len, preparation.training.tilings)), 'tile')}, {steps} an epoch, "
+            f"{counted(epochs, 'epoch')} (tiling.grid, train.tiles_per_step, train.epochs: docs/training.md)"
+        )
     if plan.spread.shares_images:
         progress.say(f"halo mode {plan.spread.in_words}")
     if preparation.question.recomputes:
@@ -273,7 +310,7 @@ def _announce(preparation: Preparation, beginning: Beginning, warnings: Sequence
             f"memory.recompute {preparation.question.recompute}: a step needs about {plan.memory / 2**20:.1f} MiB"
         )
     if plan.offloaded is not None:
-        progress.say(f"offload: {plan.offloaded.in_words}, the rest goes to {store_in_words(preparation.recipe.store)}")
+        progress.say(f"offload: {plan.offloaded.in_words(store_in_words(preparation.recipe.store))}")
     if plan.blocks is not None:
         progress.say(f"blocks: {plan.blocks.in_words}, at {_speed(preparation)}")
     if plan.pipeline is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
 import time
@@ -16,21 +17,28 @@ import torch
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.kinds import described
 from tiledseg.checkpoint.check import Checkpoint
+from tiledseg.checkpoint.folder import name_of
 from tiledseg.checkpoint.loading import load_average, load_network, load_optimizer
+from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.watching.doing import doing, stepping
 from tiledseg.execution.agreement import agree_on_buffers, check_agreement, check_drawn_alike, check_finite
 from tiledseg.execution.halos.part import Part
+from tiledseg.execution.input.carrying import network_input
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import read_ahead
 from tiledseg.execution.precision import INPUT_DTYPES, PARAMETER_DTYPES
 from tiledseg.execution.progress import unseen
 from tiledseg.geometry.memory_policy import named_policy
+from tiledseg.geometry.tiling import Tile
 from tiledseg.models.frozen import freeze, still_note
+from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
 from tiledseg.reporting.views import choose_views
+from tiledseg.system.console import counted
+from tiledseg.system.run_names import PAGE
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
@@ -44,7 +52,14 @@ from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.expected import expected_time
 from tiledseg.training.run_folder.journal import Journal, step_line
 from tiledseg.training.run_folder.report import write_whole
-from tiledseg.training.run_folder.summary import decisions, found_settings, run_title, weights_of, windows_or_grids
+from tiledseg.training.run_folder.summary import (
+    decisions,
+    found_settings,
+    run_title,
+    seconds_so_far,
+    weights_of,
+    windows_or_grids,
+)
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.saving import CopyPlan, Saver, copy_plan
 from tiledseg.training.steps.course import Course
@@ -92,6 +107,10 @@ class Trainer:
         still = still_note(self.network.hold_statistics()) if recipe.still_norms else None
         self.notes = tuple(note for note in (still, self.copy.note) if note)
         self.about = replace(self.about, warnings=(*self.about.warnings, *self.notes))
+        verifies = network.recorded is not None and recipe.verify
+        # Stages let go of what is not theirs.
+        kept = plan.pipeline is not None and mesh.is_root
+        self.unverified = None if not verifies else copy.deepcopy(network) if kept else network
         policy = plan.rebuilt.policy if plan.rebuilt else None
         graph, bands = self.network.graph, self.network.bands
         self.offload = offload_to(recipe.store, plan.offloaded, plan.pipeline is not None, mesh)
@@ -104,7 +123,7 @@ class Trainer:
         )
         self.sampler = preparation.sampler
         self.folder = recipe.folder
-        self.step = 0
+        self.step, self.seconds_before = 0, 0.0
         self.position = Position(0, 0)
         self.course = Course(recipe.cadence.epochs, self.sampler.steps_per_epoch)
         self.checkpoints = self.folder / "checkpoints"
@@ -119,7 +138,7 @@ class Trainer:
         ignored, clip_norm = preparation.label_map.ignore_index, recipe.update.clip_norm
         asked = preparation.objective, recipe.cadence.largest_loss
         rules = StepRules(ignored, recipe.seed, clip_norm, recipe.wide_sums, *asked)
-        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules)
+        self.stepper = Stepper(self.optimizer, mesh, self.passes, self.parallel.axes, rules, self._loss_scale())
         self.panels = self._panels()
         self.journal: Journal | None = None  # on the root, while the run goes on
 
@@ -131,13 +150,15 @@ class Trainer:
             stack.callback(self.stepper.close)
             stack.callback(self.saver.wait)
             if self.mesh.is_root:
+                self.seconds_before = self._seconds_before()
                 total, verbosity = self.course.total_steps, self.recipe.verbosity
                 scene = self._scene()
-                told = self._told()
+                told = {**self._told(), "seconds_before": self.seconds_before}
                 self.journal = Journal(self.folder, self.step, total, verbosity, told, self.lines, scene)
                 stack.enter_context(contextlib.closing(self.journal))
                 left, again = total - self.step, self.stepper.looks_first
                 self.journal.say(expected_time(self._measured_seconds(), again, self.lines, left))
+                self.journal.say(self._nothing_to_do())
             training = stack.enter_context(contextlib.closing(self._dataset(self.preparation.training)))
             held_out = None
             if self.preparation.validation is not None:
@@ -152,13 +173,39 @@ class Trainer:
                 self._say_what_was_written(self.journal)
         self.parallel.close()
         if self.journal is not None:
-            self._summarise(time.perf_counter() - begun, stopped, self.journal.last_validation, moved)
+            seconds = self.seconds_before + time.perf_counter() - begun
+            self._summarise(seconds, stopped, self.journal.last_validation, moved)
             self.journal.draw(now=True)
+            self.journal.say(self._written())
         return EXIT_CODE if stopped else 0
 
     def _early_end(self) -> str:
         why = f"stopped early after step {self.step}, by a signal or because the job's time ends"
         return f"{why}; its checkpoint is written: run the command again to go on"
+
+    def _nothing_to_do(self) -> str:
+        """How to go on with a run that has come to its end before."""
+        done = f"nothing to do: {self.step} steps, {counted(self.position.epoch, 'epoch')}, are done"
+        if self.course.ends_at(self.position):
+            return f"{done}; give train.epochs above {self.position.epoch} to go on, or another run.output"
+        if self.best.gives_up(self.position):
+            return f"{done}, and train.early_stop has ended the run; give a larger one to go on, or another run.output"
+        return ""
+
+    def _written(self) -> str:
+        """Where the run's results are."""
+        page, best = self.folder / PAGE, self.best.record()
+        files = [f"report {page}"] if page.is_file() else []
+        files.append(f"checkpoint {self.checkpoints / name_of(self.step)}")
+        if best is not None:
+            files.append(f"best {self.checkpoints / name_of(best['step'])} ({best['score']} {best['value']:.4f})")
+        return f"wrote {', '.join(files)}"
+
+    def _seconds_before(self) -> float:
+        """Wall time of the parts of this run before: of the folder that its checkpoint lies in."""
+        checkpoint = self.beginning.checkpoint
+        own = checkpoint is not None and checkpoint.path.parent.resolve() == self.checkpoints.resolve()
+        return seconds_so_far(self.folder) if own else 0.0
 
     def _say_what_was_written(self, journal: Journal) -> None:
         """Rasters that were not left alone: some values may be those of before, some those of after."""
@@ -186,7 +233,10 @@ class Trainer:
             steps = iter(())
         with contextlib.closing(samples):  # type: ignore[type-var]
             for position, step, parts in steps:
-                result = self._one_step(training, samples, parts, flag)
+                if self.unverified is not None:
+                    self._verify(self.unverified, training, parts)
+                    self.unverified = None
+                result = self._one_step(training, samples, parts, flag, self._weight(step))
                 self.position = self._after(position)
                 self._log_step(position, step, result)
                 epoch_ends = self.position.epoch > position.epoch
@@ -207,14 +257,14 @@ class Trainer:
         return False
 
     def _one_step(
-        self, training: Dataset, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag
+        self, training: Dataset, samples: Iterator[Sample], parts: Sequence[Part], flag: StopFlag, weight: float
     ) -> StepResult:
         self.saver.check()
         set_learning_rate(self.optimizer, learning_rate(self.recipe.rate, self.step, self.course))
         does = doing if self.recipe.compiles else stepping  # a shape that comes late is compiled then
         with does("step %d", self.step + 1):
             try:
-                result = self.stepper.run(self.step, samples, parts, flag.is_set)
+                result = self.stepper.run(self.step, samples, parts, flag.is_set, weight)
             except DivergedError as error:
                 raise named(error, self.stepper.culprits(self.step, training, parts)) from None
         agree_on_buffers(self.network, self.parallel.axes.weights, self.passes.mode.speaks(parts))
@@ -222,9 +272,31 @@ class Trainer:
         self.saved_in = None
         if self.offload is not None:
             self.offload.end_step()
-        if self.average is not None:
+        if self.average is not None and not result.skipped:
             self.average.update(self.step)
         return result
+
+    def _weight(self, step: DrawnStep) -> float:
+        """Bound of the weight of a step's pixels, on all ranks."""
+        tilings = self.plan.tilings
+        tiles = (one.tile if isinstance(one.tile, Tile) else tilings[one.image].tiles[one.tile] for one in step)
+        return sum(tile.core.area for tile in tiles) * max((1.0, *self.preparation.class_weights))
+
+    def _verify(self, network: GraphNetwork, training: Dataset, parts: Sequence[Part]) -> None:
+        """Compare a traced network with its module on the root's first part, backward too. Collective."""
+        from tiledseg.tracing.agreement import verify_first
+
+        def load() -> torch.Tensor | None:
+            part = next(iter(parts), None)
+            return part and network_input(training.load(part.image, part.tile, draw=part.draw), self.mesh.device)
+
+        def say(line: str) -> None:
+            if self.journal is not None:
+                self.journal.say(line)
+
+        with doing("comparing the network with what was traced of it"):
+            most = self.preparation.question.memory
+            verify_first(network.train(), load, self.mesh, self.recipe.precision, most, say)
 
     def _after(self, position: Position) -> Position:
         """The position of the following step."""
@@ -288,6 +360,7 @@ class Trainer:
             "sampling": sampling_fingerprint(self.preparation),
             "random": {"seed": self.recipe.seed, "step": self.step},
             "step": self.step,
+            "loss_scale": self.stepper.scale and asdict(self.stepper.scale),
         }
 
     def _pretrained(self) -> dict[str, str] | None:
@@ -302,6 +375,12 @@ class Trainer:
         self.position = saved.next_position
         course = self.course
         self.course = Course.onward(course.epochs, course.steps_per_epoch, saved.marks, self.step, self.position)
+
+    def _loss_scale(self) -> LossScale | None:
+        checkpoint = self.beginning.checkpoint
+        if self.recipe.precision != "fp16":
+            return None
+        return (checkpoint and checkpoint.saved.loss_scale) or LossScale()
 
     def _averaged(self, checkpoint: Checkpoint | None) -> AveragedWeights | None:
         if not self.recipe.ema:

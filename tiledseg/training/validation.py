@@ -18,6 +18,7 @@ from tiledseg.execution.passes.part_passes import Passes, read_ahead
 from tiledseg.execution.progress import Shown, unseen
 from tiledseg.execution.scores.metrics import confusion_matrix, scores
 from tiledseg.execution.scores.reliability import empty_counts, reliability_counts
+from tiledseg.models.sending import asked_back, sent
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
@@ -114,24 +115,27 @@ def _measure(
     core_BKHW = piece.logits_BKHW.to(logits_dtype(piece.logits_BKHW))
     assert sample.y_HW is not None, "validation needs labels"
     y_HW = sample.y_HW[piece.in_part.slices]
-    target_BHW = torch.from_numpy(y_HW)[None].to(mesh.device)
-    loss, weight = cross_entropy_sums(core_BKHW, target_BHW, ignore_index)
-    map_HW = core_BKHW[0].argmax(0).to(torch.uint8).cpu().numpy()
+    target_BHW = sent(torch.from_numpy(y_HW), mesh.device)[None]
+    made = core_BKHW[0].argmax(0).to(torch.uint8), _confidence(core_BKHW[0])
+    sums = torch.stack(cross_entropy_sums(core_BKHW, target_BHW, ignore_index))
+    found = [asked_back(tensor) for tensor in (*made, sums)]
+    if mesh.device.type == "cuda":
+        torch.cuda.current_stream(mesh.device).synchronize()  # once for all
+    map_HW, confidence_HW = found[0].numpy(), found[1].numpy()
     classes = len(counted.matrix_KK)
     counted.matrix_KK[:] += confusion_matrix(y_HW, map_HW, classes, ignore_index)
     valid_HW = y_HW != ignore_index
     mapped_P = map_HW[valid_HW]
-    confidence_P = _confidence(core_BKHW[0])[valid_HW]
-    counted.reliability[:] += reliability_counts(confidence_P, mapped_P, mapped_P == y_HW[valid_HW], classes)
+    counted.reliability[:] += reliability_counts(confidence_HW[valid_HW], mapped_P, mapped_P == y_HW[valid_HW], classes)
     panels.keep(sample, piece.core, y_HW, map_HW)
-    return torch.stack([loss, weight]).cpu()
+    return found[2]
 
 
-def _confidence(logits_KHW: torch.Tensor) -> NDArray[np.float64]:
+def _confidence(logits_KHW: torch.Tensor) -> torch.Tensor:
     """The probability of the class that a pixel is mapped as, (H, W): one over the sum of exp(logit - largest). In
     float64, class by class, so that what is counted of a pixel does not depend on its place in a tile."""
     largest_HW = logits_KHW.amax(0)
     total_HW = torch.zeros_like(largest_HW, dtype=torch.float64)
     for logits_HW in logits_KHW:
         total_HW += (logits_HW - largest_HW).double().exp_()
-    return total_HW.reciprocal_().cpu().numpy()
+    return total_HW.reciprocal_()

@@ -14,9 +14,12 @@ _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)} 
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number. Raises ConfigError for anything else."""
+    """Return the bytes of '16GiB', '16 GB', '512MiB', '1.5TiB' or a plain number. Raises ConfigError for anything else,
+    and for a plain number that is no memory's: whoever writes 16 means gibibytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B?)\s*", text)
     if not match or match[2] not in _UNITS:
         raise ConfigError(f"memory '{text}' is no number of bytes; give 16GiB, 16GB, 512MiB or a plain number")
     size = float(match[1]) * _UNITS[match[2]]
+    if not match[2] and 0 < size < 2**20:
+        raise ConfigError(f"memory '{text}' has no unit; give {match[1]}GiB, or {match[1]}B for so many bytes")
     return int(size) if math.isfinite(size) else MOST_BYTES + 1

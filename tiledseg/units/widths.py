@@ -1,6 +1,6 @@
 """Bytes of a value in each kind of tensor, by precision: what `plan`, `train`, `predict` and balances ask, all here.
 
-| tensor | fp32 | bf16 | fp64 |
+| tensor | fp32 | bf16, fp16 | fp64 |
 | --- | --- | --- | --- |
 | output of a convolution, and what follows in its dtype: activations, halos, messages between stages | 4 | 2 | 8 |
 | weights, gradients, values of the optimizer | 4 | 4 | 8 |
@@ -11,13 +11,13 @@
 | statistics of other norms | 8 | 8 | 8 |
 | sums of gradients over tiles and ranks | 8 | 8 | 8 |
 
-The first row names a precision for all that counts: the others follow from it. bf16 is autocast of PyTorch, whose list
-for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in bfloat16).
+The first row names a precision for all that counts: the others follow from it. bf16 and fp16 are autocast of PyTorch,
+whose list for GPUs computes pixel and group norms in float32 (on a CPU it leaves them in 16 bits).
 """
 
 from __future__ import annotations
 
-ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp64": 8}
+ACTIVATION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 SINGLE_BYTES = 4  # float32
 DOUBLE_BYTES = 8  # float64: statistics of norms, sums of gradients; on any device
 SINGLE_NORMS = ("pixel", "group")  # autocast computes them in float32

@@ -18,7 +18,7 @@ _SHIPPED = Path(__file__).parent / "machines"
 
 
 def shipped_machines() -> list[str]:
-    """The names that `find_machine` knows."""
+    """Return the names of the files that are shipped; `find_machine` knows the names of their GPUs too."""
     return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
 
 
@@ -46,11 +46,13 @@ def find_machine(given: str) -> Profile:
     """The profile of that name, or in that file. Raises ConfigError where there is neither, or the file is not one."""
     from tiledseg.planning.cost_model.profile_form import profile_of
 
-    if given in shipped_machines():
-        return profile_of(given, read_yaml(str(_SHIPPED / f"{given}.yaml")))
+    name, shipped = _BY_DEVICE.get(given.upper(), given.lower()), shipped_machines()
+    if name in shipped:
+        return profile_of(name, read_yaml(str(_SHIPPED / f"{name}.yaml")))
     if "/" not in given and not Path(given).exists():
+        names = sorted({*shipped, *map(str.lower, _BY_DEVICE)})
         raise ConfigError(
-            f"the machine '{given}' is neither one of {', '.join(shipped_machines())} nor a file; "
+            f"the machine '{given}' is neither one of {', '.join(names)} nor a file; "
             "give one of them, or make a file with plan --calibrate"
         )
     return profile_of(given, read_yaml(given))

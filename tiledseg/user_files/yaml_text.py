@@ -6,7 +6,6 @@ twice). A configuration needs none of that: one document, no aliases, each key o
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,11 +14,12 @@ import yaml
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import read_text
 
 DEEPEST = 16
 LARGEST_BYTES = 2**20
 _LONG_NUMBER = re.compile(r"[-+]?(0[xXob])?[0-9a-fA-F_]{300,}")  # none that a float can hold
+_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")  # octal, or minutes and seconds
 
 
 class _RefusedError(Exception):
@@ -32,7 +32,7 @@ class _RefusedError(Exception):
 
 def read_yaml(path: str) -> Any:
     """What the YAML file `path` holds. Raises ConfigError, naming the file and the line."""
-    text = _read_text(path)
+    text = read_text(path, "the configuration", LARGEST_BYTES, "give a YAML file", ConfigError)
     try:
         refuse_hazards(text)
         return yaml.safe_load(text)
@@ -88,23 +88,11 @@ def _values_in(word: str) -> tuple[str, ...]:
     return (word, word.partition("=")[2]) if word.startswith("--") and "=" in word else (word,)
 
 
-def _read_text(path: str) -> str:
-    kind = irregular_kind(path)
-    if kind is not None and kind != "a folder":
-        raise ConfigError(f"cannot read the configuration {path}: it is {kind}; give a YAML file")
-    try:
-        with open(path, "rb") as file:
-            data = file.read(LARGEST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot read the configuration {path}: {reason}; give a YAML file") from None
-    if len(data) > LARGEST_BYTES:
-        size = os.path.getsize(path)
-        raise ConfigError(f"{path} has {size} bytes; give a configuration of {LARGEST_BYTES} at most, with globs")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"cannot read the configuration {path}: it is not text in UTF-8; give a YAML file") from None
+def ambiguity(number: str) -> str:
+    """Return what is wrong with a plain number that YAML reads otherwise than people: 010 is 8, 1:30 is 90."""
+    if not _OTHER_BASE.fullmatch(number):
+        return ""
+    return f"{number}, which YAML takes for {yaml.safe_load(number)}; write it plainly, or quote it"
 
 
 def refuse_hazards(text: str) -> None:
@@ -118,6 +106,8 @@ def refuse_hazards(text: str) -> None:
             raise _RefusedError(words, event.start_mark)
         if isinstance(event, yaml.ScalarEvent) and _LONG_NUMBER.fullmatch(event.value) and event.style is None:
             raise _RefusedError(f"holds a number of {len(event.value)} characters; no key needs that", event.start_mark)
+        if isinstance(event, yaml.ScalarEvent) and event.style is None and (words := ambiguity(event.value)):
+            raise _RefusedError(f"holds {words}", event.start_mark)
         if depth > DEEPEST:
             raise _RefusedError(f"nests lists and maps more than {DEEPEST} deep; no key needs that", event.start_mark)
         if documents > 1:

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import yaml
 
+from tiledseg.architecture.unet import UNet
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.layers.convolutions import Convolution
 from tiledseg.planning.cost_model.layer_work import LayerWork
+from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.cost_model.prices import Prices
 from tiledseg.planning.cost_model.profile import CopyRates, Link, Pass
 from tiledseg.planning.cost_model.profile_form import profile_of
+from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.user_files.machine import SOME_CPU, find_machine, shipped_machines
 
 MEASURED: dict[str, Any] = {
@@ -153,7 +158,7 @@ def test_figures_that_are_given_stand_in_place_of_the_profiles() -> None:
         ("host.speed", 3, "unknown key 'host.speed'; give some of ranks"),
         ("measured", None, "either measured or datasheet figures"),
         ("measured.flops.fp32", "fast", "measured.flops.fp32 is 'fast'; give a number"),
-        ("measured.flops.fp16", 1.0, "unknown key 'measured.flops.fp16'"),
+        ("measured.flops.fp8", 1.0, "unknown key 'measured.flops.fp8'"),
         ("measured.flops.bf16", None, "measured.flops.bf16 is None; give a number"),
         ("measured.bandwidth", 0, "measured.bandwidth is 0.0; give a number above 0"),
         ("measured.bandwidth", float("nan"), "measured.bandwidth is nan"),
@@ -186,7 +191,7 @@ def test_bad_values_are_refused_in_one_line(path: str, value: Any, words: str) -
 
 @pytest.mark.parametrize("values", [None, [], "text", 3])
 def test_what_is_no_map_is_refused(values: Any) -> None:
-    with pytest.raises(ConfigError, match=r"m.yaml: the file is .*; give keys below it: name, note"):
+    with pytest.raises(ConfigError, match=r"m.yaml is no machine's profile, which has name, note, .*; give one of"):
         profile_of("m.yaml", values)
 
 
@@ -195,3 +200,38 @@ def test_unknown_machines_are_refused(tmp_path: Path) -> None:
         find_machine("cray")
     with pytest.raises(ConfigError, match="cannot read"):
         find_machine(str(tmp_path / "none.yaml"))
+
+
+def test_fp16_has_rates_of_its_own() -> None:
+    """Of values of two bytes, which bf16 has too; where nobody has measured any, those of fp32."""
+    values = changed("measured.rates", None)
+    flops = values["measured"]["flops"]
+    work = LayerWork("convolution", 8, 1.0, 100, 10**6, 2, 10, 10, 2)
+
+    def seconds(precision: str) -> float:
+        profile = profile_of("m.yaml", values)
+        return profile.computing(precision).passes(work).forward - profile.launch
+
+    assert (seconds("bf16"), seconds("fp16")) == (pytest.approx(2e-3), pytest.approx(1e-3))
+    flops["fp16"] = 8e9
+    assert (seconds("bf16"), seconds("fp16")) == (pytest.approx(2e-3), pytest.approx(2.5e-4))
+
+
+def test_a_v100_is_quicker_in_fp16() -> None:
+    def seconds(precision: str) -> float:
+        machine = Machine.known(find_machine("summit"))
+        asked = Question((2048, 2048), UNet(4), (2, 2), precision=precision, machine=machine)
+        assert asked.machine == run_question(asked, Parallelism(), 1).machine
+        prices = Prices(asked.network.graph(), 4, asked.bytes_per_value, asked.machine, 1)
+        return sum(node.forward for node in prices.nodes((1024, 1024)))
+
+    assert seconds("fp16") < 0.6 * seconds("bf16")
+
+
+@pytest.mark.parametrize(("alias", "name"), [("v100", "summit"), ("V100", "summit"), ("mi250x", "frontier")])
+def test_a_gpu_names_the_machine_that_it_is_of(alias: str, name: str) -> None:
+    assert find_machine(alias) == find_machine(name)
+
+
+def test_names_of_machines_may_be_in_capitals() -> None:
+    assert find_machine("H200") == find_machine("h200")

@@ -75,6 +75,21 @@ def test_weak_scaling_keeps_a_ranks_work() -> None:
     assert all(0.5 < point.efficiency <= 1.0 for point in points)
 
 
+def test_a_study_compares_one_mode_with_itself_and_takes_no_more_images_than_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Four GPUs would be quicker in mode `layer`: 8 % over the ideal, were two of mode `read` the measure."""
+    line = "--scaling 2:8 --size 4000 --images 3 --machine v100 --format json"
+    assert main(line.split()) == 0
+    part = json.loads(capsys.readouterr().out)["scaling"]
+    assert {point["settings"].split(",")[0] for point in part["points"]} == {"read"}
+    assert all(point["efficiency"] <= 1.0001 and point["images_per_step"] <= 3 for point in part["points"])
+    assert [point["gpus"] for point in part["points"] if point["scaling"] == "weak"] == [2, 4]
+    assert part["quicker"]["gpus"] == 8
+    assert part["quicker"]["settings"].startswith("layer")
+    assert part["quicker"]["step_seconds"] < part["points"][2]["step_seconds"]
+
+
 def test_table_json_and_csv_have_the_same_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scaling.csv"
     line = "--scaling 1:4 --size 600 --levels 3 --base-channels 8 --images 8 --machine summit"
@@ -118,6 +133,19 @@ def test_the_figure_has_every_point_and_names_what_limits() -> None:
     assert (times.get_xscale(), times.get_yscale(), shares.get_xscale()) == ("log", "log", "log")
     assert times.get_ylabel() == "a step (s)"
     assert "small images" in figure.get_suptitle()
+
+
+def test_the_figure_cuts_no_curve_and_its_legends_name_the_curves_that_are_drawn() -> None:
+    from tiledseg.planning.answer.plots.scaling_plot import draw_scaling
+
+    keys = "scaling", "gpus", "images_per_step", "step_seconds", "efficiency", "limit"
+    rows = [("strong", 1, 1, 8.0, 1.0, ""), ("strong", 2, 1, 2.5, 1.6, "messages")]
+    points = [dict(zip(keys, row, strict=True)) for row in rows]
+    times, shares = draw_scaling({"points": points, "machine": {"profile": "V100", "measured": 1}}, "images").axes
+    assert shares.get_ylim()[1] > 1.6
+    for axes in (times, shares):
+        told = [text.get_text().split(":")[0] for text in axes.get_legend().get_texts()]
+        assert sorted(told) == sorted(["strong", "ideal", *(["1"] if axes is shares else [])])
 
 
 @pytest.mark.parametrize(

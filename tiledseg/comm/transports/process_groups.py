@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -14,7 +17,7 @@ import torch.distributed as dist
 COLLECTIVE_TIMEOUT = timedelta(days=365)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ProcessGroups:
     """The process groups over `ranks`, which are those of the job in the communicator's own order.
 
@@ -40,10 +43,42 @@ class ProcessGroups:
         places = {rank: place for place, rank in enumerate(sorted(self.ranks))}
         return [values[places[rank]] for rank in self.ranks]
 
+    def __post_init__(self) -> None:
+        _LIVING.add(self)
+
     def destroy(self) -> None:
         if self.with_nccl:
             dist.destroy_process_group(self.gpu)
         dist.destroy_process_group(self.host)
+
+
+_LIVING: WeakSet[ProcessGroups] = WeakSet()
+_OWN_DEFAULT: WeakSet[dist.ProcessGroup] = WeakSet()
+
+
+def close_at_exit(owns_default: bool) -> None:
+    """Have the program's exit end the groups that were made here, and with `owns_default` the default group of now.
+
+    A thread of Gloo's that still frees its last tensor while the interpreter goes aborts the process. A group's
+    destructor waits for its threads, and runs once nothing refers to the group. Nothing is sent: no rank waits for
+    another one, which may be gone.
+    """
+    if owns_default and dist.group.WORLD is not None:
+        _OWN_DEFAULT.add(dist.group.WORLD)
+    atexit.unregister(_close)
+    atexit.register(_close)  # after all others, so that it runs before them
+
+
+def _close() -> None:
+    made = {group for groups in _LIVING for group in (groups.host, groups.gpu)}
+    for groups in _LIVING:
+        vars(groups).clear()
+    default = dist.group.WORLD if dist.is_initialized() else None
+    if default in _OWN_DEFAULT:
+        dist.destroy_process_group()
+    for group in made - {default}:
+        with contextlib.suppress(ValueError):  # closed before
+            dist.destroy_process_group(group)
 
 
 def whole_job() -> ProcessGroups:

@@ -143,9 +143,7 @@ class TorchPointToPoint(BytePointToPoint):
     def __init__(self, groups: ProcessGroups, channel: int = 0, stage_all: bool = False) -> None:
         nccl = groups.gpu if groups.with_nccl else None
         super().__init__(groups.ranks.index(dist.get_rank()), len(groups.ranks), groups.with_nccl, stage_all)
-        self._ranks = groups.ranks
-        self._host = groups.host
-        self._nccl = nccl
+        self._groups = groups
         self.in_order = groups.with_nccl
         self._channel = channel % _CHANNELS
         self._sent: Counter[int] = Counter()
@@ -161,21 +159,20 @@ class TorchPointToPoint(BytePointToPoint):
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         with peer_errors("exchange"):
             works = self._post_to_nccl(sends, receives)
+            ranks, host = self._groups.ranks, self._groups.host
             for peer, tensor in receives:
                 if not tensor.is_cuda:
-                    tag = self._next_tag(self._received, peer)
-                    works.append(dist.irecv(tensor, self._ranks[peer], self._host, tag))
+                    works.append(dist.irecv(tensor, ranks[peer], host, self._next_tag(self._received, peer)))
             for peer, tensor in sends:
                 if not tensor.is_cuda:
-                    tag = self._next_tag(self._sent, peer)
-                    works.append(dist.isend(tensor, self._ranks[peer], self._host, tag))
+                    works.append(dist.isend(tensor, ranks[peer], host, self._next_tag(self._sent, peer)))
         return lambda: _wait(works, "exchange")
 
     def _post_to_nccl(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Any]:
         """One batch, which NCCL starts as a whole, so that the order of its sends and receives cannot matter."""
         kinds = ((dist.irecv, receives), (dist.isend, sends))
         batch = [
-            dist.P2POp(kind, tensor, self._ranks[peer], self._nccl)
+            dist.P2POp(kind, tensor, self._groups.ranks[peer], self._groups.gpu)
             for kind, messages in kinds
             for peer, tensor in messages
             if tensor.is_cuda

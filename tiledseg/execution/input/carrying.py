@@ -48,7 +48,7 @@ def sender(device: torch.device) -> Send:
     stream = torch.cuda.Stream(device)
 
     def send(sample: Sample) -> Sample:
-        with torch.cuda.stream(stream):
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):  # a new thread's own device is GPU 0
             pixels_CHW, valid_HW, labels_HW = (
                 array if array is None else _sent(array, device) for array in _arrays(sample)
             )

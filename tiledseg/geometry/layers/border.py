@@ -66,4 +66,4 @@ class Border(Layer):
 
     @property
     def kept_inputs(self) -> tuple[int, ...]:
-        return (0,) if self.clamps else ()
+        return (0,) if self.mode == "replicate" else ()

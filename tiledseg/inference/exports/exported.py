@@ -1,13 +1,14 @@
 """A trained network as other programs run it: pixels in, probabilities out, whatever their height and width.
 
 The normalisation and the softmax are in the file, so nobody has to know them. What a program gives is a raster's pixels
-over `scale`: 1 in a program of torch; 255 in ONNX, since QGIS's Deepness divides by 255 before anything else.
+over `SCALE`, in every format, since QGIS's Deepness divides by 255 before anything else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -24,23 +25,27 @@ from tiledseg.geometry.halo import Footprint, network_footprint, round_up
 from tiledseg.inference.trained import Trained
 from tiledseg.planning.run.norms import measuring
 
-TOLERANCE = 1e-5
-"""By which a probability of the file may differ from the network's, in float32."""
+SCALE = 255.0
+"""Divisor of pixels before a file takes them."""
+TOLERANCE = 5e-5
+"""Largest difference of a file's probability from the network's, in float32, unless another one is given."""
+METADATA = "tiledseg.json"
+"""Name of the metadata among the extra files of a .pt2."""
 
 _LEAST_TILE = 512
 _MOST_SIDE = 1 << 16
 
 
 class Scored(nn.Module):
-    """x_BCHW, pixels over `scale`, to probabilities of (B, classes, H, W), float32."""
+    """x_BCHW, pixels over `SCALE`, to probabilities of (B, classes, H, W), float32."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, trained: Trained, scale: float) -> None:
+    def __init__(self, trained: Trained) -> None:
         super().__init__()
         self.network = trained.network.float().eval()
-        mean, std = (torch.tensor(each, dtype=torch.float64) / scale for each in _constants(trained))
+        mean, std = (torch.tensor(each, dtype=torch.float64) / SCALE for each in _constants(trained))
         self.register_buffer("mean", mean.float()[:, None, None])
         self.register_buffer("std", std.float()[:, None, None])
 
@@ -106,7 +111,7 @@ def _check_tiles(graph: Graph) -> None:
         )
 
 
-def export_program(trained: Trained, advice: TileAdvice, scale: float, fixed: bool) -> torch.export.ExportedProgram:
+def export_program(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.export.ExportedProgram:
     """The network as torch.export has it; of any batch, and, unless `fixed`, of any height and width that are multiples
     of the alignment. Raises ConfigError where torch.export cannot express it."""
     x_BCHW = torch.zeros(2, trained.bands, advice.side, advice.side)
@@ -121,7 +126,7 @@ def export_program(trained: Trained, advice: TileAdvice, scale: float, fixed: bo
     shapes = {"x_BCHW": {0: batch, **({} if fixed else sides)}}
     with quiet():
         try:
-            return torch.export.export(Scored(trained, scale), (x_BCHW,), dynamic_shapes=shapes)
+            return torch.export.export(Scored(trained), (x_BCHW,), dynamic_shapes=shapes)
         except Exception as error:
             raise ConfigError(
                 f"torch.export cannot express this network ({type(error).__name__}: {first_line(error)}); try "
@@ -129,10 +134,10 @@ def export_program(trained: Trained, advice: TileAdvice, scale: float, fixed: bo
             ) from error
 
 
-def write_program(part: Path, program: torch.export.ExportedProgram) -> None:
-    """Write a .pt2 file."""
+def write_program(part: Path, program: torch.export.ExportedProgram, keys: dict[str, str]) -> None:
+    """Write a .pt2 file with metadata `keys`."""
     data = io.BytesIO()
-    torch.export.save(program, data)
+    torch.export.save(program, data, extra_files={METADATA: json.dumps(keys)})
     part.write_bytes(data.getvalue())
 
 
@@ -169,23 +174,25 @@ def run_onnx(part: Path, x_BCHW: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(session.run(None, {taken.name: x_BCHW.numpy()})[0])
 
 
-def check_same(trained: Trained, path: str, scale: float, found_BKHW: torch.Tensor, x_BCHW: torch.Tensor) -> float:
-    """The largest difference of the file's probabilities from the network's. Raises TiledsegError where that is beyond
-    `TOLERANCE`."""
+def check_same(trained: Trained, path: str, found_BKHW: torch.Tensor, x_BCHW: torch.Tensor, tolerance: float) -> None:
+    """Raise TiledsegError where a probability of the file differs from the network's by more than `tolerance`."""
     with torch.inference_mode():
-        wanted_BKHW = Scored(trained, scale)(x_BCHW)
+        wanted_BKHW = Scored(trained)(x_BCHW)
     gap = (found_BKHW - wanted_BKHW).abs().max().item() if found_BKHW.shape == wanted_BKHW.shape else float("inf")
-    if not gap <= TOLERANCE:
-        raise TiledsegError(f"{path} read back gives probabilities that are off by {gap:.1e}; nothing was written")
-    return gap
+    if not gap <= tolerance:
+        remedy = "; give a larger --tolerance where that will do" if gap < 1 else ""
+        raise TiledsegError(
+            f"{path} read back gives probabilities that are off by {gap:.1e}, more than --tolerance {tolerance:g}; "
+            f"nothing was written{remedy}"
+        )
 
 
-def sample_pixels(trained: Trained, advice: TileAdvice, scale: float, fixed: bool) -> torch.Tensor:
-    """A tile of pixels about the training's, over `scale`."""
+def sample_pixels(trained: Trained, advice: TileAdvice, fixed: bool) -> torch.Tensor:
+    """A tile of pixels about the training's, over `SCALE`."""
     side = advice.side if fixed else round_up(2 * advice.halo + 1, advice.alignment) + advice.alignment
     mean, std = (torch.tensor(each)[:, None, None] for each in _constants(trained))
     noise = torch.randn(1, trained.bands, side, side, generator=torch.Generator().manual_seed(0))
-    return ((mean + std * noise) / scale).float()
+    return ((mean + std * noise) / SCALE).float()
 
 
 @contextlib.contextmanager

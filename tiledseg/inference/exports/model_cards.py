@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tiledseg.inference.exports.exported import TileAdvice
+from tiledseg.inference.exports.exported import SCALE, TileAdvice
 from tiledseg.inference.trained import Trained
 from tiledseg.raster.labels.classes import in_hex
 from tiledseg.version import VERSION
@@ -40,18 +40,26 @@ def deepness_keys(trained: Trained, advice: TileAdvice, resolution: float | None
         "standardization_std": [1.0] * trained.bands,
         "seg_thresh": 0.0,
         "seg_small_segment": 0,
-        "tiledseg_bands": trained.band_numbers,
-        "tiledseg_halo": advice.halo,
-        "tiledseg_alignment": advice.alignment,
     }
     if resolution is not None:
         keys["resolution"] = resolution
     return {key: json.dumps(value) for key, value in keys.items()}
 
 
-def stac_item(
-    trained: Trained, advice: TileAdvice, file: str, ending: str, scale: float, fixed: bool
-) -> dict[str, Any]:
+def own_keys(trained: Trained, advice: TileAdvice, tolerance: float) -> dict[str, str]:
+    """The keys of every file: bands to read, divisor of their pixels, halo and alignment in pixels, and the difference
+    of probabilities that the export accepted."""
+    keys: dict[str, Any] = {
+        "tiledseg_bands": trained.band_numbers,
+        "tiledseg_pixels_over": SCALE,
+        "tiledseg_halo": advice.halo,
+        "tiledseg_alignment": advice.alignment,
+        "tiledseg_tolerance": tolerance,
+    }
+    return {key: json.dumps(value) for key, value in keys.items()}
+
+
+def stac_item(trained: Trained, advice: TileAdvice, file: str, ending: str, fixed: bool) -> dict[str, Any]:
     """A STAC item with the MLM extension for one file of the network. Of .safetensors the pixels are to be normalised
     by whoever gives them, and the scores are no probabilities yet; the others do that themselves."""
     saved = trained.checkpoint.saved
@@ -64,7 +72,7 @@ def stac_item(
     pairs = zip(trained.normalization.mean, trained.normalization.std, strict=True)
     scaling: list[dict[str, Any]] = [{"type": "z-score", "mean": mean, "stddev": std} for mean, std in pairs]
     if not own:
-        scaling = [{"type": "scale", "value": scale}] if scale != 1 else []
+        scaling = [{"type": "scale", "value": SCALE}]
     shape = {"dim_order": ["batch", "bands", "height", "width"], "data_type": "float32"}
     properties = {
         "datetime": None,
@@ -86,7 +94,7 @@ def stac_item(
                 "input": {"shape": [-1, trained.bands, side, side], **shape},
                 "resize_type": None,
                 "pre_processing_function": None,
-                **({"value_scaling": scaling} if scaling else {}),
+                "value_scaling": scaling,
             }
         ],
         "mlm:output": [

@@ -19,6 +19,7 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.resampling import AlignedUpsample as Geometry
 from tiledseg.models.layers.block import BlockModule, DimPlace, Place
 from tiledseg.models.normalise import Ranks, at_least_single
+from tiledseg.models.sending import sent
 
 ROWS = 2  # the dim of x_BCHW; columns are the next
 CACHED = 1 << 16  # values that are made at once
@@ -130,7 +131,7 @@ def _by_rows(x: torch.Tensor, dim: int, rows: Taps, cols: Taps) -> torch.Tensor:
     shape[dim], shape[dim + 1] = len(rows.places), len(cols.places)
     made = x.new_empty(shape)
     dtype = at_least_single(x[:0]).dtype
-    rows, cols = (Taps(taps.places.to(x.device), taps.weights.to(x.device, dtype)) for taps in (rows, cols))
+    rows, cols = (Taps(sent(taps.places, x.device), sent(taps.weights, x.device).to(dtype)) for taps in (rows, cols))
     step = max(1, CACHED // max(1, made.numel() // shape[dim]))
     for first in range(0, shape[dim], step):
         some = Taps(rows.places[first : first + step], rows.weights[first : first + step])

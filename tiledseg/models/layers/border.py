@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -52,7 +55,39 @@ class Border(BlockModule):
     def _padded(self, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
         if self.rows.mode == "constant":
             return functional.pad(x_BCHW, pads, value=self.fill)
+        if self.rows.mode == "reflect":
+            reflected: torch.Tensor = Reflected.apply(x_BCHW, pads)
+            return reflected
         return functional.pad(x_BCHW, pads, mode=self.rows.mode)
+
+
+class Reflected(torch.autograd.Function):
+    """Padding by reflection whose gradients are sums of slices in one order: torch has none in one order on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCHW: torch.Tensor, pads: tuple[int, int, int, int]) -> torch.Tensor:
+        ctx.pads = pads
+        return functional.pad(x_BCHW, pads, mode="reflect")
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
+        left, right, top, bottom = ctx.pads
+        parts = itertools.product(_mirrors(g_BCHW.shape[2], top, bottom), _mirrors(g_BCHW.shape[3], left, right))
+        (row, _), (col, _) = next(parts)
+        dx_BCHW = g_BCHW[:, :, row, col].clone()
+        for (row, into_row), (col, into_col) in parts:
+            dims = [dim for dim, into in ((2, into_row), (3, into_col)) if into != slice(None)]
+            dx_BCHW[:, :, into_row, into_col] += g_BCHW[:, :, row, col].flip(dims)
+        return dx_BCHW, None
+
+
+def _mirrors(size: int, before: int, after: int) -> list[tuple[slice, slice]]:
+    """Return the parts of `size` padded positions, and which of those within each one is to be added to: the positions
+    within, and each end, in reverse."""
+    last = size - before - after - 1
+    ends = (slice(0, before), slice(1, before + 1)), (slice(size - after, size), slice(last - after, last))
+    return [(slice(before, size - after), slice(None)), *ends]
 
 
 def _beyond(read: Interval, dim: DimPlace) -> tuple[int, int]:

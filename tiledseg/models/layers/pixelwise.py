@@ -7,7 +7,8 @@ No pixel of their output looks at another pixel, so a block is computed as an im
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tiledseg.geometry.layers.layer import Layer
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Slot
 from tiledseg.models.layers.block import BlockModule, Place
 from tiledseg.models.layers.convolution import TorchConvolution
+from tiledseg.models.norm import InstanceNorm
 from tiledseg.models.normalise import Ranks
 
 NAMESPACES = (functional, torch, torch.Tensor)
@@ -72,6 +74,12 @@ class Weights(nn.Module):
         return [getattr(owner, name) for owner, name in self._places]
 
 
+def tensors_of(module: nn.Module) -> list[torch.Tensor]:
+    """Return a module's weights and buffers, and those of other modules that it looks up."""
+    looked_up = [tensor for each in module.modules() if isinstance(each, Weights) for tensor in each.tensors()]
+    return [*module.parameters(), *module.buffers(), *looked_up]
+
+
 class OnePixel(BlockModule):
     """A module of single pixels, or of a kernel that sees one, for a tensor whose pixels are all the same: computed
     once."""
@@ -95,6 +103,8 @@ class OnePixel(BlockModule):
 
 def resolve(name: str) -> Any:
     """The function of torch of this name. Raises AttributeError where there is none."""
+    if name.removeprefix("Tensor.") == "cumsum":
+        return cumsum
     if name.startswith("Tensor."):
         return getattr(torch.Tensor, name.removeprefix("Tensor."))
     for space in NAMESPACES:
@@ -104,6 +114,13 @@ def resolve(name: str) -> Any:
         if found is not None:
             return lambda tensor: getattr(tensor, name)  # a property
     raise AttributeError(f"torch has no function {name}")
+
+
+def cumsum(x: torch.Tensor, dim: int, **keywords: Any) -> torch.Tensor:
+    """As torch's, which refuses numbers on a GPU where deterministic algorithms are asked for."""
+    if not (x.is_cuda and x.is_floating_point() and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(dim, **keywords)
+    return torch.stack(list(accumulate(x.unbind(dim))), dim).to(keywords.get("dtype"))
 
 
 def to_layout(x_BCHW: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -170,28 +187,40 @@ def _filled(value: Any, tensors: Sequence[torch.Tensor], weights: Sequence[torch
     return value
 
 
-class ComputedConvolution(TorchConvolution):
-    """A convolution whose weights are computed from others each time: standardized, scaled, masked."""
+TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+class Computed(nn.Module):
+    """A module of torch's whose tensors are computed each time, or looked up, in the tensors of other modules. `still`:
+    it stays in evaluation, so that its running statistics are constants."""
 
     given: Weights
+    formulas: Mapping[str, Any]
+    still = False
 
-    @staticmethod
-    def of(plain: nn.Conv2d, weight: Slot | Formula, bias: Slot | Formula | None, given: Weights) -> nn.Conv2d:
-        """As `plain`, with the weights that these formulas give."""
-        made = copy.copy(plain)
-        made.__class__ = ComputedConvolution
-        made._parameters, made._modules = {}, {}
-        made.given = given
-        made._formulas = {"weight": weight, "bias": bias}  # type: ignore[assignment]
+    @classmethod
+    def of(cls, plain: nn.Module, formulas: Mapping[str, Slot | Formula], given: Weights) -> Any:
+        """Return `plain` with the tensors that these formulas give."""
+        made: Any = copy.copy(plain)
+        made.__class__ = cls
+        made._parameters, made._buffers, made._modules = {}, {}, {}
+        made.given, made.formulas = given, formulas
         return made
 
-    @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
-        return self._computed("weight")
+    def __getattr__(self, name: str) -> Any:
+        if name in TENSORS:
+            return _filled(self.formulas.get(name), (), self.given.tensors())
+        return super().__getattr__(name)
 
-    @property
-    def bias(self) -> torch.Tensor | None:  # type: ignore[override]
-        return self._computed("bias")
+    def train(self, mode: bool = True) -> Computed:
+        return super().train(mode and not self.still)
 
-    def _computed(self, name: str) -> Any:
-        return _filled(self._formulas[name], (), self.given.tensors())  # type: ignore[index]
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Load nothing: its tensors have their names elsewhere."""
+
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: TorchConvolution, InstanceNorm: InstanceNorm}
+_KINDS |= {nn.ConvTranspose2d: nn.ConvTranspose2d, nn.GroupNorm: nn.GroupNorm, nn.BatchNorm2d: nn.BatchNorm2d}
+COMPUTED: dict[type[nn.Module], Any] = {
+    kind: type(f"Computed{kind.__name__}", (Computed, base), {}) for kind, base in _KINDS.items()
+}

@@ -1,10 +1,10 @@
-"""Upsampling, with an adjoint of its own for the bilinear one where torch's is slow.
+"""Upsampling, with an adjoint of its own where torch's is slow, or missing.
 
 Where deterministic algorithms are asked for, torch leaves its CUDA kernels for bilinear upsampling and gathers from
-index tensors instead, since the backward kernel adds in no fixed order: slow, and several times the memory. The forward
-kernel has a fixed order, so it is kept, and doubling has a simple adjoint: with the gradient's ends repeated once, each
-dim's is 1/4, 3/4, 3/4, 1/4 of four neighbours, a few sums of slices in one order. On a CPU torch's kernels serve both
-ways (one core, 64 channels, 128 x 128 to 256 x 256 px: 1 ms; by slices 10).
+index tensors instead, since the backward kernel adds in no fixed order: slow, and several times the memory; bicubic
+upsampling it refuses. The forward kernels have a fixed order, so they are kept, and whole factors have a simple
+adjoint: sums of slices in one order. On a CPU torch's kernels serve both ways (one core, 64 channels, 128 x 128 to
+256 x 256 px: 1 ms; by slices 10).
 """
 
 from __future__ import annotations
@@ -18,57 +18,76 @@ from torch.nn import functional
 from tiledseg.models.normalise import at_least_single
 
 Factors = tuple[int, int]
+KERNELS = {"bilinear": torch.ops.aten.upsample_bilinear2d, "bicubic": torch.ops.aten.upsample_bicubic2d}
+BEYOND = 2  # inputs before the first and after the last one that a kernel reaches for
 
 
 class Upsample(nn.Upsample):
     """nn.Upsample by `upsample`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        factor = int(self.scale_factor)  # type: ignore[arg-type]
-        return upsample(input, (factor, factor), self.mode)
+        row, col = self.scale_factor if isinstance(self.scale_factor, tuple) else (self.scale_factor,) * 2
+        return upsample(input, (int(row), int(col)), self.mode)  # type: ignore[arg-type]
 
 
 def upsample(x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
-    """By whole factors (row, col): nearest, or bilinear with align_corners=False, of a tensor or of a block of one."""
+    """By whole factors (row, col): nearest, or bilinear or bicubic with align_corners=False, of a tensor or of a block
+    of one."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    if takes_own_adjoint(mode, factors, x_BCHW.device.type, deterministic):
-        doubled: torch.Tensor = BilinearDoubling.apply(x_BCHW)
-        return doubled
-    align = False if mode in ("bilinear", "bicubic") else None
+    if takes_own_adjoint(mode, x_BCHW.device.type, deterministic):
+        made: torch.Tensor = Interpolated.apply(x_BCHW, factors, mode)
+        return made
+    align = False if mode in KERNELS else None
     scale = float(factors[0]), float(factors[1])
     return functional.interpolate(x_BCHW, scale_factor=scale, mode=mode, align_corners=align)
 
 
-def takes_own_adjoint(mode: str, factors: Factors, device: str, deterministic: bool) -> bool:
-    """Whether torch's own would be slow. Pure."""
-    return mode == "bilinear" and factors == (2, 2) and device == "cuda" and deterministic
+def takes_own_adjoint(mode: str, device: str, deterministic: bool) -> bool:
+    """Whether torch's own would be slow, or is missing. Pure."""
+    return mode in KERNELS and device == "cuda" and deterministic
 
 
-class BilinearDoubling(torch.autograd.Function):
-    """Twice as many rows and columns by torch's forward kernel, and back by sums of slices."""
+class Interpolated(torch.autograd.Function):
+    """Bilinear or bicubic upsampling by torch's forward kernel, and back by sums of slices."""
 
     @staticmethod
-    def forward(ctx: Any, x_BCHW: torch.Tensor) -> torch.Tensor:
-        size = [2 * side for side in x_BCHW.shape[2:]]
-        return torch.ops.aten.upsample_bilinear2d(x_BCHW, size, False, 2.0, 2.0)
+    def forward(ctx: Any, x_BCHW: torch.Tensor, factors: Factors, mode: str) -> torch.Tensor:
+        ctx.factors, ctx.mode = factors, mode
+        size = [factor * side for factor, side in zip(factors, x_BCHW.shape[2:], strict=True)]
+        made: torch.Tensor = KERNELS[mode](x_BCHW, size, False, float(factors[0]), float(factors[1]))
+        return made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BCHW: torch.Tensor) -> torch.Tensor:
-        return _halved(_halved(at_least_single(g_BCHW), 3), 2).to(g_BCHW.dtype)
+    def backward(ctx: Any, g_BCHW: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        dx_BCHW = at_least_single(g_BCHW)
+        for dim, factor in ((3, ctx.factors[1]), (2, ctx.factors[0])):
+            dx_BCHW = _gathered(dx_BCHW, dim, factor, ctx.mode)
+        return dx_BCHW.to(g_BCHW.dtype), None, None
 
 
-def _halved(g: torch.Tensor, dim: int) -> torch.Tensor:
-    """The adjoint of doubling along one dim: output 2i is 3/4 of input i and 1/4 of i - 1, 2i + 1 of i and i + 1."""
-    even, odd = (_every_other(g, dim, start) for start in (0, 1))
-    last = even.shape[dim] - 1
-    dx = (even + odd).mul_(0.75)
-    dx.narrow(dim, 1, last).add_(odd.narrow(dim, 0, last), alpha=0.25)
-    dx.narrow(dim, 0, last).add_(even.narrow(dim, 1, last), alpha=0.25)
-    dx.select(dim, 0).add_(g.select(dim, 0), alpha=0.25)
-    dx.select(dim, last).add_(g.select(dim, -1), alpha=0.25)
+def _gathered(g: torch.Tensor, dim: int, factor: int, mode: str) -> torch.Tensor:
+    """Return the adjoint along one dim. What goes beyond the ends goes to the end itself, which the kernels repeat."""
+    size = g.shape[dim] // factor
+    wide = g.new_zeros([*g.shape[:dim], size + 2 * BEYOND, *g.shape[dim + 1 :]])
+    for phase in range(factor):
+        outputs = g[(slice(None),) * dim + (slice(phase, None, factor),)]
+        first, weights = taps(phase, factor, mode)
+        for place, weight in enumerate(weights, BEYOND + first):
+            wide.narrow(dim, place, size).add_(outputs, alpha=weight)
+    dx = wide.narrow(dim, BEYOND, size)
+    dx.select(dim, 0).add_(wide.narrow(dim, 0, BEYOND).sum(dim))
+    dx.select(dim, size - 1).add_(wide.narrow(dim, BEYOND + size, BEYOND).sum(dim))
     return dx
 
 
-def _every_other(g: torch.Tensor, dim: int, start: int) -> torch.Tensor:
-    return g[(slice(None),) * dim + (slice(start, None, 2),)]
+def taps(phase: int, factor: int, mode: str) -> tuple[int, list[float]]:
+    """Return the first of the inputs that output `factor * i + phase` blends, counted from input i, and their weights;
+    bicubic ones are those of Keys with a = -3/4, as torch has them."""
+    lower, rest = divmod(2 * phase + 1 - factor, 2 * factor)
+    t = rest / (2 * factor)
+    if mode == "bilinear":
+        return lower, [1 - t, t]
+    near = [((1.25 * d - 2.25) * d) * d + 1 for d in (t, 1 - t)]
+    far = [((-0.75 * d + 3.75) * d - 6) * d + 3 for d in (1 + t, 2 - t)]
+    return lower - 1, [far[0], *near, far[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tiledseg.config.parallel import HALO_MODES
@@ -12,6 +13,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import choose_mode, fusion_word
 from tiledseg.planning.modes.mode_cost import ModeCost, Task, gradient_bytes
 from tiledseg.planning.question import Question, run_question
+from tiledseg.planning.run.grids.grid import finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
@@ -26,7 +28,7 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
     if mesh[0] > tiling.grid[0] or mesh[1] > tiling.grid[1]:
         raise ConfigError(
             f"--mesh is {mesh[0]} x {mesh[1]} ranks, but the grid has {tiling.grid[0]} x {tiling.grid[1]} tiles; give "
-            "at most a rank a tile, or a finer --grid"
+            f"at most a rank a tile, or --grid {max(mesh[0], tiling.grid[0])} {max(mesh[1], tiling.grid[1])}"
         )
     network, machine = question.network, question.machine
     task = Task(network.graph(), network.bands, decompose(tiling, mesh), question.bytes_per_value)
@@ -38,9 +40,11 @@ def modes_part(question: Question, tiling: Tiling) -> dict[str, Any]:
         except InputError as error:
             impossible.append({"mode": mode, "possible": False, "reason": str(error.__cause__ or error)})
     exact = exact_modes(task.graph, len(tiling))
-    chosen, reason = choose_mode(costs, question.gpu_memory, exact)
+    memory = question.gpu_memory
+    finer = partial(finer_grid, tiling, task.graph, task.bands, memory or 0, question.bytes_per_value)
+    chosen, reason = choose_mode(costs, memory, exact, finer)
     undivided = task.undivided_work
-    rows = [_row(cost, undivided, cost.mode in exact, question.gpu_memory) for cost in costs]
+    rows = [_row(cost, undivided, cost.mode in exact, memory) for cost in costs]
     all_reduce = gradient_bytes(task)
     return {
         "mesh": list(mesh),

@@ -22,7 +22,7 @@ from tiledseg.planning.answer.rebuilding import goes_in_blocks, rebuilding_part
 from tiledseg.planning.answer.stages import stage_pipeline, stages_part
 from tiledseg.planning.answer.windows import windows_part
 from tiledseg.planning.question import Question, run_question
-from tiledseg.planning.run.grids.grid import check_tiles
+from tiledseg.planning.run.grids.grid import check_tiles, finer_grid
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import run_grid
@@ -89,7 +89,7 @@ def plan_tiling(question: Question) -> Tiling:
         )
     tiling = make_tiling(question.size, grid, footprint)
     if not goes_in_blocks(question, tiling):
-        check_tiles(tiling, layers, question.network.bands)
+        check_tiles(tiling, layers, question.network.bands, question.gpu_memory, question.bytes_per_value)
     return tiling
 
 
@@ -176,6 +176,9 @@ def memory_part(question: Question, tiling: Tiling) -> Answer:
     answer: Answer = {"precision": question.precision, **asdict(memory), "total": memory.total}
     if question.gpu_memory is not None:
         answer |= {"gpu": question.gpu_memory, "fits": memory.total <= question.gpu_memory}
+        if not answer["fits"]:
+            graph, bands = network.graph(), network.bands
+            answer["remedy"] = finer_grid(tiling, graph, bands, question.gpu_memory, question.bytes_per_value)
     return answer
 
 
@@ -185,8 +188,8 @@ def cluster_part(question: Question, grid: tuple[int, int]) -> Answer:
     epoch = Epoch(question.images, tiles, question.gpus or tiles)
     return {
         "gpus_per_image": tiles,
-        "gpus_per_node": question.gpus_per_node,
-        "nodes_per_image": round(nodes_per_image(tiles, question.gpus_per_node), 2),
+        "gpus_per_node": question.node_gpus,
+        "nodes_per_image": round(nodes_per_image(tiles, question.node_gpus), 2),
         "images": epoch.images,
         "gpus": epoch.ranks,
         "tiles": epoch.all_tiles,

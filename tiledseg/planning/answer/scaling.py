@@ -12,7 +12,7 @@ from tiledseg.planning.answer.table import heading
 from tiledseg.planning.answer.text import columns, wrapped
 from tiledseg.planning.question import Question, run_question
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.search.scaling import Point, strong, weak
+from tiledseg.planning.search.scaling import Point, quicker, strong, weak
 
 _KEYS = ("scaling", "gpus", "images_per_step", "step_seconds", "epoch_seconds", "efficiency", "limit", "settings")
 
@@ -22,15 +22,17 @@ def scaling_part(question: Question, images_per_step: int, numbers: tuple[int, .
     assert question.machine.profile is not None, "searchable"
     asked = run_question(question, Parallelism(), numbers[0], question.grid)
     asked = with_stores(replace(asked, images_per_step=images_per_step))
-    same_step = strong(asked, numbers, question.machine.profile.ranks_per_host)
-    studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced)}
-    rows = [_row(question, name, point) for name, points in studies.items() for point in points]
     profile = question.machine.profile
+    same_step = strong(asked, numbers, profile.ranks_per_host)
+    studies = {"strong": same_step, "weak": weak(asked, numbers, same_step[0].priced, question.images)}
+    rows = [_row(question, name, point) for name, points in studies.items() for point in points if len(points) > 1]
+    other = quicker(asked, same_step[-1], profile.ranks_per_host)
     return {
         "size": list(question.size),
         "images": question.images,
         "machine": {"profile": profile.name, "measured": profile.measured},
         "points": rows,
+        "quicker": other and {"gpus": numbers[-1], "settings": other.in_words, "step_seconds": round(other.seconds, 6)},
     }
 
 
@@ -59,12 +61,18 @@ def scaling_table(part: dict[str, Any]) -> str:
     ]
     machine, height_width = part["machine"], " x ".join(map(str, part["size"]))
     basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
+    other = part["quicker"]
+    step = other and f"{other['settings']}, {1000 * other['step_seconds']:.4g} ms a step"
     return "\n".join(
         [
             f"scaling: {part['images']} images of {height_width} px an epoch; efficiency 1 is that of the first number",
             columns([head, *rows]),
             wrapped(f"machine: {machine['profile']}, {basis}"),
-            wrapped("strong: the step keeps its images, and the result; weak: its images grow with the GPUs"),
+            wrapped(
+                "strong: the step keeps its images, and the result; weak: its images grow with the GPUs, up to those "
+                "of an epoch; both in the mode that is quickest on the first number"
+            ),
+            *([wrapped(f"on {other['gpus']:,} GPUs another mode is quicker: {step}")] if other else []),
         ]
     )
 

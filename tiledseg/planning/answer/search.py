@@ -26,8 +26,7 @@ _HEAD = ("settings", "step", "epoch", "computing", "communication", "waiting", "
 
 
 def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
-    """The question with the memory of its machine where it has none, and that grid, None for any. Raises ConfigError
-    where something that a search needs is not known."""
+    """Return the question with that grid, None for any. Raises ConfigError where a search needs to know more."""
     profile = question.machine.profile
     if profile is None:
         raise ConfigError(
@@ -36,10 +35,9 @@ def searchable(question: Question, grid: tuple[int, int] | None) -> Question:
         )
     if question.gpus is None:
         raise ConfigError("--search spreads a run over GPUs, but --gpus is not given; give their number")
-    memory = question.gpu_memory or profile.memory
-    if memory is None:
+    if question.gpu_memory is None:
         raise ConfigError(f"--search fits runs to a memory, which the profile {profile.name} lacks; give --gpu-memory")
-    return replace(question, gpu_memory=memory, grid=grid)
+    return replace(question, grid=grid)
 
 
 def searched(question: Question, images_per_step: int) -> Searched:

@@ -10,7 +10,9 @@ from tiledseg.planning.answer.text import Row, aligned, columns, count_parts, si
 from tiledseg.planning.answer.windows import windows_table
 from tiledseg.planning.question import Question
 
-_WEIGHTS = {"fp32": "float32", "fp64": "float64", "bf16": "float32, with the bf16 copies of autocast"}
+_WEIGHTS = {"fp32": "float32", "fp64": "float64"} | {
+    precision: f"float32, with the {precision} copies of autocast" for precision in ("bf16", "fp16")
+}
 
 
 def table(question: Question, answer: Answer) -> str:
@@ -110,9 +112,8 @@ def _memory(part: Answer) -> str:
     }
     rows = [_scaled(label, size_parts(part[key]), remark) for key, (label, remark) in remarks.items()]
     if "fits" in part:
-        rows.append(
-            _scaled("GPU", size_parts(part["gpu"]), "fits" if part["fits"] else "does NOT fit: use a finer grid")
-        )
+        said = "fits" if part["fits"] else f"does NOT fit: {part['remedy']}"
+        rows.append(_scaled("GPU", size_parts(part["gpu"]), said))
     return aligned(rows)
 
 

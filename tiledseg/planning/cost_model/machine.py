@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tiledseg.config.checks import Range
 from tiledseg.errors import ConfigError
@@ -44,6 +45,20 @@ class Machine:
         profile = profile.with_figures(**given)
         host = profile.links["host"]
         return Machine(profile.flops["fp32"], host.bandwidth, host.latency, profile)
+
+    def computing(self, precision: str) -> Machine:
+        """With the rates of that precision: see `Profile.computing`."""
+        return replace(self, profile=self.profile.computing(precision)) if self.profile else self
+
+    @property
+    def ranks_per_host(self) -> int:
+        """GPUs of a node, one a rank; of the paper's machine where no profile says it."""
+        return self.profile.ranks_per_host if self.profile else 6
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of a rank's device; None where nobody knows them."""
+        return self.profile.memory if self.profile else None
 
     def compute_seconds(self, multiply_adds: int) -> float:
         """So many multiply-adds at `flops`: of a training step those of its backward pass too (`cost.step_work`)."""

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS, LayerWork
 from tiledseg.planning.cost_model.rates import Rate, Table
 from tiledseg.records import dataclass
-from tiledseg.units.widths import ACTIVATION_BYTES
 
 FLOPS_PER_MULTIPLY_ADD = 2
-_PRECISIONS = {width: name for name, width in ACTIVATION_BYTES.items()}
+_PRECISIONS = {4: "fp32", 2: "bf16", 8: "fp64"}  # by bytes of a value; see `Profile.computing`
 _LIKE = {"wide convolution": "convolution"}  # whose rates count where a class was not measured
 
 
@@ -134,6 +133,13 @@ class Profile:
         speed = {} if bandwidth is None else {"bandwidth": bandwidth, "reduce_bandwidth": bandwidth}
         wait = {} if latency is None else {"latency": latency, "reduce_latency": latency}
         return replace(profile, links={name: link._replace(**speed, **wait) for name, link in self.links.items()})
+
+    def computing(self, precision: str) -> Profile:
+        """With the rates of fp16 for values of two bytes, if that is the precision: layers know their bytes alone."""
+        if precision != "fp16":
+            return self
+        tables = {**self.tables, "bf16": self.tables.get("fp16") or self.tables.get("fp32", {})}
+        return replace(self, flops={**self.flops, "bf16": self.flops["fp16"]}, tables=tables)
 
     def passes(self, work: LayerWork) -> Pass:
         """Seconds of a layer on one rank that has the machine to itself."""

@@ -41,6 +41,10 @@ class _Form:
         self.path = path
 
     def profile(self, values: Any) -> Profile:
+        if not isinstance(values, Mapping) or not values.keys() & set(TOP):  # whose text is nobody's business
+            raise ConfigError(
+                f"{self.path} is no machine's profile, which has {', '.join(TOP)}; give one of --calibrate"
+            )
         top = self.group(values, "", TOP)
         name, host = top.get("name"), self.group(top.get("host"), "host", HOST)
         if not isinstance(name, str) or not name:
@@ -151,6 +155,8 @@ class _Form:
 
     def by_precision(self, group: Mapping[str, Any], where: str) -> dict[str, float]:
         flops = self.group(group.get("flops"), where, ACTIVATION_BYTES)
+        if "fp32" in flops:  # a profile of an older version has no fp16
+            flops = {"fp16": flops["fp32"], **flops}
         return {precision: self.positive(flops, f"{where}.{precision}") for precision in ACTIVATION_BYTES}
 
     def group(self, values: Any, where: str, known: Collection[str]) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +12,32 @@ from tiledseg.planning.answer.report import Planned
 from tiledseg.planning.jobs.site import Site
 from tiledseg.planning.question import Question
 from tiledseg.planning.stages.staged_pipeline import StagedPipeline
+from tiledseg.system.console import counted
 
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks in all and a node, minutes, flags of `train`, and a line that says what it is."""
+    """Ranks on `nodes` with `per_node` each, minutes, flags of `train`, and a line that says what they do."""
 
-    ranks: int
+    nodes: int
     per_node: int
     minutes: int
     flags: tuple[str, ...]
     title: str
 
-    @property
-    def nodes(self) -> int:
-        return -(-self.ranks // self.per_node)
+
+def job_of(ranks: int, question: Question, site: Site, minutes: int, flags: Sequence[str], what: str) -> Job:
+    """Return the job of so many ranks, no more and no fewer: nodes have as many each, at most their GPUs."""
+    most = node_gpus(question, site)
+    per_node = next(each for each in range(min(most, ranks), 0, -1) if ranks % each == 0)
+    nodes = ranks // per_node
+    title = f"Trains on {ranks} GPUs, {counted(nodes, 'node')} of {per_node}{what}"
+    return Job(nodes, per_node, minutes, tuple(flags), title)
+
+
+def node_gpus(question: Question, site: Site) -> int:
+    """Return the GPUs of a node: as given, of the site, or of the machine."""
+    return question.gpus_per_node or site.gpus or question.node_gpus
 
 
 def planned_job(question: Question, planned: Planned, site: Site, minutes: int, halo: str | None = None) -> Job:
@@ -37,8 +48,7 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
     """
     if planned.tiling is None:
         raise ConfigError(f"--emit writes a job of exact tiles, but --stride is {question.stride}; leave one out")
-    per_node = site.gpus or question.gpus_per_node
-    gpus = question.gpus or math.prod(planned.tiling.grid)
+    per_node, gpus = node_gpus(question, site), question.gpus or math.prod(planned.tiling.grid)
     flags = [f"--tiling.grid {shell_word(planned.tiling.grid)}"]
     if question.precision != "fp32":
         flags.append(f"--train.precision {question.precision}")
@@ -52,9 +62,9 @@ def planned_job(question: Question, planned: Planned, site: Site, minutes: int, 
         ranks, more, what = _pipelines(planned.pipeline, gpus, per_node)
     else:
         ranks, more, what = _mode(planned.answer["modes"], halo, gpus, per_node)
-    nodes, grid = -(-ranks // per_node), planned.tiling.grid
-    title = f"Trains on {ranks} GPUs, {nodes} nodes of {per_node}: {grid[0]} x {grid[1]} tiles an image, {what}."
-    return Job(ranks, min(per_node, ranks), minutes, (*flags, *more), title)
+    grid = planned.tiling.grid
+    what = f": {grid[0]} x {grid[1]} tiles an image, {what}."
+    return job_of(ranks, question, site, minutes, (*flags, *more), what)
 
 
 def _mode(modes: Mapping[str, Any], halo: str | None, gpus: int, per_node: int) -> tuple[int, list[str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tiledseg.config.parallel import HALO_MODES
 from tiledseg.geometry.graph import Graph
@@ -38,11 +38,15 @@ def choose_fusion(
 
 
 def choose_mode(
-    costs: Sequence[ModeCost], memory: int | None = None, exact: Sequence[str] = HALO_MODES
+    costs: Sequence[ModeCost],
+    memory: int | None = None,
+    exact: Sequence[str] = HALO_MODES,
+    finer: Callable[[], str] = lambda: "use a finer grid",
 ) -> tuple[ModeCost | None, str]:
     """The mode of the least predicted time among the `exact` ones that fit `memory` bytes a rank, and why.
 
-    Without `memory` all fit. The first of equals; None, and what is lacking, where there is none.
+    Without `memory` all fit; `finer` names a grid that would. The first of equals; None, and what is lacking, where
+    there is none.
     """
     candidates = [cost for cost in costs if cost.mode in exact]
     if not costs:
@@ -53,8 +57,8 @@ def choose_mode(
     if not fitting:
         least = min(candidates, key=lambda cost: cost.memory)
         return None, (
-            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; use a finer grid and "
-            "more ranks an image, or a lower precision"
+            f"no mode fits {memory} bytes a rank: {label(least)} needs least, {least.memory}; {finer()} and more "
+            "ranks an image, or a lower precision"
         )
     chosen = min(fitting, key=lambda cost: cost.seconds)
     if all((cost.work, cost.traffic.step) == (chosen.work, Sent()) for cost in costs):

@@ -11,8 +11,8 @@ class Parallelism:
     """What is asked for; what is left to the plan is None.
 
     `mesh`: (rows, cols) of ranks an image; `fusion`: layers an exchange; `balance`: layers of each chunk, where None by
-    times that are measured if `timed`, else by multiply-adds; `recompute`: one mode for each stage. The rest as the
-    keys of the group.
+    times that are measured if `timed`, else by multiply-adds; `recompute`: one mode for each stage; `idle_ranks`: a
+    job may have more ranks than the mesh. The rest as the keys of the group.
     """
 
     exact: bool = True
@@ -26,6 +26,7 @@ class Parallelism:
     schedule: str = "1f1b"
     micro_batches: int | None = None
     recompute: tuple[str, ...] = ("never",)
+    idle_ranks: bool = True
 
     @property
     def shares_layers(self) -> bool:
@@ -48,4 +49,5 @@ def parallelism(config: ParallelConfig, recompute: tuple[str, ...] | None = None
         config.schedule,
         config.micro_batches,
         config.recompute_modes() if recompute is None else recompute,
+        config.idle_ranks,
     )

@@ -174,9 +174,12 @@ def plan_unbalanced(question: RunQuestion) -> RunPlan:
     fitting = Fitting(question, spread, task, cut, tilings, largest, in_step, batch)
     fit = fitting.fit(costs[0].memory, max(cost.memory for cost in costs))
     cost = replace(costs[0], memory=fit.memory)
+    idle = idle_note(spread, question.ranks, images, batch, question.trains)
+    if idle and not parallel.idle_ranks:
+        raise ConfigError(f"{idle}, or set parallel.idle_ranks true")
     notes = (
         fitting.note(fit),
-        idle_note(spread, question.ranks, images, batch),
+        idle,
         _inexact(question, graph, tilings, footprint, spread),
     )
     warnings = tuple(filter(None, notes))

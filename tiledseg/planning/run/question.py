@@ -74,6 +74,10 @@ class RunQuestion:
     budgeted: bool = False
     loss: LossBytes = USUAL_LOSS
 
+    def __post_init__(self) -> None:
+        if self.machine is not None:
+            object.__setattr__(self, "machine", self.machine.computing(self.precision))
+
     @property
     def validates_alone(self) -> bool:
         """Whether validation is spread by itself: windows that are images say nothing of how rasters are to be."""

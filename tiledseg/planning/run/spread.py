@@ -129,13 +129,15 @@ def read_spread(
     return choose_spread(replace(parallel, halo="read"), graph, tilings, ranks, 1, bands, 1, whole_tiles=whole_tiles)
 
 
-def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1) -> str | None:
-    """What the user should know where ranks have no work; `batch`: images that run at once."""
-    if spread.mesh.ranks >= ranks or (not spread.shares_images and spread.mesh.stages == 1):
+def idle_note(spread: Spread, ranks: int, images_per_step: int, batch: int = 1, trains: bool = True) -> str | None:
+    """Return what is wrong where ranks own nothing, and what would do; `batch`: images that run at once."""
+    mesh = spread.mesh
+    if mesh.ranks >= ranks or (not spread.shares_images and mesh.stages == 1):
         return None
-    batches, smaller = (f" in batches of {batch}", "a smaller train.tiles_per_batch, ") if batch > 1 else ("", "")
-    return (
-        f"{ranks - spread.mesh.ranks} of {ranks} ranks own nothing: the mesh is {spread.mesh} with steps of "
-        f"{images_per_step} images{batches}; use fewer ranks, {smaller}a finer tiling.grid, or more "
-        "train.images_per_step"
-    )
+    batches = f" in batches of {batch}" if batch > 1 else ""
+    images = f" with steps of {images_per_step} images{batches}" if trains and spread.shares_images else ""
+    ways = ["a smaller train.tiles_per_batch"] * (batch > 1) + ["a finer tiling.grid"] * spread.shares_images
+    ways += ["more train.images_per_step"] * (trains and spread.shares_images)
+    start = f"{mesh.ranks} ranks" if spread.shares_images else f"{mesh.ranks} or {mesh.ranks + mesh.stages} ranks"
+    take = ", ".join([f"start {start}", *ways])
+    return f"{ranks - mesh.ranks} of {ranks} ranks own nothing: the mesh is {mesh}{images}; {take}"

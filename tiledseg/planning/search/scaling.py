@@ -1,18 +1,22 @@
 """How a run's predicted time goes down with more ranks: strong scaling, of one step, and weak, of larger steps.
 
-Strong: the step keeps its images, so the result stays the same, and each number of ranks has its best settings.
-Weak: the images of a step grow with the ranks, and the settings of an image stay those of the first number.
+Both keep the mode that is best on the first number: efficiencies compare a mode with itself. Strong: the step keeps its
+images, so the result stays the same, and each number of ranks has its best settings. Weak: the images of a step grow
+with the ranks, up to those of an epoch, and the settings of an image stay those of the first number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from tiledseg.config.checks import MOST
 from tiledseg.errors import ConfigError
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import pricing_of, search
 from tiledseg.planning.search.difference import TERMS
 from tiledseg.planning.search.price import Discarded, Priced
+from tiledseg.planning.search.space import FREE
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,41 @@ def parse_range(text: str) -> tuple[int, ...]:
 
 
 def strong(question: RunQuestion, numbers: tuple[int, ...], host: int) -> list[Point]:
-    """The best settings of each number; `host`: ranks of one host, which pipelines do not leave."""
-    asked = (replace(question, ranks=ranks) for ranks in numbers)
-    found = [search(each, host, best=1, compared=False).winner for each in asked]
+    """Return the best settings of each number in the mode of the first; `host`: ranks of one host, which pipelines do
+    not leave."""
+    found = [_best(replace(question, ranks=numbers[0]), host)]
+    first = found[0].candidate
+    parallel = replace(question.parallel, halo=first.halo, stages=first.stages)
+    for ranks in numbers[1:]:
+        found.append(_best(replace(question, ranks=ranks, parallel=parallel), host, FREE - {"halo", "stages"}))
     return [_point(numbers, k, question.images_per_step, found, numbers[k] / numbers[0]) for k in range(len(numbers))]
 
 
-def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced) -> list[Point]:
-    """A step of the first number's images for each time that many ranks, with its settings."""
+def quicker(question: RunQuestion, last: Point, host: int) -> Priced | None:
+    """Return the best settings of another mode on as many ranks, where they take less time than those of the study."""
+    found = _best(replace(question, ranks=last.ranks), host)
+    return found if found.seconds < last.priced.seconds else None
+
+
+def _best(question: RunQuestion, host: int, free: Collection[str] = FREE) -> Priced:
+    return search(question, host, best=1, free=free, compared=False).winner
+
+
+def weak(question: RunQuestion, numbers: tuple[int, ...], first: Priced, most: int = MOST) -> list[Point]:
+    """Return a step of the first number's images for each time that many ranks, with its settings; of at most so many
+    images."""
     found, images = [first], [question.images_per_step]
     for ranks in numbers[1:]:
-        images.append(question.images_per_step * ranks // numbers[0])
-        asked = replace(question, ranks=ranks, images_per_step=images[-1])
+        step = question.images_per_step * ranks // numbers[0]
+        if step > most:
+            break
+        images.append(step)
+        asked = replace(question, ranks=ranks, images_per_step=step)
         priced = pricing_of(asked).price(first.candidate)
         if isinstance(priced, Discarded):
             raise ConfigError(f"{first.in_words} on {ranks} ranks: {priced.reason}")
         found.append(priced)
-    shares = [numbers[k] / numbers[0] * images[0] / images[k] for k in range(len(numbers))]
+    shares = [numbers[k] / numbers[0] * images[0] / images[k] for k in range(len(found))]
     return [_point(numbers, k, images[k], found, share) for k, share in enumerate(shares)]
 
 

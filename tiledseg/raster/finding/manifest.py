@@ -5,25 +5,23 @@
 - `.geojson`, `.json`: a FeatureCollection whose features have the properties `image`, and some of `label`, `split`.
 
 `split` is `train`, `val` (or `validation`) or `test`, whose rows nobody learns from. Paths are relative to the list's
-folder; URLs stand as they are.
+folder. URLs stand as they are, and need `references`.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tiledseg.config.checks import shown
 from tiledseg.errors import RasterError
-from tiledseg.system.files import irregular_kind
+from tiledseg.raster.geojson import parse_features, read_list
 
 ENDINGS = (".txt", ".csv", ".geojson", ".json")
 TRAIN, VALIDATION, TEST = "train", "val", "test"
 _WORDS = {"": None, "train": TRAIN, "training": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
-_MOST_BYTES = 1 << 28
 
 
 class Entry(NamedTuple):
@@ -42,27 +40,12 @@ def is_manifest(path: str) -> bool:
 def read_manifest(path: str) -> tuple[Entry, ...]:
     """All entries, in the order of the file. Raises RasterError, naming the line, for one that cannot be."""
     ending = os.path.splitext(path)[1].lower()
-    text = _text(path)
+    text = read_list(path)
     found = {".txt": _lines, ".csv": _rows}.get(ending, _features)(path, text)
     entries = tuple(_entry(path, fields, place) for place, fields in found)
     if not entries:
         raise RasterError(f"{path} lists no image; give a line for each")
     return entries
-
-
-def _text(path: str) -> str:
-    kind = irregular_kind(path)
-    if kind is not None:
-        raise RasterError(f"the list {path} is {kind}; give a regular file")
-    try:
-        if os.path.getsize(path) > _MOST_BYTES:
-            raise RasterError(f"the list {path} has {os.path.getsize(path)} bytes; give one of {_MOST_BYTES} at most")
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read()
-    except OSError as error:
-        raise RasterError(f"cannot read the list {path}: {error.strerror}; give a list of rasters") from None
-    except UnicodeDecodeError:
-        raise RasterError(f"cannot read the list {path}: it is not text in UTF-8; save it so") from None
 
 
 def _lines(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -94,17 +77,9 @@ def _rows(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _features(path: str, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
-    except (ValueError, RecursionError) as error:
-        raise RasterError(f"{path} is no JSON: {error}; mend it") from None
-    features = found.get("features") if isinstance(found, dict) else None
-    if not isinstance(features, list):
-        raise RasterError(f"{path} is no FeatureCollection; give features with the properties image, label and split")
+    features, _ = parse_features(path, text)
     for number, feature in enumerate(features):
-        properties = feature.get("properties") if isinstance(feature, dict) else None
+        properties = feature.get("properties")
         yield f"feature {number}", properties if isinstance(properties, dict) else {}
 
 

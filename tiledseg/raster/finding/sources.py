@@ -11,7 +11,7 @@ from tiledseg.errors import RasterError
 from tiledseg.raster.finding.manifest import TEST, TRAIN, VALIDATION, is_manifest, read_manifest
 from tiledseg.raster.finding.pairing import is_pattern, labels_for, matched
 from tiledseg.raster.finding.s3_listing import in_bucket_folder, is_bucket_folder, matching_objects, objects_below
-from tiledseg.raster.names import is_named, is_vector
+from tiledseg.raster.names import REFERENCES, is_named, is_vector
 from tiledseg.raster.remote.s3_store import parse_s3
 from tiledseg.raster.tile_store.header import is_tile_store
 from tiledseg.raster.tile_store.store import parse_store_name, store_images
@@ -44,26 +44,31 @@ class Source(NamedTuple):
     place: str = ""
 
 
-def expand_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[str, ...]:
+def expand_sources(
+    patterns: Sequence[str], key: str, parts: Parts = LEARNT, references: bool = False
+) -> tuple[str, ...]:
     """The paths that `patterns` mean: in the order given, the matches of each glob, and the rasters of each folder,
     sorted by name.
 
     s3:// has globs too, and folders where the name ends in a slash: a bucket is asked what it holds. Any other URL, a
     `/vsi...` path or a subdataset name stands for itself, and so does a file whose own name holds `*`, `?` or
     `[`. A tile store stands for all of its images, a list (see `manifest`) for those of the `parts` of the data (None:
-    images of which it says no part). `key` (such as "data.images") is what error messages name.
+    images of which it says no part). URLs in a list are opened with `references` only. `key` (such as "data.images") is
+    what error messages name.
 
     Raises RasterError for no pattern at all, a glob that matches nothing, a missing file, a folder without rasters, for
     a path that occurs twice, and where a bucket is not to be listed.
     """
-    return tuple(source.path for source in find_sources(patterns, key, parts))
+    return tuple(source.path for source in find_sources(patterns, key, parts, references))
 
 
-def find_sources(patterns: Sequence[str], key: str, parts: Parts = LEARNT) -> tuple[Source, ...]:
+def find_sources(
+    patterns: Sequence[str], key: str, parts: Parts = LEARNT, references: bool = False
+) -> tuple[Source, ...]:
     """`expand_sources` with what is known of each."""
     if not patterns:
         raise RasterError(f"{key} is empty; give at least one path, folder, glob, list or URL")
-    sources = [source for pattern in patterns for source in _expand(os.fspath(pattern), key, parts)]
+    sources = [source for pattern in patterns for source in _expand(os.fspath(pattern), key, parts, references)]
     first: dict[str, int] = {}
     for at, source in enumerate(sources):
         same = source.path if is_named(source.path) else os.path.realpath(source.path)
@@ -97,17 +102,21 @@ def _manifests(patterns: Sequence[str]) -> list[str]:
 
 
 def pair_sources(
-    images: Sequence[str], labels: Sequence[str], keys: tuple[str, str], parts: Parts = LEARNT
+    images: Sequence[str],
+    labels: Sequence[str],
+    keys: tuple[str, str],
+    parts: Parts = LEARNT,
+    references: bool = False,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The images and, with them, their labels.
 
     Labels are paired in order; by name where both are one folder each; by a pattern (see `pairing`) where they are one;
     one file of vectors goes with every image. Without `labels` they are those of the images' list, or tile store.
-    `parts`: as `expand_sources`.
+    `parts` and `references`: as `expand_sources`.
 
     Raises RasterError where `expand_sources` does, where the counts differ, and where labels are missing.
     """
-    found = find_sources(images, keys[0], parts)
+    found = find_sources(images, keys[0], parts, references)
     image_paths = tuple(source.path for source in found)
     pattern = _pattern(images, labels)
     if pattern is not None:
@@ -117,7 +126,7 @@ def pair_sources(
     elif len(labels) == 1 and is_vector(labels[0]):
         label_paths = (_exists(labels[0], keys[1]),) * len(found)
     elif labels:
-        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1], parts))
+        label_paths = tuple(_labels_of(path) or path for path in expand_sources(labels, keys[1], parts, references))
     else:
         label_paths = tuple(_own_labels(source, keys) for source in found)
     check_counts(image_paths, label_paths, keys)
@@ -192,7 +201,7 @@ def check_counts(images: Sequence[object], labels: Sequence[object], keys: tuple
         )
 
 
-def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
+def _expand(pattern: str, key: str, parts: Parts, references: bool) -> list[Source]:
     if is_bucket_folder(pattern) or (parse_s3(pattern) and glob.has_magic(pattern)):
         return _in_bucket(pattern, key)
     if is_named(pattern) or parse_store_name(pattern):
@@ -205,7 +214,7 @@ def _expand(pattern: str, key: str, parts: Parts) -> list[Source]:
     if kind is not None:
         raise RasterError(f"{key}: {pattern} is {kind}; give a regular file")
     if is_manifest(pattern):
-        return _listed(pattern, key, parts)
+        return _listed(pattern, key, parts, references)
     if os.path.exists(pattern):
         return [Source(pattern)]
     if not glob.has_magic(pattern):
@@ -238,11 +247,17 @@ def _rasters(folder: str, paths: Iterable[str], key: str) -> list[Source]:
     return [Source(path, wildcards=(os.path.splitext(os.path.basename(path))[0],)) for path in found]
 
 
-def _listed(path: str, key: str, parts: Parts) -> list[Source]:
+def _listed(path: str, key: str, parts: Parts, references: bool) -> list[Source]:
     found = [entry for entry in read_manifest(path) if entry.split in parts]
     if not found:
         raise RasterError(f"{key}: {path} lists no image of split {parts[-1]}; give some")
     for entry in found:
+        foreign = [name for name in (entry.image, entry.label) if name and is_named(name) and not references]
+        if foreign:
+            raise RasterError(
+                f"{entry.place} names {foreign[0]}, which is no path of a file and was not typed; where you trust this "
+                f"list, allow it with {REFERENCES}"
+            )
         if not is_named(entry.image) and not os.path.isfile(entry.image):
             raise RasterError(f"{entry.place}: {entry.image} does not exist; give the path of a raster")
     return [Source(entry.image, entry.label, place=entry.place) for entry in found]

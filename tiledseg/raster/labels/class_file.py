@@ -20,7 +20,7 @@ from typing import Any
 from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError
 from tiledseg.records import dataclass
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import read_text
 
 _MOST_BYTES = 1 << 20
 _IGNORED = ("", "ignored", "ignore", "-")
@@ -40,28 +40,12 @@ class _Row:
 def read_class_file(path: str) -> Any:
     """What `data.classes` takes. Raises ConfigError, naming the file and the line."""
     ending = os.path.splitext(path)[1].lower()
-    text = _read(path)
+    text = read_text(path, "the class file", _MOST_BYTES, "give a line of text a class", ConfigError)
     if ending == ".csv":
         return _records(list(_csv_rows(path, text)), path)
     if ending == ".txt":
         return _records(list(_text_rows(path, text)), path)
     raise ConfigError(f"{path} is no class file; give one that ends with .csv, .txt, .json or .yaml")
-
-
-def _read(path: str) -> str:
-    kind = irregular_kind(path)
-    if kind is not None:
-        raise ConfigError(f"the class file {path} is {kind}; give a regular file")
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ConfigError(f"the class file {path} has more than {_MOST_BYTES} bytes; give a line a class")
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the class file {path}: {error.strerror}; give data.classes a file") from None
-    except (UnicodeDecodeError, ValueError):
-        raise ConfigError(f"cannot read the class file {path}: it is not text in UTF-8; save it so") from None
 
 
 def _text_rows(path: str, text: str) -> Iterator[_Row]:

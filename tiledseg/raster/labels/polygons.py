@@ -1,13 +1,15 @@
 """Polygons of a vector file, brought to the grid of an image: GeoJSON, GeoPackage, shapefile, FlatGeobuf.
 
 Vertices are transformed to the image's CRS one by one, and then to its pixels; edges are straight there. pyogrio reads
-the file and shapely holds the geometries: the extra `vector`.
+binary files and shapely holds the geometries: the extra `vector`. GDAL, within pyogrio, goes by a file's first bytes
+and opens formats that ask servers: it sees no file whose first bytes are not those of its ending, and no GeoJSON.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +20,19 @@ from rasterio.crs import CRS
 from rasterio.warp import transform as transform_points
 from rasterio.warp import transform_bounds
 
-from tiledseg.errors import ConfigError, RasterError
+from tiledseg.errors import ConfigError, RasterError, install
+from tiledseg.raster.geojson import named_crs, read_geometries
 from tiledseg.raster.georeferencing import is_placed, whole_turn
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.unforeseen import reading
 from tiledseg.system.files import irregular_kind
 
 _BEGINS = {
-    ".gpkg": b"SQLite format 3\0",
-    ".shp": b"\x00\x00\x27\x0a",
-    ".fgb": b"fgb",
+    ".gpkg": re.compile(rb"SQLite format 3\0"),
+    ".shp": re.compile(rb"\x00\x00\x27\x0a"),
+    ".fgb": re.compile(rb"fgb\x03fgb.{4}", re.S),
 }
-"""How a file of each kind begins: GDAL goes by the first bytes, and some of its formats read further files."""
+"""How a file of each kind begins. A zero byte is among the first, where GDAL ends its search for a text (of a VRT)."""
 
 _BESIDE = (".dbf", ".shx", ".prj", ".cpg", ".qix", ".sbn", ".sbx")  # of a shapefile
 _POLYGONS = (3, 6)  # shapely's numbers of Polygon and MultiPolygon
@@ -57,14 +60,14 @@ class Polygons:
 def check_extra(path: str) -> None:
     """Raise ConfigError where what reads vectors is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("pyogrio", "shapely")):
-        raise ConfigError(f"{path} holds vectors, which need pyogrio: pip install 'tiledseg[vector]'")
+        raise ConfigError(f"{path} holds vectors, which need pyogrio: {install('vector')}")
 
 
 def vector_files(path: str) -> tuple[str, ...]:
     """The file, and those that belong to it."""
     stem = os.path.splitext(path)[0]
     ends = _BESIDE if path.lower().endswith(".shp") else ()
-    return (path, *(stem + end for end in ends if os.path.isfile(stem + end)))
+    return (path, *(stem + end for end in ends if os.path.exists(stem + end)))
 
 
 def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attribute: str | None = None) -> Polygons:
@@ -75,52 +78,75 @@ def read_polygons(path: str, image: RasterInfo, layer: str | None = None, attrib
     extra `vector`.
     """
     check_extra(path)
-    _check_begin(path)
-    import pyogrio.raw
-
+    check_begin(path)
     if image.crs is None or not is_placed(image.transform):
         raise RasterError(f"{image.path} has no CRS, so {path} has no place in it; give an image with one")
     with reading(f"open {path}", "give a GeoJSON, GeoPackage, shapefile or FlatGeobuf file"):
-        layer = _layer(path, layer)
-        about = pyogrio.read_info(path, layer=layer)
-        crs = _crs(path, about["crs"])
-        columns = _columns(path, attribute, list(about["fields"]))
-        _, fids, wkb, fields = pyogrio.raw.read(
-            path, layer=layer, columns=columns, force_2d=True, return_fids=True, bbox=_extent(image, crs)
-        )
-        order = _order_of_file(path, fids)
-        return _placed(path, image, crs, fids[order], wkb[order], fields[0][order] if fields else None)
+        read = _read_binary if _ending(path) in _BEGINS else _read_geojson
+        crs, numbers, shapes, values = read(path, image, layer, attribute)
+        return _placed(path, image, crs, numbers, shapes, values)
 
 
-def _order_of_file(path: str, fids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of features as they were read. An index may have them read in its own order, and numbers count in the file's; a
-    GeoJSON has no index, and numbers that its author gave."""
-    is_json = os.path.splitext(path)[1].lower() not in _BEGINS
-    return np.arange(len(fids)) if is_json else np.argsort(fids, kind="stable")
+_Read = tuple[CRS, NDArray[np.int64], NDArray[np.object_], NDArray[Any] | None]
 
 
-def _check_begin(path: str) -> None:
-    kind = irregular_kind(path)
-    if kind is not None:
-        raise RasterError(f"{path} is {kind}; give a regular file")
+def _read_binary(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Read:
+    """By GDAL. An index may have features read in its own order; numbers count in the file's."""
+    import pyogrio.raw
+    import shapely
+
+    layer = _layer(path, layer, [str(name) for name in pyogrio.list_layers(path)[:, 0]])
+    about = pyogrio.read_info(path, layer=layer)
+    crs = _crs(path, about["crs"] and named_crs(path, about["crs"]))
+    columns = _columns(path, attribute, list(about["fields"]))
+    _, fids, wkb, fields = pyogrio.raw.read(
+        path, layer=layer, columns=columns, force_2d=True, return_fids=True, bbox=_extent(image, crs)
+    )
+    order = np.argsort(fids, kind="stable")
+    return crs, fids[order], shapely.from_wkb(wkb[order]), fields[0][order] if fields else None
+
+
+def _read_geojson(path: str, image: RasterInfo, layer: str | None, attribute: str | None) -> _Read:
+    """In the order of the file, with the numbers that its author gave."""
+    import shapely
+
+    name, found, geometries, numbers, properties = read_geometries(path)
+    _layer(path, layer, [name])
+    crs = _crs(path, found)
+    _columns(path, attribute, list(dict.fromkeys(field for each in properties for field in each)))
+    shapes = shapely.force_2d(shapely.from_geojson(np.array(geometries, object)))
+    left, bottom, right, top = _extent(image, crs) or (-np.inf, -np.inf, np.inf, np.inf)
+    bounds = shapely.bounds(shapes).reshape(-1, 4)
+    near = (bounds[:, 0] <= right) & (bounds[:, 2] >= left) & (bounds[:, 1] <= top) & (bounds[:, 3] >= bottom)
+    values = np.empty(len(properties), object)
+    values[:] = [each.get(attribute or "") for each in properties]
+    return crs, np.array(numbers, np.int64)[near], shapes[near], None if attribute is None else values[near]
+
+
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def check_begin(path: str) -> None:
+    """Raise RasterError unless the file is regular, and begins as one of its ending does."""
+    for name in vector_files(path):
+        kind = irregular_kind(name)
+        if kind is not None:
+            raise RasterError(f"{name} is {kind}; give a regular file")
     try:
         with open(path, "rb") as file:
             first = file.read(64)
     except OSError as error:
         raise RasterError(f"cannot read {path}: {error.strerror}; give a file of polygons") from None
-    wanted = _BEGINS.get(os.path.splitext(path)[1].lower())
-    text = first.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not (first.startswith(wanted) if wanted else text.startswith(b"{")):
+    wanted = _BEGINS.get(_ending(path))
+    if wanted and not (wanted.match(first) and b"\0" in first[:16]):
         raise RasterError(
             f"{path} does not begin as its ending says; give a GeoJSON, GeoPackage, shapefile, FlatGeobuf"
         )
 
 
-def _layer(path: str, layer: str | None) -> str | None:
+def _layer(path: str, layer: str | None, names: list[str]) -> str:
     """The one layer, or the one named."""
-    import pyogrio
-
-    names = [str(name) for name in pyogrio.list_layers(path)[:, 0]]
     if layer is not None and layer not in names:
         raise RasterError(f"data.label_layer is {layer}, but {path} has {', '.join(names[:9])}; give one of these")
     if layer is None and len(names) != 1:
@@ -128,10 +154,10 @@ def _layer(path: str, layer: str | None) -> str | None:
     return layer or names[0]
 
 
-def _crs(path: str, text: str | None) -> CRS:
-    if text is None:
+def _crs(path: str, crs: CRS | None) -> CRS:
+    if crs is None:
         raise RasterError(f"{path} has no CRS; give it the one of its coordinates (ogr2ogr -a_srs)")
-    return CRS.from_user_input(text)
+    return crs
 
 
 def _columns(path: str, attribute: str | None, fields: list[str]) -> list[str]:
@@ -155,11 +181,10 @@ def _extent(image: RasterInfo, crs: CRS) -> tuple[float, float, float, float] | 
 
 
 def _placed(
-    path: str, image: RasterInfo, crs: CRS, fids: NDArray[np.int64], wkb: NDArray, values: NDArray | None
+    path: str, image: RasterInfo, crs: CRS, fids: NDArray[np.int64], shapes: NDArray, values: NDArray | None
 ) -> Polygons:
     import shapely
 
-    shapes = shapely.from_wkb(wkb)
     there = ~(shapely.is_missing(shapes) | shapely.is_empty(shapes))
     shapes, numbers = shapes[there], fids[there].tolist()
     kinds = shapely.get_type_id(shapes)

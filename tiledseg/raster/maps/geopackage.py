@@ -17,11 +17,12 @@ import rasterio
 from numpy.typing import NDArray
 from rasterio.windows import Window
 
-from tiledseg.errors import ConfigError, OutputError, first_line
+from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
 from tiledseg.geometry.box import Box
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.labels.polygons import check_begin
 from tiledseg.system.claim import check_unclaimed, taken
 from tiledseg.system.outputs import Output, temporary
 from tiledseg.system.writing import flush, write_error, writing
@@ -43,7 +44,7 @@ def check_vector(key: str) -> None:
         import pyogrio  # noqa: F401
         import shapely  # noqa: F401
     except ImportError:
-        raise ConfigError(f"{key} needs pyogrio and shapely: pip install 'tiledseg[vector]'") from None
+        raise ConfigError(f"{key} needs pyogrio and shapely: {install('vector')}") from None
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
@@ -116,8 +117,9 @@ def _check_older(key: str, path: Path) -> None:
     if not path.is_file():
         return
     try:
+        check_begin(str(path))  # GDAL would open it as whatever it is
         layers = [str(name) for name, _ in pyogrio.list_layers(path)]
-    except pyogrio.errors.DataSourceError as error:
+    except (RasterError, pyogrio.errors.DataSourceError) as error:
         raise OutputError(f"{key} {path} is there and is no GeoPackage: {first_line(error)}; choose another") from None
     others = [name for name in layers if name != LAYER]
     if others:

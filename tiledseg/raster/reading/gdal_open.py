@@ -19,7 +19,7 @@ from rasterio.io import DatasetReader
 from rasterio.session import DummySession
 
 from tiledseg.errors import RasterError
-from tiledseg.raster.names import gdal_path, is_named, is_remote
+from tiledseg.raster.names import REFERENCES, gdal_path, is_named, is_remote
 from tiledseg.raster.remote.s3_server import (
     SILENT_SECONDS,
     advice,
@@ -29,25 +29,19 @@ from tiledseg.raster.remote.s3_server import (
 )
 from tiledseg.raster.remote.s3_store import parse_s3, refusal
 from tiledseg.raster.unforeseen import reading, reason
-from tiledseg.system.files import irregular_kind
+from tiledseg.system.files import COMPANIONS_OF_NAME, COMPANIONS_OF_STEM, irregular_kind
 
 DRIVERS = ("GTiff", "JP2OpenJPEG", "JPEG", "PNG")
 """Self-contained, and of imagery. Not HFA, ENVI, NITF or HDF5: their files name further ones that hold the pixels."""
 
 CACHE_BYTES = 256 << 20  # of GDAL's blocks, a process; its default of 5 % of the memory is too much for many ranks
 
-_OPTION = "data.references true (train) or --references"
 _REMEDY = (
     "give a GeoTIFF, JPEG 2000, PNG or JPEG; GDAL's other formats may read further files and URLs: where you trust "
-    f"this file, allow them with {_OPTION}"
+    f"this file, allow them with {REFERENCES}"
 )
 _PAGE = re.compile(r"GTIFF_DIR:(?:off:)?\d+:(.+)")  # one page of a TIFF
-_MASKS = (".msk", ".MSK", ".ovr", ".OVR")  # GDAL opens these beside a raster, by whatever format they are
-_AFTER_NAME = (*_MASKS, ".aux.xml", ".aux")
-_AFTER_STEM = (
-    *(".aux", ".tfw", ".tifw", ".tiffw", ".wld", ".pgw", ".pngw", ".jgw", ".jpgw", ".jpegw", ".j2w", ".jp2w", ".prj"),
-    *(".tab", ".imd", ".IMD", ".rpb", ".RPB", "_rpc.txt", "_RPC.TXT", ".att", ".ATT", ".xml", ".XML", ".hdr"),
-)
+_MASKS = COMPANIONS_OF_NAME[:4]  # GDAL opens these by whatever format they are
 
 
 def _without_garbled_words(unraisable: Any) -> None:
@@ -142,7 +136,7 @@ def files_beside(file: str) -> tuple[str, ...]:
 
 def _names_beside(file: str) -> tuple[str, ...]:
     stem = os.path.splitext(file)[0]
-    return (*(file + end for end in _AFTER_NAME), *(stem + end for end in _AFTER_STEM))
+    return (*(file + end for end in COMPANIONS_OF_NAME), *(stem + end for end in COMPANIONS_OF_STEM))
 
 
 def _check_masks(path: str) -> None:
@@ -167,7 +161,7 @@ def _check_mask(path: str, mask: str) -> None:
         if "not recognized as being in a supported file format" in reason(error):  # it is there
             raise RasterError(
                 f"{mask}, which goes with {path}, is no TIFF and may read further files and URLs; remove it, or, where "
-                f"you trust it, allow it with {_OPTION}"
+                f"you trust it, allow it with {REFERENCES}"
             ) from error
 
 

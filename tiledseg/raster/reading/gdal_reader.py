@@ -23,6 +23,7 @@ from rasterio.windows import Window
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
+from tiledseg.raster.georeferencing import checked_crs
 from tiledseg.raster.ground_control import ground_of
 from tiledseg.raster.handles import HandlePool
 from tiledseg.raster.info import RasterInfo
@@ -78,7 +79,7 @@ class GdalReader(RasterReader):
             width=dataset.width,
             bands=len(selected),
             dtype=dtype,
-            crs=dataset.crs,
+            crs=checked_crs(self._path, dataset.crs),
             transform=dataset.transform,
             nodata=self._nodata[0],
             block_shape=dataset.block_shapes[selected[0] - 1],

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiledseg.errors import ConfigError, RasterError, TiledsegError
+from tiledseg.errors import ConfigError, RasterError, TiledsegError, install
 from tiledseg.raster.remote.s3_server import (
     advice,
     certificate_advice,
@@ -56,7 +56,7 @@ def check_obstore(key: str, path: str) -> None:
     try:
         import obstore  # noqa: F401
     except ImportError:
-        raise ConfigError(f"{key} {path} needs obstore: pip install 'tiledseg[s3]'") from None
+        raise ConfigError(f"{key} {path} needs obstore: {install('s3')}") from None
 
 
 def list_folder(bucket: str, folder: str, deep: bool) -> list[str]:

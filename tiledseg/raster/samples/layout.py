@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.reading.gdal_open import CACHE_BYTES
 
 WARN_ABOVE = 3.0
+_KEPT_BYTES = CACHE_BYTES // 4
+"""Size of an image whose blocks GDAL keeps once they are decoded, beside other images."""
 _REMEDY = "set tiling.grid and tiling.halo to the store's, or cut it again with tiledseg tile"
 
 
@@ -32,9 +37,11 @@ def read_amplification(info: RasterInfo, tiling: Tiling) -> float:
 
 
 def layout_warning(info: RasterInfo, tiling: Tiling) -> str | None:
-    """One line for the user where blocks make reading slow (amplification above 3), else None."""
+    """One line for the user where blocks make reading slow (amplification above 3, of an image too large to be kept),
+    else None."""
     amplification = read_amplification(info, tiling)
-    if amplification <= WARN_ABOVE:
+    kept = info.height * info.width * info.bands * np.dtype(info.dtype).itemsize <= _KEPT_BYTES
+    if amplification <= WARN_ABOVE or kept:
         return None
     rows, cols = info.block_shape
     kind = f"{info.driver} rows, decoded from the top," if info.sequential else "blocks"

@@ -30,13 +30,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from affine import Affine
 from numpy.typing import NDArray
-from rasterio.crs import CRS
 
 from tiledseg.errors import RasterError
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.halo import Footprint
 from tiledseg.geometry.interval import Interval
 from tiledseg.geometry.tiling import Tile, Tiling
+from tiledseg.raster.georeferencing import named_crs
 from tiledseg.raster.ground_control import as_json, from_json
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.tile_store.header import CHANGED, Header, Raster, changed, is_tile_store, read_header
@@ -206,7 +206,7 @@ def _decode(described: Raster, name: StoreName, size: int) -> tuple[Tiling, Rast
         *shape,
         raster["bands"],
         raster["dtype"],
-        crs=CRS.from_wkt(raster["crs"]) if raster["crs"] else None,
+        crs=named_crs(str(name), raster["crs"]) if raster["crs"] else None,
         transform=Affine(*raster["transform"]) if raster["transform"] else None,
         ground=from_json(raster["ground"]),
         nodata=raster["nodata"],

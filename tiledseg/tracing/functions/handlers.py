@@ -16,7 +16,7 @@ from tiledseg.models.dropout import ChannelDropout
 from tiledseg.models.layers import joins
 from tiledseg.spatial.convert import POINTWISE
 from tiledseg.tracing.functions.mixing import MIXING, called
-from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, TRUTHS, plain
+from tiledseg.tracing.functions.names import ALONG_CHANNELS, ELEMENTWISE, PARTS, REVERSED, SAME, plain
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.functions.resizing import RESIZING
 from tiledseg.tracing.functions.views import VIEWS
@@ -49,6 +49,8 @@ def handler_of(name: str) -> Handler | None:
 def _elementwise(step: Step) -> list[Value]:
     step.check_same()
     name = plain(step.call.function)
+    if name == "where" and len(step.call.arguments) + len(step.call.keywords) == 1:
+        raise RefusalError("reads places from the values of a tensor; choose by torch.where(truths, this, that)")
     arguments = [step.argument(index, "") for index in range(len(step.call.arguments))]
     keywords = {key: step.argument(len(arguments), key) for key in step.call.keywords if key != "inplace"}
     if keywords.pop("out", None) is not None:
@@ -57,11 +59,7 @@ def _elementwise(step: Step) -> list[Value]:
         joined = _joined(step, name, arguments)
         if joined is not None:
             return joined
-    made = pixelwise(step, step.as_called(name), _without_inplace(name, arguments), keywords)
-    source = next((value.node for value in (*arguments, *keywords.values()) if isinstance(value, Value)), None)
-    if name in TRUTHS and made[0].node is not None and source is not None:
-        step.lowering.truths[made[0].node] = source
-    return made
+    return pixelwise(step, step.as_called(name), _without_inplace(name, arguments), keywords)
 
 
 # Activations that take `inplace` by its place, and where.
@@ -100,8 +98,8 @@ def _same(step: Step) -> list[Value]:
 
 
 def _cat(step: Step) -> list[Value]:
-    inputs, others = step.arguments(0, "tensors")
-    dim = step.argument(1, "dim", 0)
+    given, dim = step.arguments(0, "tensors"), step.argument(1, "dim", 0)
+    inputs, others = ([each for each in part if isinstance(each, Value) or each.tensor.numel()] for part in given)
     if not all(isinstance(value, Value) for value in inputs):
         return _with_constants(step, inputs, others, dim)
     if any(value.node is None for value in inputs):
@@ -122,6 +120,7 @@ def _cat(step: Step) -> list[Value]:
 def _with_constants(step: Step, inputs: Sequence[Any], others: Sequence[Any], dim: int) -> list[Value]:
     """A tensor with channels of one number before and after it, of whatever size."""
     places = [place for place, value in enumerate(inputs) if isinstance(value, Value)]
+    dim %= len(inputs[places[0]].shape)
     constants = [value.tensor for value in (*inputs, *others) if not isinstance(value, Value)]
     numbers = {number for tensor in constants for number in tensor.unique().tolist()}
     named = any(value.name or value.weights for value in inputs if not isinstance(value, Value))

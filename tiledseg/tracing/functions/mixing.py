@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tiledseg.geometry.layers.pixelwise import Layout
+from tiledseg.tracing.calls import Given
 from tiledseg.tracing.functions.layouts import is_channels
 from tiledseg.tracing.functions.pixelwise import channel_dims, pixelwise, without
 from tiledseg.tracing.lowering import RefusalError, Step, Value
-from tiledseg.tracing.record import Given
 
 Handler = Callable[[Step], list[Value]]
 OVER_PIXELS = "multiplies tensors that both depend on the input, or over pixels, of which a tile has a part only"

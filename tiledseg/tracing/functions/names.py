@@ -185,6 +185,8 @@ TRUTHS = frozenset(
         "bitwise_not",
     ]
 )
+# Functions, and which part of what they give, that say where a value is.
+PLACES = frozenset([("argmax", 0), ("argmin", 0), ("argsort", 0), ("sort", 1), ("max", 1), ("min", 1)])
 PARTS = frozenset(["chunk", "split", "tensor_split"])
 
 

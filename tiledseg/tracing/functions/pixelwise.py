@@ -11,9 +11,10 @@ import torch
 
 from tiledseg.geometry.layers.pixelwise import Cut, Formula, Layout, Pixelwise, Slot
 from tiledseg.models.layers.pixelwise import PixelFunction, Weights
+from tiledseg.tracing.calls import Given, values_in
 from tiledseg.tracing.functions.layouts import Dims, is_channels
+from tiledseg.tracing.functions.names import PLACES, TRUTHS
 from tiledseg.tracing.lowering import RefusalError, Step, UnknownError, Value
-from tiledseg.tracing.record import Given, values_in
 
 TENSORS_ALONE = ("minimum", "maximum", "atan2", "hypot", "logaddexp", "xlogy")  # torch's functions that take no numbers
 
@@ -37,7 +38,8 @@ def pixelwise(
     after = layout or common
     for weight in beside if broadcasts else ():
         _check_weight(weight, common)
-    made = []
+    made, name = [], function.removeprefix("Tensor.")
+    truths = step.lowering.truths
     for part, shape in enumerate(step.call.shapes):
         layer = Pixelwise(
             function,
@@ -49,9 +51,9 @@ def pixelwise(
             tuple(tuple(weight.tensor.shape) for weight in weights),
             part if len(step.call.shapes) > 1 else None,
         )
-        node = step.lowering.add(
-            step, function.removeprefix("Tensor."), layer, PixelFunction(layer, shared(weights)), inputs
-        )
+        node = step.lowering.add(step, name, layer, PixelFunction(layer, shared(weights)), inputs)
+        if name in TRUTHS or (name, part) in PLACES or all(value.node in truths for value in inputs):
+            truths[node] = inputs[0].node or node
         made.append(step.made(node, after, part))
     return made
 
@@ -84,10 +86,10 @@ def shared(weights: Sequence[Given]) -> Weights:
     return Weights([weight.owner or weight.tensor for weight in weights])
 
 
-def formula(value: Given, weights: list[Given]) -> Any:
+def formula(value: Given, weights: list[Given], plainly: bool = True) -> Any:
     """How a weight is computed from others, which are added to `weights`."""
     if value.name is not None or value.recipe is None or not value.weights:
-        return _given_slot(value, weights)
+        return _given_slot(value, weights, plainly)
     function, arguments, keywords, part = value.recipe
     if function.endswith("_") and not function.endswith("__"):
         raise RefusalError(f"takes a weight that {function} has written over; compute it without")

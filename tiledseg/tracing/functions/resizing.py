@@ -37,7 +37,8 @@ def _interpolate(step: Step) -> list[Value]:
             raise RefusalError("resizes by bicubic with align_corners=True; take bilinear, or align_corners=False")
         if mode == "bilinear" and align:
             return [step.made(aligned(step, value, (int(found[0]), int(found[1]))))]
-        return [step.made(step.lowering.add_module(step, _upsampling(step, found, mode, align), value, "interpolate"))]
+        module = Upsample(scale_factor=(int(found[0]), int(found[1])), mode=mode, align_corners=align)
+        return [step.made(step.lowering.add_module(step, module, value, "interpolate"))]
     if all(ratio <= 1 and 1 / ratio == int(1 / ratio) for ratio in found):
         return [step.made(_thinned(step, value, (int(1 / found[0]), int(1 / found[1])), mode, align))]
     raise RefusalError(f"resizes {sizes}; only whole factors fall on the edges of tiles: let the sizes be multiples")
@@ -56,13 +57,6 @@ def aligned(step: Step, value: Value, factors: Pair) -> str:
     module = AlignedUpsample(factors)
     rows, cols = module.description, module.column_description
     return step.lowering.add(step, "interpolate", rows, module, (value,), cols=None if rows == cols else cols)
-
-
-def _upsampling(step: Step, ratios: tuple[float, float], mode: str, align: bool | None) -> nn.Module:
-    factors = int(ratios[0]), int(ratios[1])
-    if factors[0] == factors[1] and mode in ("nearest", "bilinear", "bicubic"):
-        return Upsample(scale_factor=factors[0], mode=mode, align_corners=align)
-    return nn.Upsample(scale_factor=tuple(map(float, factors)), mode=mode, align_corners=align)
 
 
 def _thinned(step: Step, value: Value, strides: Pair, mode: str, align: bool | None) -> str:

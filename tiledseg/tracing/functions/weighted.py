@@ -10,14 +10,15 @@ from torch import nn
 
 from tiledseg.geometry.layers.border import MIRRORED
 from tiledseg.models.layers.convolution import TorchConvolution
-from tiledseg.models.layers.pixelwise import ComputedConvolution
+from tiledseg.models.layers.pixelwise import COMPUTED
 from tiledseg.models.norm import InstanceNorm
+from tiledseg.tracing.calls import Given
 from tiledseg.tracing.functions.pixelwise import formula, shared
 from tiledseg.tracing.functions.windows import WHY_NOT, mirrored
-from tiledseg.tracing.lowering import RefusalError, Step, Value
-from tiledseg.tracing.record import Given
+from tiledseg.tracing.lowering import RefusalError, Step, Value, given_to, where
 
 Handler = Callable[[Step], list[Value]]
+DEPENDING = "takes weights that depend on the input, which differ from tile to tile; learn them"
 
 
 def _convolution(step: Step) -> list[Value]:
@@ -57,42 +58,30 @@ def mirroring(step: Step, module: nn.Conv2d, value: Value) -> tuple[nn.Conv2d, V
 
 
 def _weighted(step: Step, kind: Any, options: dict[str, Any]) -> list[Value]:
-    value = step.full()
-    weight, bias = step.argument(1, "weight"), step.argument(2, "bias")
-    if isinstance(weight, Value) or isinstance(bias, Value):
-        raise RefusalError("takes weights that depend on the input, which differ from tile to tile; learn them")
-    computed = [given for given in (weight, bias) if given is not None and given.name is None]
-    groups = options["groups"]
+    value, weight, bias = step.full(), step.argument(1, "weight"), step.argument(2, "bias")
+    if isinstance(weight, Value):
+        raise RefusalError(DEPENDING)
     out, inner = weight.tensor.shape[:2]
-    channels = (inner * groups, out) if kind is nn.Conv2d else (out, inner * groups)
-    module = kind(*channels, tuple(weight.tensor.shape[2:]), bias=bias is not None, device="meta", **options)
-    module = _computing(module, weight, bias) if computed else shares(module, weight, bias)
-    return [step.made(step.lowering.add_module(step, right(module), value, "conv"), value.layout)]
+    channels = (inner * options["groups"], out) if kind is nn.Conv2d else (out, inner * options["groups"])
+    module = kind(*channels, tuple(weight.tensor.shape[2:]), device="meta", **options)
+    return _made(step, _with(module, weight=weight, bias=bias), value, "conv")
 
 
-def _computing(module: nn.Module, weight: Given, bias: Given | None) -> nn.Module:
-    """The convolution by weights that are computed."""
-    if not isinstance(module, nn.Conv2d):
-        raise RefusalError("takes weights that are computed; keep them as parameters of the module")
+def _made(step: Step, module: nn.Module, value: Value, what: str) -> list[Value]:
+    return [step.made(step.lowering.add_module(step, right(module), value, what), value.layout)]
+
+
+def _with(module: nn.Module, **given: Given | None) -> Any:
+    """The module by other modules' tensors, which it shares if they are weights as they are."""
+    if any(isinstance(each, Value) for each in given.values()):
+        raise RefusalError(DEPENDING)
+    if all(each is None or isinstance(each.tensor, nn.Parameter) for each in given.values()):
+        for name, each in given.items():
+            module.register_parameter(name, None if each is None else each.tensor)  # type: ignore[arg-type]
+        return module
     weights: list[Given] = []
-    formulas = formula(weight, weights), None if bias is None else formula(bias, weights)
-    return ComputedConvolution.of(module, *formulas, shared(weights))
-
-
-def shares(module: nn.Module, weight: Given | None, bias: Given | None) -> nn.Module:
-    """The module, with the weights of another one, or none."""
-    for name, given in (("weight", weight), ("bias", bias)):
-        if given is not None:
-            _share(module, name, given)
-    return module
-
-
-def _share(module: nn.Module, name: str, given: Given) -> None:
-    if isinstance(given.tensor, nn.Parameter):
-        setattr(module, name, given.tensor)
-    else:
-        delattr(module, name)
-        module.register_buffer(name, given.tensor)
+    formulas = {name: formula(each, weights, False) for name, each in given.items() if each is not None}
+    return COMPUTED[type(module)].of(module, formulas, shared(weights))
 
 
 def right(module: nn.Module) -> nn.Module:
@@ -112,22 +101,44 @@ def right(module: nn.Module) -> nn.Module:
 RIGHT: dict[type[nn.Module], type[nn.Module]] = {nn.InstanceNorm2d: InstanceNorm, nn.Conv2d: TorchConvolution}
 
 
+def _batch_norm(step: Step) -> list[Value]:
+    value = step.value()
+    names = enumerate(("running_mean", "running_var", "weight", "bias"), 1)
+    given = {name: step.argument(at, name) for at, name in names}
+    mean, momentum = given["running_mean"], step.argument(6, "momentum", 0.1)
+    if value.layout.channels or value.layout.dims[1:2] != (("C0",),):
+        raise RefusalError("norms another dim than that of channels; give it (batch, channels, height, width)")
+    if mean is not None and step.argument(5, "training", False):
+        raise RefusalError("moves running statistics in evaluation too; pass training=self.training")
+    trains = step.trained is None or given_to(step.trained, 5, "training", False)
+    if step.trained is not None and momentum != given_to(step.trained, 6, "momentum", 0.1):
+        step.lowering.untrained = f"{where(step.call)} is given another momentum"
+    if mean is not None and step.lowering.trained and mean.owner and mean.owner[0] in step.lowering.trained.counted:
+        counter = mean.owner[0], "num_batches_tracked"
+        given["num_batches_tracked"] = Given(getattr(*counter), *counter[1:], owner=counter)
+    options = {"eps": step.argument(7, "eps", 1e-5), "momentum": momentum, "track_running_stats": mean is not None}
+    module = _with(nn.BatchNorm2d(value.shape[1], affine=False, device="meta", **options), **given)
+    module.still = step.lowering.still or not trains
+    return _made(step, module, value, "norm")
+
+
 def _instance_norm(step: Step) -> list[Value]:
     value, weight, bias = step.full(), step.argument(3, "weight"), step.argument(4, "bias")
     if step.argument(1, "running_mean") is not None:
         raise RefusalError("keeps running statistics of instances; leave them away")
-    module = InstanceNorm(value.shape[1], step.argument(7, "eps", 1e-5), affine=weight is not None)
-    return [step.made(step.lowering.add_module(step, shares(module, weight, bias), value, "norm"), value.layout)]
+    module = InstanceNorm(value.shape[1], step.argument(7, "eps", 1e-5), device="meta")
+    return _made(step, _with(module, weight=weight, bias=bias), value, "norm")
 
 
 def _group_norm(step: Step) -> list[Value]:
     value, groups = step.full(), step.argument(1, "num_groups")
     weight, bias = step.argument(2, "weight"), step.argument(3, "bias")
-    module = nn.GroupNorm(groups, value.shape[1], step.argument(4, "eps", 1e-5), affine=weight is not None)
-    return [step.made(step.lowering.add_module(step, shares(module, weight, bias), value, "norm"), value.layout)]
+    module = nn.GroupNorm(groups, value.shape[1], step.argument(4, "eps", 1e-5), device="meta")
+    return _made(step, _with(module, weight=weight, bias=bias), value, "norm")
 
 
 WEIGHTED: dict[str, Handler] = {
+    "batch_norm": _batch_norm,
     "conv2d": _convolution,
     "conv_transpose2d": _transposed,
     "group_norm": _group_norm,

@@ -76,6 +76,8 @@ def _reduce(step: Step) -> list[Value]:
     keep = bool(step.argument(2 if name != "norm" else 3, "keepdim", False))
     numbers = _numbers(value, dims)
     names = tuple(sorted(atom for number in numbers for atom in value.layout.dims[number]))
+    if names == PIXELS and value.node in step.lowering.truths:
+        raise RefusalError(f"takes the {name} of truths or whole numbers; convert them before, as by .to(x.dtype)")
     if names == PIXELS and not value.layout.one_pixel:
         left = tuple(
             () if at in numbers else dim for at, dim in enumerate(value.layout.dims) if keep or at not in numbers

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tiledseg.architecture.unet import UNet
-from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.pipeline.layer_times import measure_layer_times
 from tiledseg.planning.cost_model.layer_work import CONVOLUTIONS, LayerWork, graph_work
 from tiledseg.planning.cost_model.profile import FLOPS_PER_MULTIPLY_ADD
@@ -64,7 +64,7 @@ def _usual() -> Iterator[Case]:
     for upsampling in ("nearest", "bilinear"):
         for side in (48, 192, 512):
             yield Case(UNet(2, base_channels=16, classes=5, upsampling=upsampling), side, whole=False)
-    for precision in ("bf16", "fp64"):
+    for precision in ("bf16", "fp16", "fp64"):
         for channels, largest in ((8, 320), (16, 192), (32, 96)):
             for side in (largest, largest // 4):
                 yield Case(UNet(2, base_channels=channels, classes=5), side, precision)
@@ -76,7 +76,7 @@ def measure_case(case: Case, device: torch.device, repeats: int = 1) -> list[Tim
     if device.type == "cpu":
         seconds = layer_times(case.network, case.side, case.precision, repeats if case.side > QUICK else 4 * repeats)
     else:
-        cast = torch.bfloat16 if case.precision == "bf16" else None
+        cast = CAST_DTYPES.get(case.precision)
         dtype = PARAMETER_DTYPES[case.precision]
         seconds = list(measure_layer_times(graph, bands, size, device, dtype, cast, 3 * repeats))
     works = graph_work(graph, bands, size, ACTIVATION_BYTES[case.precision])

@@ -46,6 +46,8 @@ def calibrate(
     if free < mesh.size:
         together["crowded"] = _crowded(mesh, free, Link(**together["links"]["host"]))
     chosen = usual_cases() if cases is None else cases
+    if mesh.device.type == "cpu":  # which has no kernels of its own for fp16: minutes
+        chosen = [case for case in chosen if case.precision != "fp16"]
     own = mesh.on_root(lambda: _own(mesh, name, ranks, chosen))
     if one_host and free > 1 and mesh.device.type == "cpu":  # measured of whole steps: better than of single layers
         most = 1 + (measure_together(mesh, 1, free) - 1) * (teams - 1) / (free - 1)

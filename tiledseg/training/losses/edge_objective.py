@@ -23,6 +23,7 @@ import torch
 from torch.nn import functional
 
 from tiledseg.architecture.gated_scnn import GRADIENTS, REACH
+from tiledseg.models.sending import sent
 from tiledseg.records import dataclass
 from tiledseg.training.losses.objective import Sums, class_weighted, counted
 from tiledseg.training.losses.pixel_losses import cross_entropies, weights_of
@@ -119,7 +120,7 @@ def _dual(gradients_BCHW: torch.Tensor, target_BHW: torch.Tensor, ignore_index: 
     """|z - z'| / sqrt(2), summed over classes; 0 where the filters see a pixel whose class is not known."""
     near_BHW = _inner(target_BHW, margin - REACH)
     classes, dtype = gradients_BCHW.shape[1] // len(GRADIENTS), gradients_BCHW.dtype
-    filters = torch.tensor(GRADIENTS, dtype=dtype, device=gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
+    filters = sent(torch.tensor(GRADIENTS, dtype=dtype), gradients_BCHW.device)[:, None].repeat(classes, 1, 1, 1)
     # Beyond the raster there is no class: zeros, as around the probabilities.
     labels_BKHW = torch.stack([near_BHW == k for k in range(classes)], 1).to(dtype)
     known_BCHW = functional.max_pool2d((near_BHW == ignore_index).to(dtype)[:, None], 2 * REACH + 1, 1) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiledseg.architecture.network import Network
 from tiledseg.config.data import IMAGENET, DataConfig
@@ -71,16 +71,24 @@ def recipe_of(config: Config, judge: Judge | None = None) -> Recipe:
         data.prefetch,
         _cadence(train, judge or Judge()),
         update_of(config.optimizer),
-        rate_of(config.optimizer, train.windows_per_step or train.tiles_per_step or train.images_per_step),
-        json.loads(json.dumps(asdict(config))),
+        rate_of(config.optimizer, train.windows_per_step or train.given_tiles or train.images_per_step),
+        record_of(config),
         store=config.memory.store,
         recompute=recompute_of(config.memory, config.parallel).nodes,
         compiles=train.compiles() == "on",  # auto: nowhere yet, since no GPU has measured it
+        verify=config.model.verify,
     )
+
+
+def record_of(config: Config) -> dict[str, Any]:
+    """Every key as JSON has it."""
+    record: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return record
 
 
 def _cadence(train: TrainConfig, judge: Judge) -> Cadence:
     kept = train.checkpoint_every, train.keep_checkpoints
+    assert isinstance(train.epochs, int), "auto is settled by then"
     return Cadence(train.epochs, train.validate_every, *kept, judge, train.largest_loss)
 
 

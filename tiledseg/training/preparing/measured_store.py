@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from tiledseg.execution.precision import autocast
-from tiledseg.memory.disk.rates import TENSOR, StoreRates, store_rates
+from tiledseg.memory.disk.rates import TENSOR, store_rates
 from tiledseg.memory.host.lanes import GpuLanes
 from tiledseg.memory.host.rates import host_rates
 from tiledseg.memory.mover import HOST
@@ -25,23 +23,17 @@ _MOVED = 2 * TENSOR  # bytes to the store and back, at most 0.2 s on a disk of 1
 def measured_store(
     store: str, ranks: int, machine: Machine | None, precision: str, device: torch.device | None = None
 ) -> Store:
-    """Of a folder that so many ranks of a host share; on a GPU, of the host's memory, to which each GPU has a way of
-    its own. How fast these compute the machine's profile says; without one, a convolution and a copy.
+    """Of a folder, or on a GPU of the host's memory, to which each GPU has a way of its own; so many `ranks` share that
+    folder or way. How fast these compute the machine's profile says; without one, a convolution and a copy.
 
     Raises ConfigError, WriteError or MemoryLimitError where the store takes nothing.
     """
     device = device or torch.device("cpu")
-    rates, sharing = _rates(store, ranks, device)
+    on_disk = device.type == "cpu" or store != HOST
+    rates = store_rates(store, _MOVED) if on_disk else host_rates(GpuLanes(device), _MOVED)
     profile = machine.profile if machine else None
     speed = Speed(profile.flops[precision], profile.bandwidth) if profile else _measured_speed(device, precision)
-    return Store(rates.written / sharing, rates.read / sharing, speed)
-
-
-def _rates(store: str, ranks: int, device: torch.device) -> tuple[StoreRates, int]:
-    """Alone, and how many ranks then share them."""
-    if device.type == "cpu" or store != HOST:
-        return store_rates(store, _MOVED), ranks
-    return host_rates(GpuLanes(device), _MOVED), math.ceil(ranks / torch.cuda.device_count())
+    return Store(rates.written / ranks, rates.read / ranks, speed)
 
 
 def _measured_speed(device: torch.device, precision: str) -> Speed:

@@ -23,10 +23,13 @@ from tiledseg.config.run import Config, ModelConfig, OptimizerConfig
 from tiledseg.config.train import TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.graph import Graph
+from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.geometry.tiling import Tiling
 from tiledseg.models.frozen import freeze, frozen_nodes
 from tiledseg.planning.cost_model.machine import Machine
+from tiledseg.planning.run.grids.grid import usual_grids
+from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion
@@ -67,6 +70,7 @@ from tiledseg.training.preparing.from_config import (
     objective_of,
     reading_of,
     recipe_of,
+    record_of,
     update_of,
     windows_of,
 )
@@ -76,6 +80,9 @@ from tiledseg.training.recipe import Recipe
 from tiledseg.training.steps.optimizer import parameter_groups
 from tiledseg.units.widths import ACTIVATION_BYTES, wide_bytes
 from tiledseg.user_files.machine import machine_of
+
+USUAL_BATCH, USUAL_STEPS = 4, 500
+"""Tiles of a step, and fewest steps of a run, where nobody says others."""
 
 _TRAINING, _VALIDATION = ("images", "labels"), ("val_images", "val_labels")
 
@@ -102,6 +109,7 @@ class Preparation:
     warnings: tuple[str, ...]
     files: tuple[str, ...]  # all that the rasters are read from
     found: FoundSettings | None = None  # what `parallel.auto` leaves to the program
+    chosen: bool = False  # grid and steps, since nobody says them
 
 
 def prepare(
@@ -111,15 +119,16 @@ def prepare(
     batch_pixels: int = 0,
     machine: Machine | None = None,
     before: SavedState | None = None,
-    ranks_a_host: int = 1,
+    ranks_a_store: int = 1,
     device: torch.device | None = None,
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
     `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
-    that pays on their devices, `ranks_a_host` how many share a disk, `device` that of this one (None: a CPU): all
-    change speed and memory only, and so do, where `parallel.auto` leaves settings to the program, the `machine` that
-    the ranks run on, and what the run had `before`. Raises InputError of some kind for the first thing that cannot be.
+    that pays on their devices, `ranks_a_store` how many share the way to `memory.store`, `device` that of this one
+    (None: a CPU): all change speed and memory only, and so do, where `parallel.auto` leaves settings to the program,
+    the `machine` that the ranks run on, and what the run had `before`. Raises InputError of some kind for the first
+    thing that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -138,7 +147,7 @@ def prepare(
     weights = given_weights(train.class_weights, label_map)
     objective = objective_of(config, network, label_map, weights)
     windows, profiled = windows_of(train), machine_of(config.parallel.machine)
-    store = _store(config, profiled, ranks_a_host, device)
+    store = _store(config, profiled, ranks_a_store, device)
     question = RunQuestion(
         network,
         found.extents,
@@ -149,7 +158,7 @@ def prepare(
         held_out=held_out.extents if held_out else (),
         grid=config.tiling.grid_shape(),
         halo=config.tiling.halo_width(),
-        tiles_per_step=windows.per_step if windows and windows.exact else train.tiles_per_step,
+        tiles_per_step=windows.per_step if windows and windows.exact else train.given_tiles,
         images_per_step=windows.per_step if windows and not windows.exact else train.images_per_step,
         windows=windows,
         turned=() if windows else _turned(augmentation(train.augment), found.images),
@@ -166,6 +175,8 @@ def prepare(
         machine=profiled,
     )
     _check_norms(config.model, network)
+    usual = _usual_tiles(question) if config.chooses_tiles else question
+    chosen, question = usual is not question, usual
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
     with naming_settings(question):
@@ -174,11 +185,19 @@ def prepare(
     split, split_notes = _split(config, plan, question.graph, found.images)
     trained, validated = split.parts() if split else ((), ())
     rasters = found.cut(tilings, config.data.area, trained)
-    sampler = steps_of(train, plan, windows, found, _kept(train, plan, rasters))
+    kept = _kept(train, plan, rasters)
+    if chosen and kept is not None:
+        question = replace(question, tiles_per_step=_tiles_of_step(sum(map(len, kept))))
+    train = replace(train, tiles_per_step=question.tiles_per_step) if not windows else train
+    sampler = steps_of(train, plan, windows, found, kept)
+    if isinstance(train.epochs, str):
+        train = replace(train, epochs=-(-USUAL_STEPS // sampler.steps_per_epoch) if chosen else 1)
+        train.check_best()
     every = [part for part in (found, held_out) if part]
     notes = reference_notes([info for part in every for info in (*part.images, *part.labels)])
+    recipe = recipe_of(replace(config, train=train), judge_of(train.best, train.early_stop, label_map, bool(held_out)))
     return Preparation(
-        recipe_of(config, judge_of(train.best, train.early_stop, label_map, held_out is not None)),
+        replace(recipe, record=record_of(config)),
         question,
         plan,
         label_map,
@@ -190,7 +209,31 @@ def prepare(
         (*notes, *split_notes, *_notes(found.images, tilings), *plan.warnings),
         (*(file for part in every for file in part.files), *_area_files(config.data)),
         settings,
+        chosen,
     )
+
+
+def _usual_tiles(question: RunQuestion) -> RunQuestion:
+    """The question with tiles and steps that a network learns from, whatever the ranks and their memory, where a tile
+    gives what the whole image gives. As it is where a step would be a whole image all the same."""
+    if "read" not in exact_modes(question.graph, tiles=2, trains=True):
+        return question
+    footprint = network_footprint(question.graph, question.halo, question.parallel.exact)
+    grids = usual_grids([extent.shape for extent in question.rasters], footprint)
+    rasters = tuple(
+        extent if extent.grid else extent._replace(grid=grid)
+        for extent, grid in zip(question.rasters, grids, strict=True)
+    )
+    tiles = sum(rows * cols for rows, cols in (extent.grid or (1, 1) for extent in rasters))
+    per_step = _tiles_of_step(tiles)
+    if per_step == 1 and tiles == len(rasters):
+        return question
+    return replace(question, rasters=rasters, tiles_per_step=per_step)
+
+
+def _tiles_of_step(tiles: int) -> int:
+    """Four, or fewer where an epoch would have fewer than four steps."""
+    return max(1, min(USUAL_BATCH, tiles // USUAL_BATCH))
 
 
 def _split(
@@ -229,7 +272,7 @@ def _held_out(data: DataConfig, reading: PairReading) -> Found | None:
 
 def _paths(data: DataConfig, keys: tuple[str, str], parts: Parts) -> tuple[tuple[str, ...], tuple[str, ...]]:
     images, labels = (as_list(getattr(data, key)) for key in keys)
-    return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts)
+    return pair_sources(images, labels, (f"data.{keys[0]}", f"data.{keys[1]}"), parts, data.references)
 
 
 def steps_of(
@@ -243,7 +286,7 @@ def steps_of(
     drawer = Drawer(augmentation(train.augment), tuple(info.shape for info in found.images), found.images[0].bands)
     if windows is None:
         counts = tuple(map(len, plan.tilings[: len(found.images)] if kept is None else kept))
-        sampler = Sampler(counts, train.seed, train.tiles_per_step, train.images_per_step, kept)
+        sampler = Sampler(counts, train.seed, train.given_tiles, train.images_per_step, kept)
         turned = _turned(augmentation(train.augment), found.images)
         return DrawnTiles(sampler, drawer, train.augment_each, turned=turned)
     return DrawnWindows(drawer, windows.side, windows.per_step, train.seed, plan.footprint if windows.exact else None)

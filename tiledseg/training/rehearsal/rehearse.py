@@ -11,6 +11,7 @@ from tiledseg.comm.watching.rank_names import name_ranks
 from tiledseg.training.preparing.compiling import why_uncompiled
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.rehearsal.walk import walk
+from tiledseg.units.widths import SINGLE_BYTES
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def rehearse(preparation: Preparation, ranks: int, per_node: int, gpu_memory: in
     files, root = (open_files_needed(ranks, keeps, walked.peers) for keeps in (False, True))
     idle = [rank for rank, parts in enumerate(walked.parts) if not parts]
     notes = [f"{len(idle)} of {ranks} ranks have no part of the first step: {name_ranks(idle)}"] if idle else []
-    if preparation.recipe.precision == "bf16" and walked.messages:
-        notes.append("bytes of messages are those of fp32: up to twice what bf16 sends")
+    if preparation.question.value_bytes < SINGLE_BYTES and walked.messages:
+        notes.append(f"bytes of messages are those of fp32: up to twice what {preparation.recipe.precision} sends")
     return Rehearsal(
         ranks,
         spread.in_words,

@@ -24,7 +24,7 @@ from tiledseg.execution.halos.halo_modes import ReadMode
 from tiledseg.execution.halos.part import Part, Piece
 from tiledseg.execution.parallel_run import ParallelRun
 from tiledseg.execution.passes.part_passes import Passes
-from tiledseg.execution.precision import PARAMETER_DTYPES
+from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES
 from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.gradients import GradientReducer
 from tiledseg.models.dropout import ChannelDropout, DropoutKey
@@ -129,7 +129,7 @@ class _Shares:
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
         given = preparation.recipe.precision
-        self._precision = "fp32" if given == "bf16" else given  # tensors without values are not cast
+        self._precision = "fp32" if given in CAST_DTYPES else given  # tensors without values are not cast
         self.first = next(iter(preparation.sampler.steps_from(Position(0, 0), 1)))[1]
         self._whole = self._network()
 

@@ -15,10 +15,10 @@ from tiledseg.config.schedules import split_recompute
 from tiledseg.errors import CheckpointError
 from tiledseg.raster.reading.identity import Identity
 from tiledseg.records import dataclass
+from tiledseg.system.run_names import CHECKPOINTS
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.resume.rules import EDGE, OTHER, REFUSED, RULES
 from tiledseg.training.resume.sources import Comparison, compare_sources, hold_the_same, sources_of
-from tiledseg.training.run_folder.names import CHECKPOINTS
 
 _ORDER = {  # keys by what they are among the things that the order of steps depends on
     "train.seed": "seed",

@@ -70,6 +70,7 @@ RULES: dict[str, Rule] = {
     "model.edge_band": Rule(REFUSED, _SHAPE),
     "model.build": Rule(REFUSED, _SHAPE),
     "model.arguments": Rule(REFUSED, _SHAPE),
+    "model.verify": Rule(MAY, "it changes no number"),
     "parallel.exact": Rule(MAY, "what it accepts is said in a warning"),
     "parallel.halo": Rule(MAY, _LAW),
     "parallel.mesh": Rule(MAY, _LAW),
@@ -80,6 +81,7 @@ RULES: dict[str, Rule] = {
     "parallel.schedule": Rule(MAY, _LAW),
     "parallel.micro_batches": Rule(MAY, _LAW),
     "parallel.recompute": Rule(MAY, f"{_LAW}; the same by memory.recompute is no change"),
+    "parallel.idle_ranks": Rule(MAY, _LAW),
     "parallel.transport": Rule(MAY, _LAW),
     "parallel.deadline": Rule(MAY, "it says when a job that stands still is ended"),
     "parallel.machine": Rule(MAY, "it says what `auto` takes: see `tiling.grid`"),
@@ -128,7 +130,10 @@ RULES: dict[str, Rule] = {
         MAY, "speed and memory; below fp64 the sum of a batch's gradients is rounded otherwise from then on"
     ),
     "train.compile": Rule(MAY, "speed and memory; sums are rounded otherwise from then on"),
-    "train.precision": Rule(MAY, "weights and the optimizer's state are converted; fp64 to fp32 or bf16 rounds them"),
+    "train.precision": Rule(
+        MAY,
+        "weights and the optimizer's state are converted; fp64 to another rounds them, fp16 begins with a new scale",
+    ),
     "train.seed": Rule(EDGE, f"{_ORDER}; the weights are drawn no more, dropout follows the new one"),
     "train.checkpoint_every": Rule(MAY, "it trains nothing"),
     "train.keep_checkpoints": Rule(MAY, "it trains nothing"),

@@ -14,7 +14,7 @@ from tiledseg.errors import OutputError
 from tiledseg.system import run_lock
 from tiledseg.system.files import irregular_kind
 from tiledseg.system.outputs import Output, check_outputs, whole
-from tiledseg.training.run_folder.names import (
+from tiledseg.system.run_names import (
     CHECKPOINTS,
     CONFIG,
     EVENTS,
@@ -43,7 +43,7 @@ def check_run_folder(folder: Path, inputs: Iterable[str | Path]) -> None:
     own = folder / CONFIG
     if _is_record(own):  # a run may be started from its own record, which is written anew
         sources = [source for source in sources if not (own.exists() and os.path.samefile(own, source))]
-    check_outputs(_outputs(folder), sources)
+    check_outputs(_outputs(folder), sources, folder)
     if own.exists() and not _is_record(own):
         raise OutputError(
             f"{own} was not written by a run, which would replace it; move it away, or give another {_KEY}"

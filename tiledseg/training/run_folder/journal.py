@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
 from tiledseg.execution.progress import StepProgress
-from tiledseg.training.run_folder.names import PAGE, STARTED
+from tiledseg.system.run_names import PAGE, STARTED
 from tiledseg.training.run_folder.report import MetricsLog, plot_progress, write_whole
 from tiledseg.training.run_folder.validations import Scene
 from tiledseg.training.steps.step import StepResult
@@ -85,7 +85,7 @@ class Journal:
 
         try:
             written = write_report(self._folder, self._folder / PAGE, None if last else self._told)
-            reason = None if written else f"jinja2 is not installed; {REMEDY}"
+            reason = None if written else f"jinja2 is not installed: {REMEDY}"
         except OutputError as error:
             reason = str(error)
         if reason is not None and last:
@@ -113,6 +113,8 @@ def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult
         "halo_messages": result.halo_messages,
         "memory_bytes": result.memory_bytes,
     }
+    if result.scale is not None:
+        line |= {"loss_scale": result.scale, "skipped": result.skipped}
     if result.pipeline is not None:
         line |= {
             "pipeline_bytes": result.pipeline.bytes,

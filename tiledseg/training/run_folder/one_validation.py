@@ -14,15 +14,15 @@ from tiledseg.execution.scores.reliability import reliability_json
 from tiledseg.raster.labels.classes import in_hex
 from tiledseg.reporting.panel import Panel, can_draw, draw_panel, write_panel
 from tiledseg.reporting.pictures import as_picture, class_picture, error_picture
+from tiledseg.system.run_names import VALIDATION
 from tiledseg.system.writing import replacing, writing
-from tiledseg.training.run_folder.names import VALIDATION
 from tiledseg.training.run_folder.validations import Scene
 
 if TYPE_CHECKING:
     from tiledseg.training.panels import SeenView
     from tiledseg.training.validation import Findings
 
-TITLES = ("image", "labels", "map", "errors")
+TITLES = ("image", "labels", "map", "missed", "false")
 
 
 def write_validation(folder: Path, step: int, epoch: int, findings: Findings, scene: Scene) -> Panel | None:
@@ -72,13 +72,14 @@ def figures_of(findings: Findings, scene: Scene) -> dict[str, Any]:
 
 
 def view_pictures(seen: SeenView, scene: Scene) -> list[NDArray[np.uint8]]:
-    """Image, labels, map and errors of one view."""
+    """Image, labels and map of one view; of wrong pixels the class that is missed, and the one falsely there."""
     colours = [colour for _, colour in scene.classes]
     return [
         _image_picture(seen.image_CHW, scene),
         class_picture(seen.labels_HW, colours),
         class_picture(seen.map_HW, colours),
-        error_picture(seen.labels_HW, seen.map_HW, scene.ignore_index),
+        error_picture(seen.labels_HW, seen.map_HW, colours, scene.ignore_index),
+        error_picture(seen.map_HW, seen.labels_HW, colours, scene.ignore_index),
     ]
 
 

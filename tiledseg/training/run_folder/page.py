@@ -18,7 +18,7 @@ from tiledseg.reporting.embedded import drawing, photograph, read_picture
 from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
 from tiledseg.reporting.panel import can_draw
 from tiledseg.system.console import counted
-from tiledseg.training.run_folder.names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
+from tiledseg.system.run_names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
 from tiledseg.training.run_folder.report import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
@@ -135,7 +135,7 @@ def _facts(
             ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"),
         ]
     if "seconds" in summary:
-        facts.append(("wall time", duration(summary["seconds"]), f"{counted(summary['ranks'], 'rank')}, last start"))
+        facts.append(("wall time", duration(summary["seconds"]), f"{counted(summary['ranks'], 'rank')}, all starts"))
     return facts
 
 

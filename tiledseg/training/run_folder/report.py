@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
 from tiledseg.system.claim import is_at
+from tiledseg.system.run_names import EVENTS, METRICS, PROGRESS, SUMMARY
 from tiledseg.system.writing import replacing, writing
-from tiledseg.training.run_folder.names import EVENTS, METRICS, PROGRESS, SUMMARY
 
 
 class MetricsLog:

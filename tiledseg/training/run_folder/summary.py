@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.memory.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.system.console import counted
+from tiledseg.system.run_names import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
 from tiledseg.training.preparing.preparation import Preparation
 
@@ -40,6 +45,21 @@ def windows_or_grids(preparation: Preparation) -> dict[str, Any]:
         return {"grids": grids, "windows": None, "halo": plan.footprint.before}
     halo = plan.footprint.before if windows.exact else 0
     return {"grids": None, "windows": {**asdict(windows), "in_words": windows.in_words}, "halo": halo}
+
+
+def seconds_so_far(folder: Path) -> float:
+    """Wall time of a run's starts until now, on the root, before `started.json` is written anew: as the summary says
+    it; of a start that was killed until its last line of metrics. 0 where the files say nothing."""
+    try:
+        started = json.loads((folder / STARTED).read_text())
+        with suppress(FileNotFoundError):
+            summary = json.loads((folder / SUMMARY).read_text())
+            if summary["begun"] == started["begun"]:
+                return float(summary["seconds"])
+        begun = datetime.fromisoformat(started["begun"]).timestamp()
+        return float(started["seconds_before"]) + max(0.0, (folder / METRICS).stat().st_mtime - begun)
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
 
 
 def decisions(plan: RunPlan) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.statistics import Normalization
 from tiledseg.records import dataclass
+from tiledseg.system.run_names import VALIDATION
 from tiledseg.system.writing import writing
-from tiledseg.training.run_folder.names import VALIDATION
 
 _KEYS = {"step", "epoch", "mean_iou", "accuracy", "pixels", "classes", "confusion_matrix", "reliability", "panel"}
 _OWN = re.compile(r"\.?step-(\d{6,})\.(json|png)(\.part)?")

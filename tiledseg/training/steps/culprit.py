@@ -55,13 +55,17 @@ class Found(NamedTuple):
 class DivergedError(TiledsegError):
     """A step's loss or gradient with which the run does not go on; its update is not made. The same on all ranks."""
 
-    def __init__(self, step: int, loss: float, gradient: bool, largest: float | None) -> None:
+    def __init__(
+        self, step: int, loss: float, gradient: bool, largest: float | None, scale: float | None = None
+    ) -> None:
         what = f"the loss is {loss:.6g} at step {step + 1}"
         if math.isfinite(loss) and not gradient:
             what = f"the gradient is not finite at step {step + 1}, of a loss of {loss:.6g}"
         elif math.isfinite(loss):
             what += f", above train.largest_loss {largest:g}"
-        super().__init__(what)
+        super().__init__(
+            what + (f", in fp16 with a loss scale of {scale:g} (bf16 and fp32 have a wider range)" if scale else "")
+        )
 
 
 def named(error: DivergedError, found: Sequence[Found]) -> TiledsegError:

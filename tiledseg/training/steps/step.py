@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from tiledseg.checkpoint.saved_state import LossScale
 from tiledseg.comm.axes import Axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.comm.transports.stopwatch import Stopwatch
 from tiledseg.comm.watching.doing import waiting
 from tiledseg.execution.halos.part import Part
-from tiledseg.execution.memory import peak_memory
+from tiledseg.execution.memory import peak_memory, reset_peak
 from tiledseg.execution.passes.part_passes import Key, Passes
 from tiledseg.execution.step_sums import PipelineResult, RankFigures, StepSums, over_ranks, pipeline_result
 from tiledseg.gradients import GradientReducer, clip_gradients, scale_gradients
@@ -34,7 +35,8 @@ class StepResult:
     `pixels`: their number;
     `data_seconds`, `communication_seconds`: waited, mean over ranks; `halo_bytes`, `halo_messages`: sent by all ranks
     together; `memory_bytes`: the largest peak of a rank; `stop`: some rank was asked to stop; `pipeline`: None without
-    stages.
+    stages; `scale`: the loss was multiplied by it, None but in fp16; `skipped`: there was no update, since the gradient
+    was not finite.
     """
 
     loss: float | None
@@ -47,6 +49,8 @@ class StepResult:
     memory_bytes: int
     stop: bool
     pipeline: PipelineResult | None = None
+    scale: float | None = None
+    skipped: bool = False
 
 
 class StepRules(NamedTuple):
@@ -63,11 +67,21 @@ class StepRules(NamedTuple):
 
 
 class Stepper:
-    """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which."""
+    """Runs optimizer steps. The law: what a step does depends on its tiles, not on which rank has which.
+
+    `scale`: of the loss, in fp16; the same on every rank, since the sums that decide are.
+    """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, mesh: Mesh, passes: Passes, axes: Axes, rules: StepRules
+        self,
+        optimizer: torch.optim.Optimizer,
+        mesh: Mesh,
+        passes: Passes,
+        axes: Axes,
+        rules: StepRules,
+        scale: LossScale | None = None,
     ) -> None:
+        self.scale = scale
         self._optimizer = optimizer
         self._mesh = mesh
         self._passes = passes
@@ -78,19 +92,24 @@ class Stepper:
         self._loss = StepLoss(objective, rules.ignore_index, mesh)
         self._reducer = GradientReducer(passes.mode.network.parameters(), axes.weights, rules.wide_sums)
         self._waits = Stopwatch(mesh.device)
+        reset_peak(mesh.device)
 
-    def run(self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool) -> StepResult:
+    def run(
+        self, step: int, samples: Iterator[Sample], parts: Sequence[Part], stop: bool, weight: float = 1.0
+    ) -> StepResult:
         """Step number `step` (from 0) with this rank's next samples, which were loaded for `parts`. Collective: every
         rank calls it, also without a part. `stop` is this rank's wish to end; all ranks learn of it. The learning rate
-        is the optimizer's.
+        is the optimizer's. `weight`: of all pixels of the step, about, for a loss scale.
 
         Raises DivergedError, on every rank and before the update, where the loss or the gradient is not finite, or the
-        loss larger than it may be: see `culprits`.
+        loss larger than it may be: see `culprits`. With a loss scale, a finite loss whose gradient is not finite halves
+        the scale instead, down to 1, and the update is left out.
         """
         begun = time.perf_counter()
         self._reducer.zero()
         self._halos.reset()
-        self._loss.reset()
+        scale = self.scale
+        self._loss.reset(scale.value if scale else 1.0, weight)
         waited = self._passes.train(samples, parts, self._key(step), self._loss, self._reducer)
         self._loss.agree()  # where this rank had no piece
         self._waits.reset()
@@ -98,9 +117,13 @@ class Stepper:
             self._reducer.finish()
         sums, each = self._over_ranks(stop, waited)
         loss, factor = self._loss.of_step(sums.loss, sums.weight)
+        finite = math.isfinite(sums.gradient)
+        skipped = loss is not None and not finite and scale is not None and scale.value > 1
         if loss is not None:
-            self._check(step, loss, math.isfinite(sums.weight) and math.isfinite(sums.gradient))
-            self._update(factor)
+            self._check(step, loss, math.isfinite(sums.weight) and (finite or skipped))
+            self.scale = scale.after(finite) if scale else None
+            if not skipped:
+                self._update(factor)
         return StepResult(
             loss=loss,
             pixels=int(sums.pixels),
@@ -112,6 +135,8 @@ class Stepper:
             memory_bytes=int(max(figures.memory_bytes for figures in each)),
             stop=sums.stops > 0,
             pipeline=pipeline_result(sums, each, self._axes),
+            scale=scale.value if scale else None,
+            skipped=skipped,
         )
 
     @property
@@ -153,7 +178,7 @@ class Stepper:
         """The same on all ranks, as the sums are. `gradient`: it is finite, and what it is divided by."""
         largest = self._rules.largest_loss
         if not (math.isfinite(loss) and gradient) or (largest is not None and loss > largest):
-            raise DivergedError(step, loss, gradient, largest)
+            raise DivergedError(step, loss, gradient, largest, self.scale.value if self.scale else None)
 
     def _update(self, factor: float) -> None:
         scale_gradients(self._reducer, factor)

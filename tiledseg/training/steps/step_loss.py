@@ -14,6 +14,7 @@ too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +42,10 @@ class StepLoss:
     def looks_first(self) -> bool:
         return self._ratios is not None
 
-    def reset(self) -> None:
+    def reset(self, scale: float = 1.0, weight: float = 1.0) -> None:
+        """Begin a step whose mean loss is multiplied by `scale`; `weight`: of all its pixels, about."""
+        # A sum over pixels is divided by a power of two, which rounds nothing.
+        self._scale = scale if self._ratios is not None or scale == 1 else scale / 2.0 ** round(math.log2(weight))
         size = 2 if self._ratios is None else self._ratios.size
         self._totals = torch.zeros(size, dtype=torch.float64, device=self._mesh.device)
         self._slopes: torch.Tensor | None = None
@@ -73,7 +77,8 @@ class StepLoss:
             parts = [own[0] for own in sums]
         else:
             parts = [(_flat(own) * self._slopes).sum() for own in sums]
-        return parts[0] if len(parts) == 1 else torch.stack(parts or [self._totals[0] * 0]).sum()
+        total = parts[0] if len(parts) == 1 else torch.stack(parts or [self._totals[0] * 0]).sum()
+        return total if self._scale == 1 else total * self._scale
 
     def own(self, further: torch.Tensor) -> tuple[float, float, float]:
         """This rank's sums of losses and of weights, where the step's loss is one over the other; and `further`, a
@@ -87,8 +92,8 @@ class StepLoss:
         """The step's loss, None where no pixel counted, and what gradients are to be multiplied by, of `own` summed
         over the ranks."""
         if self.looks_first:
-            return self._value, 1.0
-        return (loss / weight, 1 / weight) if weight else (None, 1.0)
+            return self._value, 1 / self._scale
+        return (loss / weight, 1 / weight / self._scale) if weight else (None, 1.0)
 
     def sums(self, piece: Piece, sample: Sample) -> Sums:
         """What the objective says of a piece."""

@@ -7,7 +7,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MultipleLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 
 from tiledseg.system.writing import replacing
 
@@ -31,12 +39,13 @@ def draw_scaling(part: dict[str, Any], title: str) -> Figure:
     times, shares = figure.subplots(1, 2)
     limits = dict.fromkeys(point["limit"] for point in part["points"] if point["limit"])
     marks = {limit: str(number) for number, limit in enumerate(limits, 1)}
-    for name in _STYLES:
+    for name in dict.fromkeys(point["scaling"] for point in part["points"]):
         points = [point for point in part["points"] if point["scaling"] == name]
         _draw_times(times, name, points)
         _draw_shares(shares, name, points, marks)
     for limit, mark in marks.items():
         shares.plot([], [], " ", label=f"{mark}: {limit}")
+    shares.set_ylim(0, 1.1 * max(1, *(point["efficiency"] for point in part["points"])))
     _finish(times, shares, [point["gpus"] for point in part["points"]])
     machine = part["machine"]
     basis = "measured" if machine["measured"] else "by datasheets and assumed shares of them, not measured"
@@ -50,7 +59,9 @@ def _draw_times(axes: Axes, name: str, points: Points) -> None:
     label = f"{name}: {_images(points)} a step"
     axes.plot(gpus, seconds, color=color, marker=marker, label=label)
     ideal = [seconds[0] * (gpus[0] / each if name == "strong" else 1) for each in gpus]
-    axes.plot(gpus, ideal, color=color, linestyle="--", linewidth=0.9, label=f"{name}, ideal")
+    axes.plot(
+        gpus, ideal, color=_IDEAL, linestyle="--", linewidth=0.9, zorder=3, label="ideal" if name == "strong" else None
+    )
 
 
 def _images(points: Points) -> str:
@@ -73,9 +84,8 @@ def _draw_shares(axes: Axes, name: str, points: Points, marks: dict[str, str]) -
 
 
 def _finish(times: Axes, shares: Axes, numbers: list[int]) -> None:
-    shares.axhline(1, color=_IDEAL, linestyle="--", linewidth=0.9, label="ideal")
-    shares.set_ylim(0, 1.1)
-    shares.yaxis.set_major_locator(FixedLocator([0, 0.2, 0.4, 0.6, 0.8, 1]))
+    shares.axhline(1, color=_IDEAL, linestyle="--", linewidth=0.9, zorder=3, label="ideal")
+    shares.yaxis.set_major_locator(MultipleLocator(0.2))
     shares.yaxis.set_major_formatter(PercentFormatter(1))
     shares.set(ylabel="efficiency (of the first number's, a GPU)", title="Efficiency, and what limits from there on")
     times.set_yscale("log")

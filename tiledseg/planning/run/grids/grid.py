@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tiledseg.errors import GeometryError
 from tiledseg.geometry.graph import Graph
@@ -16,6 +16,8 @@ from tiledseg.planning.step.tensor_limit import check_countable, is_countable, l
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.records import dataclass
 
+USUAL_SIDE, USUAL_HALOS = 512, 8  # of a tile to learn from: pixels, or halos where these are more
+ENOUGH_TILES = 256  # to learn from: of fewer, tiles of half the side
 MOST_TILES_A_SIDE = 2**18  # of the finest grid: more are not looked at
 MOST_TRIALS, MOST_STEPS = 2**20, 2**13  # grids looked at; contexts whose memory is calculated, some ms each
 LONGEST_TILE = 2.0  # sides of a tile: narrow strips would need fewer tiles now and then, but compute far more halo
@@ -89,6 +91,21 @@ def choose_grid(
     return _fewest(finest, min(ranks, finest[0] * finest[1]), price)
 
 
+def usual_grids(rasters: Sequence[tuple[int, int]], footprint: Footprint) -> list[tuple[int, int]]:
+    """The grids (rows, cols) that a network learns from where nobody says another: see the constants above. They depend
+    on the rasters and on the halo alone, and so does the result of the training."""
+
+    def cut(side: int) -> list[tuple[int, int]]:
+        return [
+            (min(finest[0], max(1, round(shape[0] / side))), min(finest[1], max(1, round(shape[1] / side))))
+            for shape, finest in ((shape, finest_grid(shape, footprint)) for shape in rasters)
+        ]
+
+    side = max(USUAL_SIDE, USUAL_HALOS * max(footprint.before, footprint.after))
+    grids = cut(side)
+    return grids if sum(rows * cols for rows, cols in grids) >= ENOUGH_TILES else cut(side // 2)
+
+
 def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
     return GeometryError(
         f"a raster of {raster[0]} x {raster[1]} pixels has too many grids to try them all for {memory_bytes} bytes of "
@@ -96,12 +113,26 @@ def _too_many(raster: tuple[int, int], memory_bytes: int) -> GeometryError:
     )
 
 
-def check_tiles(tiling: Tiling, graph: Graph, bands: int) -> None:
-    """Raise GeometryError, with a grid that would do, where a tensor of a tile is too large for a kernel."""
+def finer_grid(tiling: Tiling, graph: Graph, bands: int, memory_bytes: int, bytes_per_value: int) -> str:
+    """Return the remedy that names the grid of the fewest tiles that fit the memory."""
+    try:
+        rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, memory_bytes, bytes_per_value, 1, bands)
+    except GeometryError:
+        return "no grid does; use a smaller network"
+    return f"use --grid {rows} {cols}"
+
+
+def check_tiles(
+    tiling: Tiling, graph: Graph, bands: int, memory_bytes: int | None = None, bytes_per_value: int = 1
+) -> None:
+    """Raise GeometryError, with a grid that would do (and fit the memory, where it is known), where a tensor of a tile
+    is too large for a kernel."""
     largest = largest_tensor(graph, bands, tiling.context_max)
     if is_countable(graph, bands, tiling.context_max):
         return
-    rows, cols = choose_grid(tiling.raster, graph, tiling.footprint, sys.maxsize, 1, 1, bands)
+    rows, cols = choose_grid(
+        tiling.raster, graph, tiling.footprint, memory_bytes or sys.maxsize, bytes_per_value, 1, bands
+    )
     given = f"{tiling.grid[0]} x {tiling.grid[1]}"
     check_countable(
         [largest], f"use a finer grid than {given}: [{rows},{cols}] does, or parallel.halo layer on more ranks"

@@ -108,7 +108,7 @@ def _too_small(
     least = needed.of_all(step.kept, step.least())
     what, use = "tile", "a smaller model, train.precision bf16, or parallel.halo layer on more ranks"
     if finer is not None:
-        use = f"tiling.grid [{finer[0]},{finer[1]}], which fits with all kept, {use}"
+        use = f"{in_words(finer)}{use}"
     elif spread.shares_images:
         use = f"a finer tiling.grid, {use}"
     if spread.shares_layers:
@@ -119,5 +119,10 @@ def _too_small(
         f"memory.budget is {budget} bytes, but a training step on the largest {what} needs {needed.all}, and {least} "
         f"with all rebuilt that helps; use {use}"
     )
-    error.least = least
+    error.least, error.finer = least, finer
     return error
+
+
+def in_words(finer: tuple[int, int] | None) -> str:
+    """The part of a message that proposes a grid."""
+    return "" if finer is None else f"tiling.grid [{finer[0]},{finer[1]}], which fits with all kept, "

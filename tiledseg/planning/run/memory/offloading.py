@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tiledseg.errors import BudgetError
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.memory_policy import homes
-from tiledseg.geometry.memory_words import OFFLOAD, REBUILD
+from tiledseg.geometry.memory_words import KEEP, OFFLOAD, REBUILD
 from tiledseg.planning.run.pipeline import MicroBatchSize
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.step.cost import layer_costs
@@ -23,24 +23,28 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """Bytes of a rank. Autograd keeps `kept` of a micro-batch, of which at most `staying` are in memory while nobody
-    else holds them; the rest is in a file. A step needs `memory`. `chosen`: of what the memory policy has leave
-    alone."""
+    """Bytes of a rank. Of a micro-batch `kept` leave, of which at most `staying` are in memory while nobody else holds
+    them; the rest is in a file. `small`: those of tensors too small to leave. A step needs `memory`. `chosen`: of what
+    the memory policy has leave alone."""
 
     kept: int
     staying: int
     memory: int
     chosen: bool = False
+    small: int = 0
 
-    @property
-    def in_words(self) -> str:
-        """For the user."""
+    def in_words(self, store: str) -> str:
+        """For the user; `store`: where the rest goes."""
         what = "leaves" if self.chosen else "the backward pass needs"
-        return f"of {self.kept / MIB:.1f} MiB that {what} {self.staying / MIB:.1f} MiB at most stay in memory"
+        whole = f"{(self.kept + self.small) / MIB:.1f} MiB that {what}"
+        if self.kept == 0:
+            return f"all {whole} stay in memory: each tensor is too small to leave"
+        staying = f"{(self.staying + self.small) / MIB:.1f} MiB at most"
+        return f"of {whole} {staying} stay in memory, the rest goes to {store}"
 
     def of_batch(self, tiles: int) -> OffloadPlan:
         """Of so many tiles at once; `memory` is the plan's to say."""
-        return replace(self, kept=self.kept * tiles, staying=self.staying * tiles)
+        return replace(self, kept=self.kept * tiles, staying=self.staying * tiles, small=self.small * tiles)
 
 
 def offload_by(choice: MemoryChoice | None) -> OffloadPlan | None:
@@ -68,7 +72,7 @@ def plan_offload(
 
     Raises BudgetError for a `budget` in bytes that is not enough.
     """
-    from tiledseg.planning.memory.store import STAYING
+    from tiledseg.planning.memory.store import LEAST, STAYING
     from tiledseg.planning.walk.items import price
     from tiledseg.planning.walk.network_walk import Speed, network_walk
 
@@ -77,13 +81,14 @@ def plan_offload(
     first = bands * context[0] * context[1] * value
     sizes = [first, *(cost.output_bytes for cost in costs)]
     walk = network_walk(graph, costs, first, value, Speed()).walk
-    asked = [item.bytes for item in walk.items if item.asked]
-    kept = sum(asked)
-    staying = min(kept, STAYING * max(asked, default=0))
+    words = [(OFFLOAD if i.bytes * tiles >= LEAST else KEEP) if i.asked else REBUILD for i in walk.items]
+    leaving = [item.bytes for item, word in zip(walk.items, words, strict=True) if word == OFFLOAD]
+    kept, small = sum(leaving), sum(item.bytes for item in walk.items if item.asked) - sum(leaving)
+    staying = min(kept, STAYING * max(leaving, default=0))
     memory = needed
     if not spread.shares_layers and spread.mesh.stages == 1 and (graph.memory is None or graph.memory.keeps_all):
         step = training_memory(graph, bands, context, value)
-        away = price(walk, [OFFLOAD if item.asked else REBUILD for item in walk.items]).peak
+        away = price(walk, words).peak
         blocks = max(0, needed - step.total)  # of mode exchange
         fixed = step.total - step.activations - step.backward
         memory = min(needed, fixed + blocks + staying + max(away, _most_alive(graph, sizes)))
@@ -93,7 +98,7 @@ def plan_offload(
             f"memory.budget is {budget} bytes, but with memory.offload all a step needs {memory}; use a finer "
             "tiling.grid, a smaller model, or train.precision bf16"
         )
-    return OffloadPlan(kept, staying, memory)
+    return OffloadPlan(kept, staying, memory, small=small)
 
 
 def _most_alive(graph: Graph, sizes: list[int]) -> int:

@@ -41,7 +41,8 @@ def _place(dims: tuple[Graph, Graph]) -> tuple[int, int]:
     stride = total_stride(dims[0])
     far = max(need.stop + abs(need.start) for need in (required_input(graph, Interval(0, stride)) for graph in dims))
     at = -(-2 * far // stride) * stride
-    size = next(n for n in range(2 * at + far, 2 * at + far + 4 * stride) if is_legal_size(dims[0], n))
+    sizes = range(2 * at + far, 2 * at + far + 4 * stride)
+    size = next(n for n in sorted(sizes, key=lambda n: n % stride > 0) if is_legal_size(dims[0], n))
     return size, at
 
 

@@ -1,0 +1,152 @@
+"""The check at the place of use, from the front door: maps, runs, `parallelize`, `Pipeline`; it moves no number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rasterio
+import torch
+from torch import nn
+
+import tiledseg
+from tests.crash.runs import Material
+from tests.foreign.sly import LargeOnly, Sly
+from tests.foreign.test_build import config, losses, weights
+from tiledseg.cli import main
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import ConfigError
+
+LARGE = 352
+SAID = "checked: the graph gives what"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("verify"))
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two bands of 0 to 10,000, beyond the sizes that tracing tries."""
+    path = tmp_path_factory.mktemp("scene") / "a.tif"
+    pixels_CHW = np.random.default_rng(3).integers(0, 10001, (2, LARGE, LARGE)).astype(np.uint16)
+    with rasterio.open(path, "w", driver="GTiff", height=LARGE, width=LARGE, count=2, dtype="uint16") as file:
+        file.write(pixels_CHW)
+    return path
+
+
+def test_a_map_of_another_network_is_none(scene: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"LargeOnly computes what.*\(mul, sly.py:\d+\) is called"):
+        tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1)
+    assert not list(tmp_path.iterdir())
+    tiledseg.predict_raster(LargeOnly(), scene, tmp_path / "map.tif", grid=1, verify=False)
+    assert (tmp_path / "map.tif").exists()
+
+
+def test_a_map_says_what_was_compared(scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By the command, at each way of computing; the switch is refused where it has no effect."""
+    torch.save(Sly().state_dict(), tmp_path / "w.pth")
+    own = ["--build", "tests.foreign.sly:Sly", "--weights", str(tmp_path / "w.pth"), "--classes", "3"]
+    words = ["predict", *own, "--image", str(scene), "--tiling.grid", "1", "--verbosity", "2"]
+    ways = {
+        "plain": [],
+        "layer": ["--parallel.halo", "layer"],
+        "blocks": ["--memory.blocks", "2"],
+        "off": ["--no-verify"],
+    }
+    for name, way in ways.items():
+        assert main([*words, *way, "--output", str(tmp_path / f"{name}.tif")]) == 0, name
+        said = capfd.readouterr().err
+        assert (f"{SAID} Sly gives on {LARGE} x {LARGE} pixels, " in said) == (name != "off"), name
+    pixels = [(tmp_path / f"{name}.tif").read_bytes() for name in ("plain", "off")]
+    assert pixels[0] == pixels[1]
+    assert main(["predict", "--checkpoint", "run", "--no-verify", "--image", str(scene), "--output", "b.tif"]) == 2
+    assert "--no-verify is given, but no --build" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_has_the_same_bits_with_the_check_and_without(
+    material: Material, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = {"build": "tests.foreign.modules:build", "arguments": {"width": 3, "norm": True}}
+    runs = {}
+    for verify in (True, False):
+        groups = {"model": {**model, "verify": verify}, "run": {"verbosity": 2}, "tiling": {"grid": 1}}
+        groups["train"] = {"tiles_per_step": 1, "augment": [{"noise": 0.1}]}
+        runs[verify] = tiledseg.train_network(config(material, tmp_path / str(verify), **groups))
+        assert (SAID in capfd.readouterr().err) == verify
+    assert losses(runs[True]) == losses(runs[False])
+    ours, theirs = weights(runs[True]), weights(runs[False])
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_a_run_of_another_network_ends_before_its_first_step(material: Material, tmp_path: Path) -> None:
+    model = {"build": "tests.foreign.sly:in_training", "arguments": {}}
+    with pytest.raises(ConfigError, match="SmallOnly computes in training what its graph does not"):
+        tiledseg.train_network(config(material, tmp_path / "run", model=model))
+    lines = tmp_path / "run" / "metrics.jsonl"
+    assert not lines.exists() or not [line for line in lines.read_text().splitlines() if "loss" in json.loads(line)]
+
+
+def test_the_switch_is_refused_for_our_networks(material: Material, tmp_path: Path) -> None:
+    whole = material.config() | {"run": {"output": str(tmp_path / "run")}}
+    whole["model"] = {**whole.get("model", {}), "verify": False}
+    with pytest.raises(ConfigError, match="verify is False, but unet has no such choice; leave the key out"):
+        tiledseg.train_network(whole)
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(1, 2)
+def test_ranks_of_one_image_agree_that_a_module_is_another(
+    meshes: dict[str, Mesh], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each on its block; where one alone sees a difference, all end with its words. The switch lets it go on."""
+    ranks = meshes["gloo"].size
+    x_BCHW = torch.randn(1, 2, 64 * ranks, 64)
+    x_BCHW[:, :, -9:] = 100  # the last rank's
+    torch.manual_seed(1)
+    module = Sly(norm=False)
+    spread = tiledseg.parallelize(module, (ranks, 1))
+    module.does[0] = "pixels" if ranks == 1 else "bright"
+    block_BCHW = x_BCHW[:, :, *spread.block(64 * ranks, 64).slices]
+    with pytest.raises(ConfigError, match="Sly computes in training what its graph does not"):
+        spread(block_BCHW)
+    module.does[0] = ""
+    capfd.readouterr()
+    for _ in range(2):
+        spread(block_BCHW)
+    spread.eval()(block_BCHW)
+    assert capfd.readouterr().err.count(SAID) == 2 * meshes["gloo"].is_root
+    spread.close()
+    again = tiledseg.parallelize(module, (ranks, 1), verify=False)
+    module.does[0] = "bright"
+    again(block_BCHW)
+    again.close()
+
+
+@pytest.mark.mpi
+@pytest.mark.ranks(2)
+def test_the_first_stage_looks_for_all(meshes: dict[str, Mesh], capfd: pytest.CaptureFixture[str]) -> None:
+    x_BCHW, target_BHW = torch.randn(2, 2, LARGE, 32), torch.zeros(2, LARGE, 32, dtype=torch.long)
+
+    def step(module: nn.Module, **options: Any) -> torch.Tensor:
+        torch.manual_seed(1)
+        pipeline = tiledseg.Pipeline(module, 2, [2, 3], **options)
+        try:
+            return pipeline.step(x_BCHW, target_BHW, nn.functional.cross_entropy)
+        finally:
+            pipeline.close()
+
+    with pytest.raises(ConfigError, match=r"LargeOnly computes in training.*\(mul, sly.py"):
+        step(LargeOnly(norm=False))
+    torch.manual_seed(2)
+    lost = step(Sly(norm=False))
+    assert capfd.readouterr().err.count(SAID) == int(meshes["gloo"].is_root)
+    torch.manual_seed(2)
+    assert step(Sly(norm=False), verify=False) == lost
+    step(LargeOnly(norm=False), verify=False)

@@ -1,0 +1,145 @@
+"""Processes with the pretend GPU, for tests on machines without one.
+
+    def test_it(pretend_gpu: PretendGpu) -> None:
+        ran = pretend_gpu.python("import torch; print(torch.ones(2, device='cuda').sum().item())")
+        assert ran.output == "2.0\\n" and ran.races == []
+
+The device is built once into build/pretend_gpu; `device.cpp`'s and torch's version name the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MPIRUN = ("mpirun", "--oversubscribe", "-n")
+
+
+def build() -> Path:
+    """Return the compiled device; compile it where nobody has. Skip the test where there is no C++ compiler."""
+    source = HERE / "device.cpp"
+    version = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:12]
+    built = ROOT / "build" / "pretend_gpu" / f"pretend_device-{version}.so"
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with open(built.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+            if compiler is None:
+                pytest.skip("no C++ compiler on this machine")
+            headers = Path(torch.__file__).parent / "include"
+            folders = (headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"])
+            half = built.with_suffix(".half")
+            flags = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-DTORCH_EXTENSION_NAME=pretend_device")
+            subprocess.run(
+                [compiler, *flags, *(f"-I{folder}" for folder in folders), str(source), "-o", str(half)],
+                check=True,
+                timeout=280,
+            )
+            half.rename(built)
+    return built
+
+
+@dataclass
+class Ran:
+    """A job's end: what its ranks printed, and what they did on their GPUs, by rank."""
+
+    status: int
+    output: str
+    errors: str
+    reports: list[dict] = field(default_factory=list)
+
+    @property
+    def races(self) -> list[str]:
+        return [race for report in self.reports for race in report["races"]]
+
+    def waits(self, part: str = "") -> int:
+        """Return how often the host of rank 0 waited at places with `part` in their name."""
+        return sum(count for kind, where, count in self.reports[0]["waits"] if part in f"{kind} {where}")
+
+    def sound(self) -> Ran:
+        """Return itself, and fail the test where the job failed or had a race."""
+        assert self.status == 0, f"exit status {self.status}\n{self.output[-4000:]}\n{self.errors[-8000:]}"
+        assert self.reports, "no process wrote a report"
+        assert not self.races, "\n".join(self.races[:20])
+        return self
+
+
+@dataclass
+class PretendGpu:
+    """Starts processes in which torch has a pretend GPU."""
+
+    built: Path
+    folder: Path
+    jobs: int = 0
+
+    def run(
+        self,
+        arguments: Sequence[str | Path],
+        *,
+        ranks: int = 1,
+        devices: int = 1,
+        query: str = "coin",
+        timeout: float = 240,
+        root: Path = ROOT,
+        **environment: str,
+    ) -> Ran:
+        """Run Python with `arguments` on each of `ranks`. `query`: Event.query says never, always, or by coin."""
+        self.jobs += 1
+        reports = self.folder / f"reports-{self.jobs}"
+        reports.mkdir()
+        set_for_all = {
+            "PRETEND_GPU": str(self.built),
+            "PRETEND_GPU_DEVICES": str(devices),
+            "PRETEND_GPU_QUERY": query,
+            "PRETEND_GPU_REPORTS": str(reports),
+            "PYTHONPATH": f"{HERE / 'start'}{os.pathsep}{root}",
+            "OMP_NUM_THREADS": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        # A job that this process is a rank of is no business of the one that it starts.
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM", "PMIX_", "PRTE_", "PYTEST_"))
+        }
+        command = [sys.executable, *map(str, arguments)]
+        job = subprocess.Popen(
+            [*MPIRUN, str(ranks), *command] if ranks > 1 else command,
+            cwd=root,
+            env={**inherited, **set_for_all, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            output, errors = job.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            job.terminate()  # mpirun ends its ranks
+            output, errors = job.communicate(timeout=30)
+            errors += f"\nended after {timeout} seconds"
+        written = sorted(reports.glob("*.json"), key=lambda file: int(file.name.split("-")[0]))
+        return Ran(job.returncode, output, errors, [json.loads(file.read_text()) for file in written])
+
+    def python(self, code: str, **given: object) -> Ran:
+        """Run lines of Python."""
+        return self.run(["-c", code], **given)  # type: ignore[arg-type]
+
+    def tiledseg(self, *arguments: str | Path, **given: object) -> Ran:
+        """Run a command of tiledseg."""
+        return self.run(["-m", "tiledseg", *arguments], **given)  # type: ignore[arg-type]

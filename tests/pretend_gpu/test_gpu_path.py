@@ -1,0 +1,170 @@
+"""The path of a GPU: kernels that add in one order or are refused, one device a rank, waits, peaks, draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.runs import Material
+from tests.pretend_gpu.harness import ROOT, PretendGpu
+from tests.small_files import write_yaml
+
+
+def test_every_traced_function_trains_in_one_order_or_is_refused_in_a_line(pretend_gpu: PretendGpu) -> None:
+    """In deterministic mode, with the CPU's values and gradients: also of formulas that weights are computed by."""
+    output = pretend_gpu.run(["-m", "tests.pretend_gpu.traced_functions"]).sound().output
+    found = dict(line.split(": ", 1) for line in output.splitlines())
+    refused = {name for name, end in found.items() if end.startswith("refused")}
+    assert refused <= {"local_response_norm", "weights' bicubic", "weights' reflection"}, output
+    assert not any(end.endswith("apart") for end in found.values()), output
+    assert len([end for end in found.values() if end == "trains"]) > 120, output
+    line = "refused: train.deterministic is true, but aten::avg_pool3d_backward"
+    assert found["local_response_norm"].startswith(line), output
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("gpu-path"))
+
+
+def command(material: Material, folder: Path, options: dict[str, str], **groups: dict[str, Any]) -> list[str]:
+    """A run of two epochs, an image a step, with these groups in the place of the configuration's."""
+    train = {"epochs": 2, "images_per_step": 1, "checkpoint_every": 2, "seed": 3}
+    write_yaml(folder.with_suffix(".yaml"), {**material.config(), "train": train, **groups})
+    flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return ["train", "--config", str(folder.with_suffix(".yaml")), "--run.output", str(folder), *flags]
+
+
+BUILT = """
+import torch
+from torch import nn
+
+def reflecting(bands, classes):
+    convolutions = (nn.Conv2d(wide, 4, 3, padding=1, padding_mode="reflect") for wide in (bands, 4))
+    up = nn.Upsample(scale_factor=2, mode="bicubic")
+    return nn.Sequential(*convolutions, up, nn.MaxPool2d(2), nn.Conv2d(4, classes, 1))
+
+def unordered(bands, classes):
+    return nn.Sequential(nn.Conv2d(bands, 4, 3, padding=1), nn.LocalResponseNorm(3), nn.Conv2d(4, classes, 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def own(material: Material) -> dict[str, str]:
+    """Python's path to networks of somebody's."""
+    (material.root / "built.py").write_text(BUILT)
+    return {"PYTHONPATH": f"{ROOT / 'tests/pretend_gpu/start'}:{ROOT}:{material.root}"}
+
+
+def test_a_network_of_reflections_and_bicubic_upsampling_trains(
+    pretend_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
+) -> None:
+    words = command(material, tmp_path / "run", {}, model={"build": "built:reflecting"})
+    pretend_gpu.tiledseg(*words, **own).sound()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) >= 4
+    assert all(0 < loss < 2 for loss in losses), losses
+
+
+def test_a_network_without_an_order_is_refused_in_a_line(
+    pretend_gpu: PretendGpu, material: Material, own: dict[str, str], tmp_path: Path
+) -> None:
+    words = command(material, tmp_path / "run", {}, model={"build": "built:unordered"})
+    ran = pretend_gpu.tiledseg(*words, **own)
+    assert ran.status == 2, ran.errors
+    assert "error: train.deterministic is true, but" in ran.errors
+    assert "Traceback" not in ran.errors
+    pretend_gpu.tiledseg(*words, "--train.deterministic", "false", **own).sound()
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance"])
+def test_the_host_waits_once_a_step_a_tile_validated_and_a_check_of_a_checkpoint(
+    norm: str, pretend_gpu: PretendGpu, material: Material, tmp_path: Path
+) -> None:
+    """In mode layer, where an image is one tile: four steps, two validations, two checkpoints."""
+    model = {"levels": 2, "convs_per_level": 1, "base_channels": 3, "norm": norm}
+    ran = pretend_gpu.tiledseg(*command(material, tmp_path / "run", {"parallel.halo": "layer"}, model=model)).sound()
+    waits = ran.reports[0]["waits"]
+    innermost = [(f"{kind} {where.split(' < ')[0]}", count) for kind, where, count in waits]
+    expected = {
+        "tiledseg/training/steps/step_loss.py": 4,
+        "stream tiledseg/training/validation.py": 2,
+        "agreement.py": 2,
+    }
+    found = {place: sum(count for at, count in innermost if place in at) for place in expected}
+    assert found == expected, waits
+    # Of times of a step that is over; of a checkpoint's copy; of the start; of a validation's sums.
+    known = "stopwatch.py", "snapshot.py", "parallel_run.py", "sending.py", "validation.py"
+    others = [at for at, _ in innermost if not any(place in at for place in (*expected, *known))]
+    assert not others, others
+
+
+THREADS = """
+import threading, torch
+from benchmarks.gpu.waiting import drawn
+from tiledseg.execution.input.carrying import network_input, sender
+device = torch.device("cuda", 1)
+torch.cuda.set_device(device)
+send, sent = sender(device), []
+for _ in range(2):
+    thread = threading.Thread(target=lambda: sent.append(send(drawn(32))))
+    thread.start(), thread.join()
+network_input(sent[0], device).sum().item()
+"""
+
+
+def test_a_rank_of_the_second_gpu_touches_that_one_alone(pretend_gpu: PretendGpu) -> None:
+    """In its reading threads too, which begin with GPU 0."""
+    ran = pretend_gpu.python(THREADS, devices=2).sound()
+    assert list(ran.reports[0]["contexts"]) == ["1"]
+
+
+def test_tracing_on_a_node_of_several_gpus_says_nothing_of_their_draws(pretend_gpu: PretendGpu) -> None:
+    code = """
+import warnings, torch
+warnings.simplefilter("error")
+from tiledseg.tracing.trace import trace
+trace(torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.GELU()), 2)
+"""
+    pretend_gpu.python(code, devices=4).sound()
+
+
+def test_the_peak_is_that_of_the_run(pretend_gpu: PretendGpu, material: Material, tmp_path: Path) -> None:
+    """Not of what the process has held before."""
+    code = f"""
+import torch
+from tiledseg.train import main
+before = torch.ones(1 << 28, dtype=torch.uint8, device="cuda")
+del before
+raise SystemExit(main({command(material, tmp_path / "run", {})[1:]!r}))
+"""
+    pretend_gpu.python(code).sound()
+    line = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert 0 < line["memory_bytes"] < 1 << 24
+
+
+def test_memory_that_a_library_lacks_is_a_line_with_what_would_fit(
+    pretend_gpu: PretendGpu, material: Material, tmp_path: Path
+) -> None:
+    code = """
+import torch
+from tests.pretend_gpu import torch_cuda
+from tiledseg.train import main
+torch_cuda.device.fail_next("aten::convolution_backward", *{failure!r})
+raise SystemExit(main({command!r}))
+"""
+    failures = (
+        ("AcceleratorError", "CUDA error: out of memory"),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    )
+    for failure in failures:
+        words = command(material, tmp_path / failure[0], {})[1:]
+        ran = pretend_gpu.python(code.format(failure=failure, command=words))
+        assert ran.status == 1, ran.errors
+        assert "error: memory has run out, " in ran.errors, ran.errors
+        assert "; use memory.budget " in ran.errors, ran.errors
+        assert "Traceback" not in ran.errors, ran.errors

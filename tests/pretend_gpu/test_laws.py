@@ -1,0 +1,52 @@
+"""Communicating tests on ranks with a pretend GPU each, over the tests' NCCL and over MPI.
+
+No test has a race, and no rank touches another one's GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.conftest import NIGHTLY
+from tests.pretend_gpu.harness import PretendGpu
+
+HALO_RUNS, STAGE_RUNS = "tests/law/test_halo_mode_runs.py", "tests/law/test_pipeline_runs.py"
+FOLDERS = ("tests/law", "tests/spatial", "tests/pipeline", "tests/comm", "tests/execution")
+
+
+@dataclass(frozen=True)
+class Session:
+    ranks: int
+    transport: str
+    tests: tuple[str, ...]
+    alone: bool = False  # each rank sees one GPU, its own
+
+    def __str__(self) -> str:
+        return f"{self.ranks}-{self.transport}{'-one-visible' if self.alone else ''}"
+
+
+SESSIONS = [
+    Session(2, "nccl", (HALO_RUNS, STAGE_RUNS)),
+    Session(2, "mpi", ("-k", "thirty_steps", HALO_RUNS)),
+    Session(4, "nccl", ("-k", "fused", HALO_RUNS), alone=True),
+]
+NIGHTLY_SESSIONS = [Session(ranks, "nccl", (folder,)) for ranks in (2, 4) for folder in FOLDERS]
+
+
+@pytest.mark.timeout(3000 if NIGHTLY else 300)
+@pytest.mark.parametrize("session", [*SESSIONS, *(NIGHTLY_SESSIONS if NIGHTLY else ())], ids=str)
+def test_laws_hold_without_races(session: Session, pretend_gpu: PretendGpu) -> None:
+    options = {"PRETEND_GPU_TRANSPORT": session.transport, **({"PRETEND_GPU_ALONE": "1"} if session.alone else {})}
+    ran = pretend_gpu.run(
+        ["-m", "pytest", "--only-mpi", "-m", "mpi", "-q", "--color=no", "-p", "no:cacheprovider", *session.tests],
+        ranks=session.ranks,
+        devices=1 if session.alone else session.ranks,
+        timeout=2900 if NIGHTLY else 280,
+        **options,
+    ).sound()
+    assert len(ran.reports) == session.ranks
+    for rank, report in enumerate(ran.reports):
+        assert list(report["contexts"]) == ["0" if session.alone else str(rank)], report["contexts"]
+        assert report["launches"] > 0

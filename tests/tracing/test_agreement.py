@@ -1,0 +1,156 @@
+"""The check at the place of use: what no trace has seen is named, what is only rounding never."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.foreign.modules import Somebody, build_aligned
+from tests.foreign.sly import Sly
+from tiledseg.errors import ConfigError
+from tiledseg.models.network import GraphNetwork
+from tiledseg.tracing.agreement import verified
+from tiledseg.tracing.trace import trace
+
+ROOM = 1 << 30
+
+
+def window(side: int = 160, bands: int = 2, scale: float = 1.0) -> torch.Tensor:
+    """Smooth ground with details, of pixels up to 4 `scale`."""
+    draw = np.random.default_rng(7)
+    rows, cols = np.mgrid[:side, :side] / 20
+    ground = np.stack([np.sin(rows + band) * np.cos(cols) for band in range(bands)])
+    pixels = 2 + ground + draw.normal(0, 0.3, (bands, side, side))
+    return torch.from_numpy((pixels * scale).astype(np.float32))[None]
+
+
+def traced(module: nn.Module, sly: str = "", training: bool = False) -> GraphNetwork:
+    torch.manual_seed(4)
+    network = trace(module.train(), 2)
+    module.does[0] = sly
+    return network.train(training)
+
+
+@pytest.mark.parametrize(
+    ("sly", "training", "side", "place"),
+    [
+        ("size", False, 320, r"\(mul, sly.py:\d+\) is called, which was not when"),
+        ("size", True, 320, r"\(mul, sly.py:\d+\) is called"),
+        (
+            "hidden",
+            False,
+            160,
+            r"output 0 differs by .*: node 'norm' by .*, 'norm' \(InstanceNorm2d, sly",
+        ),
+        ("pixels", False, 160, r"\(clamp, sly.py:\d+\) is called"),
+        ("view", False, 160, "is called, which was not"),
+        ("term", False, 160, r"\(mean, sly.py:\d+\) is called"),
+        ("training", True, 160, r"in training .*\(mul, sly.py:\d+\) is called"),
+        ("counts", True, 160, "state 'count' differs by"),
+        ("backward", True, 160, "gradient 'norm.bias' differs by .* a backward pass of its own, after it"),
+    ],
+)
+def test_what_no_trace_has_seen_is_named(sly: str, training: bool, side: int, place: str) -> None:
+    network = traced(Sly(), sly, training)
+    with pytest.raises(ConfigError, match=f"Sly computes.*{place}.*set verify to false"):
+        verified(network, window(side), ROOM)
+
+
+@pytest.mark.parametrize("sly", ["training", "backward"])
+def test_maps_do_without_what_is_of_training_alone(sly: str) -> None:
+    assert verified(traced(Sly(), sly), window(), ROOM).startswith(
+        "checked: the graph gives what Sly gives on 160 x 16"
+    )
+
+
+def test_a_term_below_the_rounding_of_bfloat16_is_seen() -> None:
+    network = traced(Sly(), "term")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="Sly computes"):
+        verified(network, window(), ROOM)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.float32, 1e4), (torch.float32, 1e-3), (torch.bfloat16, 1.0), (torch.float64, 1e4)]
+)
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["batch", "group", "aligned", "dropout", "monai"])
+def test_rounding_is_never_refused(kind: str, training: bool, dtype: torch.dtype, scale: float) -> None:
+    torch.manual_seed(5)
+    module = honest(kind)
+    network = trace(module.to(torch.float64 if dtype == torch.float64 else torch.float32), 2).train(training)
+    x_BCHW = window(160, scale=scale).to(next(module.parameters()).dtype)
+    before = copy.deepcopy(module.state_dict())
+    drawn = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        assert verified(network, x_BCHW, ROOM).startswith("checked: ")
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def honest(kind: str) -> nn.Module:
+    if kind == "monai":
+        nets = pytest.importorskip("monai.networks.nets")
+        return nets.UNet(2, 2, 3, channels=(8, 16, 32), strides=(2, 2), num_res_units=2, norm="batch", dropout=0.2)
+    if kind == "aligned":
+        return build_aligned(2, 3)
+    if kind == "batch":
+        return Somebody(norm=True)
+    if kind == "dropout":
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Dropout(0.5), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 2, 1))
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2), nn.Conv2d(8, 3, 3, padding=1)
+    )
+
+
+def test_constant_pixels_are_no_fault() -> None:
+    network = traced(Sly(), training=True)
+    for value in (0.0, 255.0):
+        assert verified(network, torch.full((1, 2, 128, 128), value), ROOM).startswith("checked: ")
+
+
+def test_a_module_that_knows_no_float64_is_compared_in_its_own() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.does, self.kernel = nn.Conv2d(2, 3, 1), [""], torch.ones(2, 1, 3, 3) / 9
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.head(functional.conv2d(x, self.kernel, padding=1, groups=2))
+            return y * 1.01 if self.does[0] else y
+
+    network = traced(Single(), training=True)
+    assert verified(network, window(), ROOM).startswith("checked: ")
+    network.recorded.module.does[0] = "x"
+    with pytest.raises(ConfigError, match="Single computes in training"):
+        verified(network, window(), ROOM)
+
+
+def test_memory_bounds_the_window() -> None:
+    network = trace(Somebody(), 2)
+    line = verified(network, window(400), ROOM, 40 << 20)
+    assert "checked: the graph gives what Somebody gives on" in line
+    assert "pixels (of 400 x 400)" in line
+    assert verified(network, window(400), ROOM, 1 << 10).startswith("not checked: no part of 400 x 400 pixels suits")
+
+
+def test_a_module_that_cannot_be_copied_is_said_to_be_unchecked() -> None:
+    network = traced(Sly())
+    network.recorded.module.lines = (line for line in "no copy of this")
+    assert verified(network, window(), ROOM).startswith("not checked: Sly cannot be copied (TypeError")
+
+
+def test_a_module_that_does_not_run_on_the_data_is_named() -> None:
+    class Picky(Sly):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[2] == 400:
+                raise ValueError("400 rows")
+            return super().forward(x)
+
+    with pytest.raises(ConfigError, match="Picky does not run on 400 x 400 pixels of the data: ValueError: 400 rows"):
+        verified(traced(Picky()), window(400), ROOM)

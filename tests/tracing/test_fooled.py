@@ -1,0 +1,412 @@
+"""Modules written to mislead tracing: each is exact, outputs and gradients, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tiledseg.comm.mesh import Mesh
+from tiledseg.errors import TiledsegError
+from tiledseg.foreign.parallelize import parallelize
+from tiledseg.tracing.trace import trace
+
+Function = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Misleading(nn.Module):
+    """A convolution, and what its author does with the weights `w` (one a channel) and `zero` after it."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.a, self.bn, self.function = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), function
+        self.w, self.zero = nn.Parameter(torch.rand(1, 4, 1, 1) + 0.5), nn.Parameter(torch.zeros(1, 4, 1, 1))
+        self.k = nn.Parameter(torch.rand(4, 4, 3, 3))
+        self.register_buffer("table", torch.tensor([1.0, 2.0, 3.0, 5.0]))
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, self.a(x))
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.scale, None
+
+
+def _written(change: Callable[[torch.Tensor], object]) -> Function:
+    """A write into what the tensor is seen as, of which nothing shows on small numbers."""
+
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        change(y)
+        return y * self.w
+
+    return function
+
+
+def _padded(multiple: int) -> Function:
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        rows, cols = (-size % multiple for size in x.shape[2:])
+        y = functional.conv2d(functional.pad(x, (0, cols, 0, rows), value=1.0), self.k, padding=1)
+        return y[:, :, : x.shape[2], : x.shape[3]]
+
+    return function
+
+
+def _counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.count += 1
+    return x * (1 + self.count)
+
+
+def _counted_in_training(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.training:
+        self.count = self.count + 1
+    return x * self.w
+
+
+def _counts_calls(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.calls += 1
+    return x * 2 if self.calls > 9 else x
+
+
+def _remembers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    before = getattr(self, "memory", torch.zeros((), dtype=x.dtype))
+    self.memory = x.mean().detach()
+    return x + before
+
+
+def _clamps_weights(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.w.data.clamp_(0, 0.7)
+    return x * self.w
+
+
+def _clamps_weights_quietly(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        self.w.copy_(self.w.clamp(0, 0.7))
+    return x * self.w
+
+
+def _hooked(self: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * self.w
+    if y.requires_grad:
+        y.register_hook(lambda gradient: 2 * gradient)
+    return y
+
+
+def _out_of_sight(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        gate = torch.sigmoid(x.mean((1, 2, 3), keepdim=True))
+    return x * (self.w * gate)
+
+
+def _storage(self: Any, x: torch.Tensor) -> torch.Tensor:
+    other = torch.tensor([], dtype=x.dtype).set_(x.untyped_storage())
+    return x * (self.w * other.abs().max())
+
+
+def _counted_out_of_sight(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        number = float(x.detach().abs().max())
+    return x * (self.w * number)
+
+
+@torch.jit.script
+def _scripted(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return w * x.mean()
+
+
+@torch.jit.script
+def _scripted_size(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return w * x.size(2)
+
+
+def _later_used(self: Any, x: torch.Tensor) -> torch.Tensor:
+    t = torch.ones(4, 1, 1, dtype=x.dtype)
+    y = x * t
+    t += 1
+    return y * t
+
+
+def _swapped_weight(self: Any, x: torch.Tensor) -> torch.Tensor:
+    w = self.w * 1
+    w.view(-1)[:2] = 3
+    return x * w
+
+
+KINDS: dict[str, dict[str, Function]] = {
+    "a number of the size in a weight": {
+        "rows": lambda self, x: x * (self.w * x.shape[2]),
+        "root": lambda self, x: x * (self.w / math.sqrt(x.shape[2] * x.shape[3])),
+        "table": lambda self, x: x * self.table[min(x.shape[2] // 64, 2)],
+        "kernel": lambda self, x: functional.conv2d(x, self.k * (64 / x.shape[2]), padding=1),
+        "a weight that is zero": lambda self, x: x + self.zero * x.shape[2],
+        "table of weights": lambda self, x: x * self.k.view(-1)[x.shape[3] % 7],
+        "a buffer": lambda self, x: x + (self.table * x.shape[3]).view(1, 4, 1, 1),
+        "a bias": lambda self, x: functional.conv2d(x, self.k, self.w.view(-1) * x.shape[2], padding=1),
+        "repeated": lambda self, x: x * (self.w.repeat(1, 1, x.shape[2], 1)).sum(2, keepdim=True),
+        "a large size": lambda self, x: x * (self.w * (1 + x.shape[2] // 100)),
+    },
+    "a number of the batch": {
+        "divided": lambda self, x: x / x.shape[0],
+        "a single one": lambda self, x: x * 2 if x.shape[0] == 1 else x,
+        "a weight": lambda self, x: x * (self.w * len(x)),
+        "three": lambda self, x: x + 1 if x.size(0) == 3 else x,
+        "hardly": lambda self, x: x + 1e-14 * x.shape[0],
+        "a view": lambda self, x: x.view(x.shape[0] * 2, -1, *x.shape[2:]).view(x.shape[0], -1, *x.shape[2:]) * self.w,
+    },
+    "writing through views": {
+        "part": _written(lambda y: y[:, :1].clamp_(-50, 50)),
+        "permuted": _written(lambda y: y.permute(0, 2, 3, 1).masked_fill_((y > 90).permute(0, 2, 3, 1), 0)),
+        "flat": _written(lambda y: y.flatten(2).clamp_(max=80)),
+        "data": _written(lambda y: y.data.clamp_(-90, 90)),
+        "detached": _written(lambda y: y.detach().clamp_(-90, 90)),
+        "chunk": _written(lambda y: y.chunk(2, 1)[0].clamp_(-90, 90)),
+        "transposed": _written(lambda y: y.transpose(2, 3).relu_()),
+        "out": _written(lambda y: torch.clamp(y, -60, 60, out=y)),
+        "out of a view": _written(lambda y: torch.clamp(y[:, 1:], -60, 60, out=y[:, 1:])),
+        "copied": _written(lambda y: y[:, 0].copy_(y[:, 1])),
+        "unbound": _written(lambda y: y.unbind(1)[0].clamp_(-90, 90)),
+        "strided": _written(lambda y: y.as_strided(y.shape, y.stride()).clamp_(-90, 90)),
+        "each": _written(lambda y: torch._foreach_clamp_max_([y], 90.0)),
+        "all": _written(lambda y: y.clamp_(-50, 50)),
+        "by assignment": _written(lambda y: setattr(y, "data", y.data * 2)),
+        "a weight's part": _swapped_weight,
+        "a constant used before": _later_used,
+    },
+    "gradients of one's own": {
+        "reversed": lambda self, x: Reversed.apply(x) * self.w,
+        "straight through": lambda self, x: Rounded.apply(x) * self.w,
+        "scaled": lambda self, x: Scaled.apply(x, 0.1) * self.w,
+        "of a weight": lambda self, x: x * Scaled.apply(self.w, 3.0),
+        "hook": _hooked,
+        "no gradients": lambda self, x: x * self.w * 2 if torch.is_grad_enabled() else x * self.w,
+        "detached": lambda self, x: x + (x.round() - x).detach(),
+        "asked": lambda self, x: x * self.w if x.requires_grad else x * self.w * 3,
+        "asked of a weight": lambda self, x: x * (self.w * (2 if torch.is_grad_enabled() else 1)),
+    },
+    "other things in training": {
+        "a weight": lambda self, x: x * (self.w * (3 if self.training else 1)),
+        "a number": lambda self, x: x * (3 if self.training else 1),
+        "a zero weight": lambda self, x: x + self.zero * (3 if self.training else 1),
+        "a norm's mode": lambda self, x: self.bn.eval()(x),
+        "a norm's mode, for a while": lambda self, x: (self.bn.eval()(x), self.bn.train(self.training))[0],
+        "a norm that always measures": lambda self, x: self.bn.train()(x),
+    },
+    "state": {
+        "a buffer counts": _counted,
+        "a buffer is replaced": _counted_in_training,
+        "calls": _counts_calls,
+        "memory": _remembers,
+        "weights clamped": _clamps_weights,
+        "weights written": _clamps_weights_quietly,
+    },
+    "out of sight": {
+        "scripted": lambda self, x: x * _scripted(self.w, x),
+        "scripted size": lambda self, x: x * _scripted_size(self.w, x),
+        "vmap": lambda self, x: x * (self.w * torch.vmap(lambda each: each.mean())(x).view(-1, 1, 1, 1)),
+        "vmap inside": lambda self, x: torch.vmap(lambda each: each - each.mean())(x) * self.w,
+        "dlpack": lambda self, x: x * (self.w * torch.from_dlpack(x.detach()).abs().max()),
+        "capsule": lambda self, x: x * (self.w * torch.from_dlpack(torch.utils.dlpack.to_dlpack(x.detach())).max()),
+        "storage": _storage,
+        "disabled": _out_of_sight,
+        "a number": _counted_out_of_sight,
+        "a weight's number": lambda self, x: x * float(self.w.mean()),
+        "a branch by a weight": lambda self, x: x * 2 if self.w.sum() > 0 else x,
+        "a weight's array": lambda self, x: x * torch.from_numpy(self.w.detach().numpy().copy()),
+        "numpy": lambda self, x: x * (self.w * float(x.detach().numpy().max())),
+    },
+    "sizes": {
+        "to multiples of 32": _padded(32),
+        "to multiples of 6": _padded(6),
+        "odd": lambda self, x: x * 2 if x.shape[2] % 2 else x,
+    },
+    "dtypes": {
+        "bfloat16": lambda self, x: x + 1e-4 * x.to(torch.bfloat16).to(x.dtype),
+        "half, by a method": lambda self, x: x + 1e-4 * x.half().to(x.dtype),
+        "integers": lambda self, x: x + 1e-9 * x.to(torch.int32).to(x.dtype),
+        "bits": lambda self, x: x + 1e-12 * x.view(torch.int64 if x.dtype == torch.float64 else torch.int32),
+        "autocast": lambda self, x: _in_bfloat16(self, x),
+        "a weight in bfloat16": lambda self, x: x * self.w.to(torch.bfloat16).to(x.dtype),
+    },
+}
+
+
+def _in_bfloat16(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = functional.conv2d(x, self.k, padding=1)
+    return x + 1e-5 * y.to(x.dtype)
+
+
+CASES = [(kind, name) for kind, cases in KINDS.items() for name in cases]
+HONEST = {
+    ("a number of the batch", "a view"),
+    ("writing through views", "all"),
+    ("gradients of one's own", "detached"),
+}
+
+
+def built(function: Function, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    module = Misleading(function).to(dtype)
+    with torch.no_grad():
+        module.bn.running_var.fill_(2.0)
+    return module
+
+
+def check_exact(module: nn.Module, tolerance: float = 1e-10) -> str | None:
+    """Return the refusal; None where outputs and gradients are the module's at sizes, batches, ranges and in modes."""
+    dtype = next(module.parameters()).dtype
+    try:
+        network = trace(module, 3)
+        for training in (False, True) if module.training else (False,):
+            for batch, size, scale in ((1, (40, 36), 1), (2, (150, 70), 1e3), (3, (37, 65), 1), (5, (70, 130), 30)):
+                x_BCHW = scale * torch.randn(batch, 3, *size, dtype=dtype)
+                found = [_run(each.train(training), x_BCHW) for each in (network, copy.deepcopy(module))]
+                for one, other in zip(*found, strict=True):
+                    assert (one - other).norm() <= tolerance * other.norm(), (training, batch, size)
+    except TiledsegError as error:
+        return str(error)
+    return None
+
+
+def _run(each: nn.Module, x_BCHW: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        still = each(x_BCHW)
+    each.zero_grad()
+    x_BCHW = x_BCHW.clone().requires_grad_()
+    y_BCHW = each(x_BCHW)
+    (y_BCHW * torch.linspace(0, 1, y_BCHW.numel(), dtype=y_BCHW.dtype).view_as(y_BCHW)).sum().backward()
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for _, p in sorted(each.named_parameters())]
+    buffers = [buffer.double() for _, buffer in sorted(each.named_buffers())]
+    return [still, y_BCHW.detach(), x_BCHW.grad, *gradients, *buffers]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["maps", "trains"])
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=lambda value: value)
+def test_a_misleading_module_is_exact_or_refused(kind: str, name: str, training: bool) -> None:
+    refused = check_exact(built(KINDS[kind][name]).train(training))
+    assert refused is None or ("\n" not in refused and (kind, name) not in HONEST)
+
+
+@pytest.mark.parametrize("name", KINDS["dtypes"])
+def test_a_cast_is_exact_or_refused_in_float32(name: str) -> None:
+    """Too little to be seen in outputs: compared far below the digits of float32."""
+    check_exact(built(KINDS["dtypes"][name], torch.float32), 3e-6)
+
+
+def _changed(change: Callable[[nn.Module], object]) -> str | None:
+    module = built(lambda self, x: self.bn(x) * self.w * (1 + self.calls))
+    network = trace(module, 3)
+    change(module)
+    try:
+        found = network.eval()(torch.ones(1, 3, 8, 8, dtype=torch.float64))
+    except TiledsegError as error:
+        return str(error)
+    return None if torch.equal(found, module.eval()(torch.ones(1, 3, 8, 8, dtype=torch.float64))) else "wrong"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: setattr(module, "calls", 3),
+        lambda module: setattr(module, "a", nn.Conv2d(3, 4, 3, padding=1).double()),
+        lambda module: setattr(module, "w", nn.Parameter(torch.ones(1, 4, 1, 1).double())),
+        lambda module: setattr(module.bn, "eps", 1.0),
+        lambda module: module.a.register_forward_hook(lambda *given: given[-1] * 2),
+        lambda module: setattr(module, "forward", lambda x: x),
+    ],
+)
+def test_a_change_after_tracing_is_refused(change: Callable[[nn.Module], object]) -> None:
+    assert "has changed since the module was traced" in str(_changed(change))
+
+
+def test_weights_and_buffers_may_change_after_tracing() -> None:
+    assert _changed(lambda module: module.w.data.mul_(2)) is None
+    assert _changed(lambda module: module.bn.running_mean.fill_(3)) is None
+    assert _changed(lambda module: module.load_state_dict({**module.state_dict(), "w": torch.ones(1, 4, 1, 1)})) is None
+
+
+class Frozen(nn.Module):
+    """A batch norm that its author's `train` keeps still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.bn.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bn(self.a(x))
+
+
+def test_a_train_of_ones_own_is_kept() -> None:
+    module = Frozen().double().train()
+    network = trace(module, 3)
+    assert not network.train().layers["bn"].training
+    assert check_exact(module) is None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_misleading_module_is_exact_or_refused_on_ranks(meshes: dict[str, Mesh]) -> None:
+    """One of each kind and all that is accepted: outputs and gradients of all ranks are the module's, or all refuse."""
+    ranks = meshes["gloo"].size
+    torch.set_num_threads(1)
+    cases = [(kind, next(iter(names))) for kind, names in KINDS.items()]
+    for kind, name in sorted(HONEST | set(cases) | {("gradients of one's own", name) for name in ("hook", "asked")}):
+        module = built(KINDS[kind][name]).eval()
+        expected = copy.deepcopy(module)
+        x_BCHW = 100 * torch.randn(1, 3, 32, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        y_BCHW = expected(x_BCHW)
+        y_BCHW.sum().backward()
+        try:
+            spread = parallelize(module, (ranks, 1))
+            rows, cols = spread.block(32, 20).slices
+            found_BCHW = spread(x_BCHW[:, :, rows, cols])
+            found_BCHW.sum().backward()
+            spread.reduce_gradients()
+        except TiledsegError:
+            assert (kind, name) not in HONEST
+            continue
+        rows, cols = spread.output_block(32, 20).slices
+        assert (found_BCHW - y_BCHW[:, :, rows, cols]).norm() <= 1e-12 * y_BCHW.norm(), (kind, name)
+        for one, other in zip(module.parameters(), expected.parameters(), strict=True):
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in (one, other)]
+            assert (grads[0] - grads[1]).norm() <= 1e-11 * max(grads[1].norm(), 1), (kind, name)
+        spread.close()

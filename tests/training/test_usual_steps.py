@@ -1,0 +1,132 @@
+"""What a run does where nobody says its grid, steps and epochs, and what it says at its end and of itself later."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.crash.runs import Material
+from tests.small_files import write_raster
+from tests.training.test_start import config_of, run
+from tiledseg.architecture.unet import UNet
+from tiledseg.config.run import Config
+from tiledseg.geometry.halo import network_footprint
+from tiledseg.planning.run.grids.grid import usual_grids
+from tiledseg.training.preparing.preparation import Preparation, prepare
+from tiledseg.training.start import few_steps
+
+SIDE = 600
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return Material.make(tmp_path_factory.mktemp("usual"))
+
+
+@pytest.fixture
+def unsaid(material: Material, tmp_path: Path) -> Config:
+    """A network and an image, nothing else."""
+    write_raster(tmp_path / "large.tif", np.zeros((3, SIDE, SIDE), np.uint8))
+    write_raster(tmp_path / "large-labels.tif", np.zeros((1, SIDE, SIDE), np.uint8))
+    config = config_of(material, tmp_path / "run")
+    plain = Config()
+    config.train, config.tiling = plain.train, plain.tiling
+    config.data = replace(plain.data, classes=3)
+    config.data.images, config.data.labels = str(tmp_path / "large.tif"), str(tmp_path / "large-labels.tif")
+    return config
+
+
+def test_tiles_follow_from_the_halo_and_from_how_many_there_are() -> None:
+    """8 halos, or 512 px; half of it for one image."""
+    wide = network_footprint(UNet(levels=5, convs_per_level=2, base_channels=8).graph())
+    narrow = network_footprint(UNet(levels=2, convs_per_level=1, base_channels=8).graph())
+    assert wide.before == 96
+    assert usual_grids([(10_000, 10_000)] * 100, wide) == [(13, 13)] * 100
+    assert usual_grids([(10_000, 10_000)] * 100, narrow) == [(20, 20)] * 100
+    assert usual_grids([(1536, 1536), (1024, 500)], narrow) == [(6, 6), (4, 2)]
+    assert usual_grids([(1536, 1536)], wide) == [(4, 4)]
+    assert usual_grids([(40, 300)], narrow) == [(1, 1)]
+
+
+def steps_of(prepared: Preparation) -> tuple[list[tuple[int, int]], int | None, int, int]:
+    grids = [tiling.grid for tiling in prepared.training.tilings]
+    per_step, cadence = prepared.question.tiles_per_step, prepared.recipe.cadence
+    return grids, per_step, prepared.sampler.steps_per_epoch, cadence.epochs
+
+
+@pytest.mark.parametrize(("memory", "ranks"), [(1 << 32, 1), (1 << 28, 1), (1 << 32, 5)])
+def test_ranks_and_memory_change_no_step(unsaid: Config, memory: int, ranks: int) -> None:
+    prepared = prepare(unsaid, memory, ranks)
+    assert steps_of(prepared) == ([(2, 2)], 1, 4, 125)
+    assert prepared.chosen
+    assert not few_steps(prepared)
+
+
+def test_what_is_said_stays(unsaid: Config) -> None:
+    """A grid, whole images (null), windows, or a norm that sees the whole image: steps are as they were."""
+    one = [(1, 1)], None, 1, 1
+    said = {
+        "grid": (replace(unsaid, tiling=replace(unsaid.tiling, grid=3)), ([(3, 3)], None, 1, 1)),
+        "null": (replace(unsaid, train=replace(unsaid.train, tiles_per_step=None)), one),
+        "norm": (replace(unsaid, model=replace(unsaid.model, norm="instance")), one),
+        "halo": (replace(unsaid, parallel=replace(unsaid.parallel, halo="layer")), one),
+    }
+    for name, (config, expected) in said.items():
+        prepared = prepare(config, 1 << 32, 1)
+        assert (name, steps_of(prepared), prepared.chosen) == (name, expected, False)
+    epochs = replace(unsaid, train=replace(unsaid.train, epochs=2))
+    assert steps_of(prepare(epochs, 1 << 32, 1)) == ([(2, 2)], 1, 4, 2)
+
+
+def test_few_steps_are_a_warning(unsaid: Config) -> None:
+    said = [few_steps(prepare(replace(unsaid, train=replace(unsaid.train, epochs=n)), 1 << 32, 1)) for n in (24, 25)]
+    assert said[0].startswith("the run has 96 steps in all (4 an epoch)")
+    assert "train.epochs 25 or more" in said[0]
+    assert not said[1]
+
+
+def test_a_run_says_what_it_wrote_and_that_nothing_is_left(
+    material: Material, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    config = config_of(material, folder, best="mean_iou")
+    config.run.verbosity = 1
+    assert run(config) == 0
+    said = capfd.readouterr().err.splitlines()
+    best = json.loads((folder / "summary.json").read_text())["best"]
+    where = f"{folder}/checkpoints/step-000003"
+    assert said[-1] == (f"wrote checkpoint {where}, best {where} (mean_iou {best['value']:.4f})")
+    assert not [line for line in said if "nothing to do" in line]
+    assert [line for line in said if line.startswith("warning: the run has 3 steps in all")]
+    assert run(config) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert [line for line in said if "nothing" in line] == [
+        "nothing to do: 3 steps, 1 epoch, are done; give train.epochs above 1 to go on, or another run.output"
+    ]
+    assert f"checkpoint {where}" in said[-1]
+
+
+@pytest.mark.usefixtures("without_plots")
+@pytest.mark.parametrize("ended", ["done", "killed"])
+def test_the_wall_time_is_that_of_all_starts(material: Material, tmp_path: Path, ended: str) -> None:
+    """Of a start that was killed as long as it wrote."""
+    folder = tmp_path / "run"
+    assert run(config_of(material, folder)) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert json.loads((folder / "started.json").read_text())["seconds_before"] == 0
+    if ended == "done":
+        (folder / "summary.json").write_text(json.dumps({**summary, "seconds": 1000.0}))
+    else:
+        (folder / "summary.json").unlink()
+        written = (folder / "metrics.jsonl").stat().st_mtime + 1000
+        os.utime(folder / "metrics.jsonl", (written, written))
+    config = config_of(material, folder)
+    config.train.epochs = 2
+    assert run(config) == 0
+    before = json.loads((folder / "started.json").read_text())["seconds_before"]
+    assert 1000 <= before < json.loads((folder / "summary.json").read_text())["seconds"] < 1300

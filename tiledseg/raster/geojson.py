@@ -1,0 +1,66 @@
+"""GeoJSON, read as text and without GDAL: GDAL follows the links of a CRS, and opens whatever else a text describes."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from rasterio.crs import CRS
+
+from tiledseg.config.checks import shown
+from tiledseg.errors import RasterError
+from tiledseg.raster.georeferencing import named_crs
+from tiledseg.system.files import read_text
+
+_KIND = "FeatureCollection"
+_MOST_BYTES = 1 << 28
+
+
+def read_list(path: str) -> str:
+    """Return the text of a list of rasters, or of polygons."""
+    remedy = "give text in UTF-8 (of many polygons a GeoPackage)"
+    return read_text(path, "the list", _MOST_BYTES, remedy, RasterError)
+
+
+def parse_features(path: str, text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the features of a FeatureCollection, and the whole. Raises RasterError, naming the file, for all else."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RasterError(f"{path}, line {error.lineno} is no JSON: {error.msg}; mend it") from None
+    except (ValueError, RecursionError) as error:
+        raise RasterError(f"{path} is no JSON: {error}; mend it") from None
+    found = {"features": [found]} if isinstance(found, dict) and found.get("type") == "Feature" else found
+    features = found.get("features") if isinstance(found, dict) and found.get("type", _KIND) == _KIND else None
+    if not isinstance(features, list):
+        raise RasterError(f"{path} is no FeatureCollection; give a GeoJSON with features")
+    return [feature if isinstance(feature, dict) else {} for feature in features], found
+
+
+def read_geometries(path: str) -> tuple[str, CRS | None, list[str | None], list[int], list[dict[str, Any]]]:
+    """Return the layer's name, the CRS, and of each feature its geometry as GeoJSON (None: it has none), its number and
+    its properties."""
+    features, found = parse_features(path, read_list(path))
+    geometries = []
+    for at, feature in enumerate(features):
+        geometry = feature.get("geometry")
+        if "crs" in feature or (isinstance(geometry, dict) and "crs" in geometry):
+            raise RasterError(f"{path}, feature {at} has a CRS of its own; give all features that of the file")
+        geometries.append(None if geometry is None else json.dumps(geometry))
+    numbers = [feature["id"] if type(feature.get("id")) is int else at for at, feature in enumerate(features)]
+    properties = [feature["properties"] if isinstance(feature.get("properties"), dict) else {} for feature in features]
+    name = found["name"] if isinstance(found.get("name"), str) else os.path.splitext(os.path.basename(path))[0]
+    return name, _crs(path, found), geometries, numbers, properties
+
+
+def _crs(path: str, found: dict[str, Any]) -> CRS | None:
+    """The CRS that is named; without one that of the standard. A link is not followed."""
+    if found.get("crs", ...) is None:
+        return None
+    named = found.get("crs", {"properties": {"name": "EPSG:4326"}})
+    properties = named.get("properties") if isinstance(named, dict) else None
+    name = properties.get("name") if isinstance(properties, dict) else None
+    if not isinstance(name, str):
+        raise RasterError(f"{path} has the CRS {shown(named)}, and no link is followed; name it, as EPSG:4326")
+    return named_crs(path, name)

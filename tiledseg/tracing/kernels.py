@@ -1,0 +1,89 @@
+"""Memory that depends on the input, followed kernel by kernel below the recorder of calls.
+
+The recorder sees calls of torch's functions. Code that torch has compiled, `torch.vmap`, or a tensor made of a storage
+passes it by; kernels do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+
+class Kernels(TorchDispatchMode):
+    """Storages that depend on the input, those made since it is entered, and tensors written since last asked."""
+
+    def __init__(self, x_BCHW: torch.Tensor) -> None:
+        super().__init__()
+        self.reads = False  # a number was read of what depends on the input
+        self._kept: dict[int, torch.UntypedStorage] = {}  # by address: kept, so that no address is used again
+        self._older: set[int] = set()  # addresses of what was there before: weights, constants
+        self._dependent: dict[int, int] = {}  # addresses: start and stop
+        self._written: list[torch.Tensor] = []
+        self._meet(x_BCHW, True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = {address(tensor) for tensor in _tensors((args, kwargs))}
+        self._older |= {start for start in given if start and start not in self._kept}
+        depends = not self._dependent.keys().isdisjoint(given)
+        result = func(*args, **kwargs)
+        self.reads |= depends and func is torch.ops.aten._local_scalar_dense.default
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[place] if place < len(args) else kwargs.get(argument.name)
+                self._written += _tensors(given)
+                for tensor in _tensors(given) if depends else ():
+                    self._meet(tensor, True)
+        for tensor in _tensors(result):
+            self._meet(tensor, depends)
+        return result
+
+    def _meet(self, tensor: torch.Tensor, depends: bool) -> None:
+        if start := address(tensor):
+            storage = self._kept.setdefault(start, tensor.untyped_storage())
+            if depends:
+                self._dependent[start] = start + storage.nbytes()
+
+    def is_older(self, tensor: torch.Tensor) -> bool:
+        """Return True if the tensor's memory is older than the run, and not the input's."""
+        return address(tensor) in self._older
+
+    def depends(self, tensor: torch.Tensor) -> bool:
+        """Return True if the tensor lies in memory that depends on the input, whoever made it."""
+        start = address(tensor)
+        return start is None or any(begin <= start < stop for begin, stop in self._dependent.items())
+
+    def take_written(self) -> list[torch.Tensor]:
+        """Return the tensors written since the last call."""
+        taken, self._written = self._written, []
+        return taken
+
+
+def address(tensor: torch.Tensor) -> int | None:
+    """Return where the tensor's storage begins, 0 for an empty one; None where it has none (of `torch.vmap`)."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors of one storage share an element."""
+    if one.dtype != other.dtype:
+        return True
+    with _disable_current_modes():
+        taken = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
+        taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+        return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor] | list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
