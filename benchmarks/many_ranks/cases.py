@@ -41,7 +41,6 @@ def cases(ranks: int) -> list[Case]:
     return [
         Case("read", tiles),
         Case("exchange", image, _shared("exchange", side)),
-        Case("scatter", image, _shared("scatter", side)),
         Case("layer", image, _shared("layer", side)),
         Case("exchange, 4 replicas", images, _shared("exchange", side // 2)),
         Case("layer, 4 replicas", images, _shared("layer", side // 2)),

@@ -7,16 +7,14 @@ from dataclasses import replace
 from tests.bad_input.case import predict, train
 
 _LAYER = "--train.tiles_per_step null --parallel.halo layer"
-_SCATTER = "--train.tiles_per_step null --parallel.halo scatter"
 _EXCHANGE = "--train.tiles_per_step null --parallel.halo exchange"
 _IDLE = "--parallel.idle_ranks true"  # of three ranks
 
 HALO_MODES = (
-    train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, scatter, layer"),
+    train("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    train("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
     train("mode-with-a-batch-of-tiles", "--parallel.halo layer", "tiles_per_step", "2", "layer", "images_per_step"),
-    train(
-        "mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange, scatter or layer"
-    ),
+    train("mesh-without-a-mode", "--parallel.mesh [2,1]", "parallel.mesh", "[2, 1]", "read", "exchange or layer"),
     train("mesh-word", f"{_LAYER} --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
     train("mesh-of-three", f"{_LAYER} --parallel.mesh [1,1,1]", "parallel.mesh", "[1, 1, 1]", "[R, C]"),
     train("mesh-of-none", f"{_LAYER} --parallel.mesh [0,1]", "parallel.mesh", "[0, 1]", "[R, C]"),
@@ -33,9 +31,10 @@ HALO_MODES = (
     ),
     train("two-batches", "--train.images_per_step 2", "tiles_per_step", "images_per_step", "give one"),
     train("norm-that-exchange-changes", f"{_EXCHANGE} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
-    predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, scatter, layer"),
+    predict("mode", "--parallel.halo telepathy", "parallel.halo", "telepathy", "read, exchange, layer"),
+    predict("mode-of-older-versions", "--parallel.halo scatter", "parallel.halo", "scatter", "use exchange"),
     predict("mesh-word", "--parallel.halo layer --parallel.mesh wide", "parallel.mesh", "wide", "[R, C]"),
-    predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "scatter or layer"),
+    predict("mesh-without-a-mode", "--parallel.mesh [1,1]", "parallel.mesh", "[1, 1]", "exchange or layer"),
     predict("mesh-of-more-ranks-than-the-job", "--parallel.halo layer --parallel.mesh [9,9]", "[9, 9]", "81"),
     predict("fusion-word", "--parallel.halo layer --parallel.fusion all", "parallel.fusion", "all", "auto"),
     predict("overlap-without-a-mode", "--parallel.overlap true", "parallel.overlap", "read", "layer"),
@@ -71,9 +70,6 @@ BLOCKS = (
         "memory.recompute is all",
     ),
     train("store-that-is-not-there", f"{_BLOCKS} --memory.store ROOT/nowhere", "memory.store", "nowhere", "folder"),
-    train("fusion-in-scatter", f"{_SCATTER} --parallel.fusion 2", "parallel.fusion", "2", "scatter", "layer"),
-    train("norm-that-scatter-changes", f"{_SCATTER} {_IDLE} --model.norm group", "model.norm", "group", "halo layer"),
-    train("blocks-in-scatter", f"{_SCATTER} {_BLOCKS}", "memory.blocks", "parallel.halo scatter", "layer or read"),
     train("blocks-and-fusion", f"{_LAYER} --parallel.fusion 2 {_BLOCKS}", "memory.blocks", "fusion 2", "leave one"),
     train(
         "blocks-and-overlap",

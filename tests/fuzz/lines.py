@@ -56,7 +56,7 @@ PLAN = {
 # Options that change speed and memory, never the map.
 SPEED = {
     "tiling.grid": ("1", "2", "3", "[1,2]", "auto"), "workers": ("1", "2"), "verbosity": ("0", "1"),
-    "parallel.halo": ("read", "exchange", "scatter", "layer"), "parallel.transport": ("auto", "mpi"),
+    "parallel.halo": ("read", "exchange", "layer"), "parallel.transport": ("auto", "mpi"),
 }  # fmt: skip
 ANY = {"checkpoint": FILES, "image": FILES, "output": OUTPUTS, "precision": WORDS, "parallel.fusion": NUMBERS,
        "parallel.stages": NUMBERS, "parallel.mesh": WORDS, "parallel.balance": NUMBERS,

@@ -66,7 +66,7 @@ WORDS = {
 
 
 def ways(size: int) -> dict[str, ParallelConfig]:
-    shared = {mode: ParallelConfig(halo=mode) for mode in ("exchange", "scatter", "layer")} if size > 1 else {}
+    shared = {mode: ParallelConfig(halo=mode) for mode in ("exchange", "layer")} if size > 1 else {}
     staged = {"stages": ParallelConfig(stages=2)} if size % 2 == 0 else {}
     return {"read": ParallelConfig(), **shared, **staged}
 

@@ -24,7 +24,6 @@ from tiledseg.training.start import start
 pytestmark = pytest.mark.usefixtures("small_views", "without_plots")
 MODES = {
     "exchange": ParallelConfig(halo="exchange"),
-    "scatter": ParallelConfig(halo="scatter"),
     "layer": ParallelConfig(halo="layer"),
     "fused": ParallelConfig(halo="layer", fusion=3),
 }
@@ -32,10 +31,6 @@ MODES = {
 
 def in_mode(config: Config, mode: str, output: Path) -> Config:
     return replace(config, parallel=MODES[mode], run=RunConfig(output=str(output), verbosity=0))
-
-
-def out_of_reach(path: str, *given: object, **named: object) -> None:
-    raise AssertionError(f"{path} is opened by a rank that does not read")
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +46,9 @@ def reference(meshes: dict[str, Mesh], shared: Path) -> list[dict]:
     [pytest.param(mode, marks=pytest.mark.ranks(2, 4) if mode in ("exchange", "fused") else ()) for mode in MODES],
 )
 def test_thirty_steps_and_validations_are_those_of_mode_read(
-    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
+    mode: str, shared: Path, reference: list[dict], meshes: dict[str, Mesh]
 ) -> None:
-    """In mode scatter while no rank but the first can open a raster."""
     config = in_mode(configuration(shared, Path("unused"), "fp64", "adamw", None), mode, shared / mode)
-    if mode == "scatter" and meshes["gloo"].rank > 0:
-        monkeypatch.setattr("tiledseg.raster.labels.pair_reading.open_raster", out_of_reach)
-        monkeypatch.setattr("tiledseg.raster.labels.label_sources.open_raster", out_of_reach)
     found = run(config, meshes["mpi" if mode == "layer" else "gloo"])
     assert losses(found) == pytest.approx(losses(reference), rel=1e-10)
     assert len(losses(found)) == STEPS
@@ -89,10 +80,7 @@ def test_a_run_stopped_in_one_mode_goes_on_in_another(
 
 
 @pytest.mark.mpi
-def test_the_map_is_the_same_in_every_mode(
-    shared: Path, reference: list[dict], meshes: dict[str, Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In mode scatter while no rank but the first can open a raster."""
+def test_the_map_is_the_same_in_every_mode(shared: Path, reference: list[dict], meshes: dict[str, Mesh]) -> None:
     mesh = meshes["gloo"]
     checkpoint = mesh.on_root(lambda: find_checkpoint(str(shared / "read")))
     maps = {}
@@ -100,10 +88,7 @@ def test_the_map_is_the_same_in_every_mode(
         names = [str(shared / f"{mode}-{what}.tif") for what in ("classes", "probabilities")]
         asked = parallelism(parallel)
         request = Request(str(shared / "image.tif"), *names, grid=(3, 3), precision="fp64", parallel=asked, verbosity=0)
-        with monkeypatch.context() as patch:
-            if mode == "scatter" and mesh.rank > 0:
-                patch.setattr("tiledseg.inference.predictor.open_raster", out_of_reach)
-            predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
+        predict(request, checkpoint_mapper(checkpoint), 1 << 30, mesh)
         mesh.communicator.barrier()
         with rasterio.open(names[0]) as classes, rasterio.open(names[1]) as probabilities:
             maps[mode] = classes.read(), probabilities.read()

@@ -60,7 +60,6 @@ def setting(network: UNet, halo: str, fusion: int = 1, mesh: list[int] | str = "
 
 
 EXACT = [setting(unet(p, u), "exchange") for p, u in itertools.product(PADDINGS, UPSAMPLINGS)]
-SCATTER = [setting(unet("valid", "nearest"), "scatter")]
 LAYER = [
     setting(unet(p, u, norm), "layer", fusion)
     for p, u, norm, fusion in (
@@ -201,7 +200,7 @@ def chosen(settings: list[Setting], everywhere: tuple[Setting, ...], *ranks: int
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", chosen(EXACT + SCATTER + LAYER + OVERLAP, NINE, 2, 3, 4))
+@pytest.mark.parametrize("setting", chosen(EXACT + LAYER + OVERLAP, NINE, 2, 3, 4))
 def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
     setting: Setting, meshes: dict[str, Mesh]
 ) -> None:
@@ -217,7 +216,7 @@ def test_one_step_has_the_undivided_networks_loss_gradients_and_buffers(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("setting", chosen(EXACT + SCATTER + LAYER + OVERLAP, NINE, 2, 4))
+@pytest.mark.parametrize("setting", chosen(EXACT + LAYER + OVERLAP, NINE, 2, 4))
 def test_outputs_are_those_of_the_undivided_network(setting: Setting, meshes: dict[str, Mesh]) -> None:
     """With dropout on, and norms over the image as in training."""
     torch.set_num_threads(1)

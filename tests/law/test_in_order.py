@@ -192,7 +192,6 @@ SPLITS = [
     *(Split((2, 3, 4), staged("read", schedule)) for schedule in SCHEDULES),
     *(Split((3, 6), staged("read", schedule, stages=3), images=2) for schedule in SCHEDULES),
     Split((4,), staged("exchange", "1f1b", [2, 1]), images=2),
-    Split((4,), staged("scatter", "1f1b", [2, 1]), images=2),
     *(Split((4,), staged("layer", schedule, [2, 1]), "instance", 3) for schedule in SCHEDULES),
     *(Split((6,), staged("layer", schedule, [2, 1], 3), "instance", 4) for schedule in SCHEDULES),
     pytest.param(Split((9,), staged("layer", "1f1b", [2, 1]), "instance", 3), marks=pytest.mark.nine),

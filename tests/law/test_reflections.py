@@ -26,7 +26,7 @@ CHANGES = {
     + [lambda x, k=k: np.rot90(x[:, ::-1], k, (1, 2)) for k in range(4)],
 }
 HOW = {"whole": "read", "tiles": "read", "stages": "read"}
-HOW |= {"exchange": "exchange", "scatter": "scatter", "layer": "layer", "layer in stages": "layer"}
+HOW |= {"exchange": "exchange", "layer": "layer", "layer in stages": "layer"}
 BACK = {
     "reflections": CHANGES["reflections"],
     "turns": [lambda x, k=k: np.rot90(x, -k, (1, 2)) for k in range(4)]

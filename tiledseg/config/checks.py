@@ -148,8 +148,11 @@ TRANSPORTS = ("auto", "nccl", "gloo", "mpi")
 """What can carry the ranks' tensors; auto chooses by the devices."""
 
 
-def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise ConfigError where `value` is none of the words that are known."""
+def one_of(key: str, value: str, known: tuple[str, ...], removed: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigError where `value` is not a known word. `removed`: words of older versions, each with the word that
+    replaces it."""
+    if removed and value in removed:
+        raise ConfigError(f"{key} is '{value}', which was removed; use {removed[value]}, which gives the same result")
     if value not in known:
         raise ConfigError(f"{key} is '{shown(value)}'; give one of {', '.join(known)}")
 

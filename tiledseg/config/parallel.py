@@ -8,7 +8,8 @@ from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, nu
 from tiledseg.config.schedules import NEVER, RECOMPUTE, SCHEDULES, Word, chunk_ranks
 from tiledseg.errors import ConfigError
 
-HALO_MODES = ("read", "exchange", "scatter", "layer")
+HALO_MODES = ("read", "exchange", "layer")
+REMOVED_MODES = {"scatter": "exchange"}
 MESH = "auto, or ranks along rows and columns as [R, C]"
 FUSION = "auto, whole or a number of layers from 1 on"
 BALANCE = "auto, modelled, or layers a stage as [14,24,30,22,12,7]"
@@ -23,9 +24,8 @@ class ParallelConfig:
 
     Args:
         exact: refuse what tiling would change; false accepts it with a warning
-        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once), scatter (as
-            exchange, and one rank of an image reads it for all) or layer (from its neighbours, at each layer that
-            needs one; nothing is computed twice)
+        halo: how a rank gets its halo: read (from the raster), exchange (from its neighbours, once) or layer (from its
+            neighbours, at each layer that needs one; nothing is computed twice)
         mesh: ranks along rows and columns that share an image, in all modes but read: [R, C], or auto
         fusion: layers that share one exchange in mode layer: 1 (a thin halo each), more, whole (one exchange of the
             input), or auto (by the cost model)
@@ -96,12 +96,12 @@ class ParallelConfig:
                 )
 
     def _check_halo(self) -> None:
-        one_of("parallel.halo", self.halo, HALO_MODES)
+        one_of("parallel.halo", self.halo, HALO_MODES, REMOVED_MODES)
         one_of("parallel.transport", self.transport, TRANSPORTS)
         if self.mesh_rows_cols() is not None and not self.shares_images:
             raise ConfigError(
                 f"parallel.mesh is {self.mesh}, but with parallel.halo read every rank works alone; leave mesh out, or "
-                f"set parallel.halo to {', '.join(HALO_MODES[1:-1])} or {HALO_MODES[-1]}"
+                "set parallel.halo to exchange or layer"
             )
         if self.fusion_depth() != 1 and not self.shares_layers:
             raise ConfigError(

@@ -15,7 +15,6 @@ from tiledseg.comm.axes import Axes, open_axes, serial_axes
 from tiledseg.comm.mesh import Mesh
 from tiledseg.execution.halos.halo_modes import ExchangeMode, LayerMode, ReadMode
 from tiledseg.execution.halos.part import HaloMode
-from tiledseg.execution.halos.scatter_mode import ScatterMode
 from tiledseg.execution.passes.part_passes import Passes, SerialPasses
 from tiledseg.execution.precision import CAST_DTYPES, PARAMETER_DTYPES, autocast
 from tiledseg.geometry.tiling import Tiling
@@ -112,8 +111,7 @@ class ParallelRun:
             axes = self.axes if self.pipeline else None
             return ReadMode(self.network, self.mesh, tilings, self.precision, axes, batch, self.compiled)
         if self.spatial is None:
-            mode = {"exchange": ExchangeMode, "scatter": ScatterMode}[spread.mode]
-            return mode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
+            return ExchangeMode(self.network, self.mesh, self.axes, tilings, self.precision, batch, self.compiled)
         return LayerMode(self.spatial, self.network, self.mesh, tilings, self.precision, batch)
 
 

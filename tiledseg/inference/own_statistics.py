@@ -29,12 +29,11 @@ def check_own_statistics(normalize: str, mapper: Mapper) -> None:
         )
 
 
-def own_statistics(
-    path: str, mapper: Mapper, references: bool, mesh: Mesh, info: RasterInfo, reading: tuple[int, int]
-) -> Normalization:
-    """That of the raster's bands that the mapper takes. `info`: what is known of it; `reading`: which of how many
-    readers this rank is. Collective: one gather and one broadcast, in that order, on all ranks; any rank's InputError
-    is raised on every rank."""
+def own_statistics(path: str, mapper: Mapper, references: bool, mesh: Mesh, info: RasterInfo) -> Normalization:
+    """Return the normalization of the raster's bands that the mapper takes. `info`: metadata of the raster.
+
+    Collective: one gather and one broadcast, in that order, on all ranks. Any rank's InputError is raised on every
+    rank."""
     error: InputError | None = None
     sums = None
     try:
@@ -42,7 +41,7 @@ def own_statistics(
             KnownReader(info, lambda: open_raster(path, mapper.bands, mapper.nodata, references)) as reader,
             doing("taking the statistics of the bands"),
         ):
-            blocks = statistics_blocks([info], *reading)
+            blocks = statistics_blocks([info], mesh.rank, mesh.size)
             sums = measure([reader], ticking(blocks))
     except InputError as found:
         error = found

@@ -140,7 +140,7 @@ def _predict_all(stage: Stage, mapper: Mapper, memory_bytes: int, mesh: Mesh) ->
     shares = [_share(parallel, mesh, *one) for one in zip(requests, planned.infos, planned.tilings, strict=True)]
     with _progress(sum(share.pieces for share in shares), mesh, requests[0]) as bar:
         for share in shares:
-            suited = _suited(mapper, share, parallel, mesh)
+            suited = _suited(mapper, share, mesh)
             if verifies:
                 _verify(whole, share, suited, memory_bytes, mesh)
                 verifies, whole = False, network
@@ -166,13 +166,12 @@ def _verify(network: GraphNetwork, share: _Share, mapper: Mapper, memory_bytes: 
     verify_first(network, load, mesh, share.request.precision, memory_bytes, say)
 
 
-def _suited(mapper: Mapper, share: _Share, parallel: ParallelRun, mesh: Mesh) -> Mapper:
+def _suited(mapper: Mapper, share: _Share, mesh: Mesh) -> Mapper:
     """The mapper with the normalisation that the request asks for."""
     request = share.request
     if request.normalize == TRAINING:
         return mapper
-    reading = parallel.spread.reading(mesh.rank, mesh.size)
-    found = own_statistics(request.image, mapper, request.references, mesh, share.info, reading)
+    found = own_statistics(request.image, mapper, request.references, mesh, share.info)
     _say(found.warnings(), request, mesh)
     return replace(mapper, normalization=found)
 

@@ -232,8 +232,7 @@ def _survey(preparation: Preparation, numbers: Sequence[int], normalize: bool, c
         shown: Shown = unseen
         if mesh.is_root:
             shown = stack.enter_context(closing(StepProgress(0, 0, preparation.recipe.verbosity))).part
-        reading = preparation.plan.spread.reading(mesh.rank, mesh.size)
-        return survey(mesh, images, labels, preparation.label_map, normalize, count, shown, reading)
+        return survey(mesh, images, labels, preparation.label_map, normalize, count, shown)
 
 
 def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
@@ -243,8 +242,7 @@ def _counted_by_place(preparation: Preparation, mesh: Mesh) -> Preparation:
         numbers = range(len(rasters.labels))
         images = [stack.enter_context(rasters.open_counted(number)) for number in numbers]
         labels = [stack.enter_context(rasters.open_labels(number)) for number in numbers]
-        reading = preparation.plan.spread.reading(mesh.rank, mesh.size)
-        counts = survey_content(mesh, units, images, labels, preparation.label_map, reading)
+        counts = survey_content(mesh, units, images, labels, preparation.label_map)
     return with_content(preparation, units, counts)
 
 

@@ -18,7 +18,7 @@ from tiledseg.planning.search.best import search
 from tiledseg.planning.search.space import FREE
 
 GIVEN: dict[str, dict[str, Any]] = {
-    "a mode": {"halo": "scatter"},
+    "a mode": {"halo": "exchange"},
     "a mesh that is no near square": {"halo": "layer", "mesh": (4, 1)},
     "fusion": {"halo": "layer", "fusion": 3},
     "three stages of a host of two": {"stages": 3},

@@ -1,10 +1,8 @@
-"""How a rank comes by the halos of its pixels, as four ways to run one network, with one result.
+"""How a rank comes by the halos of its pixels, as three ways to run one network, with one result.
 
 - `read`: a rank takes any tiles and reads their contexts from the raster;
 - `exchange`: a rank owns a block of an image's tiles, reads the block alone, and gets the halo of the input from its
   neighbours once; then it computes tile by tile as in `read`;
-- `scatter`: as `exchange`, but one rank of an image reads the blocks of all of its ranks, and sends each its own
-  (`scatter_mode`);
 - `layer`: the ranks of an image compute every layer together, each its block, and exchange thin halos on the way.
 
 A mode says which parts of a step are a rank's, what the network runs on for each, and how its layers run on that;
@@ -83,20 +81,6 @@ class ReadMode:
     @property
     def device(self) -> torch.device:
         return self.mesh.device
-
-    @property
-    def reads_its_own(self) -> bool:
-        return True
-
-    @property
-    def reader(self) -> bool:
-        return True
-
-    def reads(self, part: Part) -> tuple[Part, ...]:
-        return (part,)
-
-    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
-        return next(read)
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         return (MicroBatch(part.image, part.tile, part.tile),)

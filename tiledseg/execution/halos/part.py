@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -17,9 +17,6 @@ from tiledseg.raster.samples.draws import Draw
 from tiledseg.raster.samples.sampling import DrawnTile
 from tiledseg.raster.tile_reference import TileReference
 from tiledseg.records import dataclass
-
-if TYPE_CHECKING:
-    pass
 
 
 class Part(NamedTuple):
@@ -81,21 +78,6 @@ class HaloMode(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the network runs."""
-
-    @property
-    def reads_its_own(self) -> bool:
-        """Whether each rank reads its own parts, and nobody else's."""
-
-    @property
-    def reader(self) -> bool:
-        """Whether this rank reads rasters; else its parts are read by another one."""
-
-    def reads(self, part: Part) -> tuple[Part, ...]:
-        """The parts that a reader reads where `part` is its next, for other ranks too."""
-
-    def deliver(self, part: Part, read: Iterator[Sample], empty: Callable[[Part], Sample]) -> Sample:
-        """The loaded `part`: of the samples `read`, which are those of `reads`, in their order; or from the rank that
-        read it, into what `empty` makes. Collective over the ranks of its image and stage in mode `scatter`."""
 
     def micro_batches(self, part: Part) -> tuple[MicroBatch, ...]:
         """What the network runs on, one after the other, for a part."""

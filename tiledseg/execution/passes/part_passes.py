@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from itertools import chain, islice, tee
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -196,20 +195,11 @@ def unbatched(output_BKHW: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def read_ahead(passes: Passes, dataset: Dataset, parts: Iterable[Part], threads: int, depth: int) -> Iterator[Sample]:
     """The samples of a rank's `parts` in order, `depth` of them loaded ahead, and sent to the device; none where it has
-    to load none. Collective where the mode's `deliver` is."""
-    mode, pixels = passes.mode, passes.loads_pixels
+    to load none."""
+    pixels = passes.loads_pixels
+    send = sender(passes.mode.device) if passes.sends else lambda sample: sample
     wanted = parts if passes.loads else ()
-    wanted, ahead = tee(wanted) if mode.reader else (wanted, ())
-    reads = chain.from_iterable(map(mode.reads, ahead))
-    send = sender(mode.device) if passes.sends and mode.reads_its_own else _stays
-    loaded = prefetch(reads, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, depth)
-    with closing(loaded) as read:  # type: ignore[type-var]
-        for part in wanted:
-            yield mode.deliver(part, read, lambda one: dataset.empty(one.image, one.tile, pixels, one.draw))
-
-
-def _stays(sample: Sample) -> Sample:
-    return sample
+    return prefetch(wanted, lambda one: send(dataset.load(one.image, one.tile, pixels, one.draw)), threads, depth)
 
 
 class Timed:

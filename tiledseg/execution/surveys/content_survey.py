@@ -21,17 +21,14 @@ def survey_content(
     images: Sequence[RasterReader],
     labels: Sequence[RasterReader],
     label_map: LabelMap,
-    reading: tuple[int, int] | None = None,
 ) -> NDArray[np.int64]:
-    """`count_units` of all units, on every rank. `reading`: as `survey` has it. Collective; any rank's InputError is
-    raised on every rank.
+    """Return `count_units` of all units, on every rank. Collective; any rank's InputError is raised on every rank.
 
     All ranks agree, then gather, in this order, whatever they found: none waits for another.
     """
     counts: NDArray[np.int64] | None = None
     error: InputError | None = None
-    rank, size = reading or (mesh.rank, mesh.size)
-    mine = units[rank * len(units) // size : (rank + 1) * len(units) // size]
+    mine = units[mesh.rank * len(units) // mesh.size : (mesh.rank + 1) * len(units) // mesh.size]
     try:
         with doing("counting labels by their places"):
             counts = count_units(mine, images, labels, label_map)

@@ -39,24 +39,21 @@ def survey(
     normalize: bool,
     count: bool = False,
     shown: Shown = unseen,
-    reading: tuple[int, int] | None = None,
 ) -> Survey:
     """The normalisation of `images`, and with `count` the pixels of each class that are valid in image and label.
 
-    `reading`: which of how many readers this rank is, where not all ranks read; a rank that comes after the last of
-    them reads nothing. Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
+    Collective; any rank's InputError (a label outside the classes, a block that cannot be read) is
     raised on every rank. To count, the images are read once more: for which of their pixels are valid.
     """
-    rank, size = reading or (mesh.rank, mesh.size)
     error: InputError | None = None
     sums: PartialSums | None = None
     counts = np.zeros((len(images), label_map.count), np.int64) if count else None
     labelled = False
     try:
         with doing("looking at every label"):
-            labelled = check_labels(labels, label_map, rank, size, images, counts, shown)
+            labelled = check_labels(labels, label_map, mesh.rank, mesh.size, images, counts, shown)
         if normalize:
-            blocks = statistics_blocks([r.info for r in images], rank, size)
+            blocks = statistics_blocks([r.info for r in images], mesh.rank, mesh.size)
             with doing("taking the statistics of the bands"):
                 sums = measure(images, ticking(shown(blocks, len(blocks), "taking the statistics of the bands")))
     except InputError as found:

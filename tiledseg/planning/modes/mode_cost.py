@@ -1,8 +1,7 @@
 """What one optimizer step on one image costs its ranks in each halo mode.
 
 The modes give one result. `read`: each tile's context is read from the raster. `exchange`: each rank reads its block,
-one exchange of the input brings the rest of its contexts, then its tiles are computed as in `read`. `scatter`: one rank
-reads all blocks, and sends each its own before that. `layer`: each rank
+one exchange of the input brings the rest of its contexts, then its tiles are computed as in `read`. `layer`: each rank
 computes its block of every tensor, and halos travel before the layers that need them; with a fusion depth several such
 layers share an exchange and compute its overlap twice. Work, messages, bytes and memory are whole numbers that follow
 from the geometry; seconds follow from them and a Machine, with nothing hidden behind anything else.
@@ -14,7 +13,6 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from tiledseg.geometry.box import Box
@@ -111,7 +109,7 @@ def mode_cost(task: Task, machine: Machine, mode: str, fusion: int) -> ModeCost:
     """A step in a halo mode. `fusion` is that of mode `layer`, whose GeometryError it raises."""
     if mode == "layer":
         return layer_cost(task, machine, fusion)
-    return {"read": read_cost, "exchange": exchange_cost, "scatter": scatter_cost}[mode](task, machine)
+    return {"read": read_cost, "exchange": exchange_cost}[mode](task, machine)
 
 
 def read_cost(task: Task, machine: Machine) -> ModeCost:
@@ -141,33 +139,6 @@ def exchange_cost(task: Task, machine: Machine) -> ModeCost:
         seconds=prices.seconds(time),
         time=time,
         **_blocks_read(task, task.decomposition.rows, task.decomposition.cols),
-    )
-
-
-def scatter_cost(task: Task, machine: Machine) -> ModeCost:
-    """Mode `scatter`: `exchange`, and before it the rank at (0, 0) reads all, and sends each other rank its block, with
-    the validity and the labels of its core, a byte each. It holds the block that it sends beside its own."""
-    decomposition, cost = task.decomposition, exchange_cost(task, machine)
-    rows, cols = decomposition.shape
-    first, *others = itertools.product(range(rows), range(cols))
-    owned = [decomposition.owned(*at) for at in others]
-    read = [box.area * task.input_pixel_bytes for box in owned]
-    told = 2 * sum(box.clip(Box.of_shape(decomposition.tiling.raster)).area for box in owned)
-    scattered = Sent(3 * len(owned), sum(read) + told)
-    halos = dict(input_traffic(decomposition, task.bands, task.value_bytes))
-    busiest = max([halos[first] + scattered, cost.busiest.step], key=lambda each: (each.bytes, each.messages))
-    memory = _tile_memory(task)[first] + _input_memory(task)[first] + max(read, default=0)
-    prices = task.prices(machine)
-    time = cost.time.plus(StepTime(messages=task.images * prices.messages(scattered)))
-    return replace(
-        cost,
-        mode="scatter",
-        traffic=cost.traffic + Traffic(scattered),
-        busiest=Traffic(busiest),
-        memory=max(cost.memory, memory),
-        seconds=prices.seconds(time),
-        time=time,
-        read_max=cost.read,
     )
 
 

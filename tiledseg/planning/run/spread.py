@@ -43,15 +43,6 @@ class Spread:
         """Whether they compute each layer together, on their blocks of its tensors."""
         return self.mode == "layer"
 
-    def reading(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Which of how many readers a rank of the job is, where rasters are looked at before the first step: the ranks
-        that read while it runs, in mode `scatter` the first of each image. A rank that comes after the last of them
-        reads nothing."""
-        if self.mode != "scatter":
-            return rank, ranks
-        readers = range(0, self.mesh.ranks, self.mesh.ranks_per_image * self.mesh.stages)
-        return readers.index(rank) if rank in readers else len(readers), len(readers)
-
     @property
     def in_words(self) -> str:
         """For the user, who may have left the choice to the program."""

@@ -21,7 +21,6 @@ from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.candidate import Candidate
 from tiledseg.planning.search.folded_bound import least_folded_flush
 from tiledseg.planning.search.pipeline_bound import least_flush
-from tiledseg.planning.step.halo_traffic import Sent
 from tiledseg.planning.walk.step_memory import fixed_memory, training_memory
 
 REBUILDS = 3
@@ -140,11 +139,7 @@ class Pricing:
             return self.prices.seconds(self._step(self.tile(context, context[0] * context[1]).times(images * share)))
         tiles = -(-candidate.grid[0] // rows) * -(-candidate.grid[1] // cols)
         largest = self.largest(candidate.grid)
-        time = self.tile(largest, largest[0] * largest[1]).times(images * tiles)
-        if candidate.halo == "scatter":
-            size = self.shape[0] * self.shape[1] * self.prices_pixel * (rows * cols - 1) // (rows * cols)
-            time = time.plus(StepTime(messages=images * self.prices.messages(Sent(3 * (rows * cols - 1), size))))
-        return self.prices.seconds(self._step(time))
+        return self.prices.seconds(self._step(self.tile(largest, largest[0] * largest[1]).times(images * tiles)))
 
     def _in_blocks(self, candidate: Candidate) -> float:
         """A block that is the whole has no halo of its own; so it is longer by no more than any."""
@@ -163,10 +158,6 @@ class Pricing:
         store = self.question.blocks.store or ASSUMED_STORE
         asked = self.graph, self.bands, self.largest((1, 1)), (1, 1), self.width
         return more_time(*asked, store, self.question.blocks.in_file)
-
-    @property
-    def prices_pixel(self) -> int:
-        return self.bands * self.width + 2
 
     def _replicas(self, ranks: int) -> int:
         return max(1, self.question.ranks // ranks)

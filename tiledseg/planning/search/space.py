@@ -113,7 +113,6 @@ class Space:
             for grid in grids:
                 if self._legal(grid) and mesh[0] <= grid[0] and mesh[1] <= grid[1]:
                     yield Candidate("exchange", grid, mesh)
-                    yield Candidate("scatter", grid, mesh)
                     if grid == grids[0]:
                         yield Candidate("layer", grid, mesh, fusion)
 

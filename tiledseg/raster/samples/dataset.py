@@ -116,14 +116,6 @@ class Dataset:
         around_HW[~valid_HW[around.relative_to(window).slices]] = label_map.ignore_index
         return _labelled(sample, around_HW, around)
 
-    def empty(self, image: int, tile: Tile, pixels: bool = True, draw: Draw | None = None) -> Sample:
-        """What `load` returns, with arrays that hold nothing yet, each in one piece. No file is opened."""
-        reader = _viewed(self.images[image if draw is None or draw.source is None else draw.source], draw)
-        x_CHW = np.empty((reader.info.bands, *(tile.context.shape if pixels else (0, 0))), self.dtype)
-        sample = Sample(image, tile, x_CHW, None, np.empty(tile.core.shape, np.bool_))
-        around = self._around(reader.info.shape, tile.core)
-        return sample if self.labels is None else _labelled(sample, np.empty(around.shape, np.uint8), around)
-
     def _seen_by_network(
         self, sample: Sample, pixels_CHW: NDArray, valid_HW: NDArray[np.bool_], info: RasterInfo, draw: Draw | None
     ) -> Sample:
@@ -156,11 +148,6 @@ class Dataset:
         if oldest is not None:
             oldest.release()
         return reader
-
-
-def settled(sample: Sample) -> Sample:
-    """The sample with the network's input in the place of stored pixels."""
-    return replace(sample, pixels_CHW=sample.x_CHW, rule=None)
 
 
 def _viewed(reader: RasterReader, draw: Draw | None, classes: bool = False) -> RasterReader:

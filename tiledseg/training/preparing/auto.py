@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tiledseg.checkpoint.saved_state import FoundSettings, SavedState
 from tiledseg.comm.watching.doing import doing, tick
 from tiledseg.config.checks import AUTO
-from tiledseg.config.parallel import SEARCHED, ParallelConfig
+from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.recompute import recompute_of
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError
@@ -39,7 +39,8 @@ def find_settings(
     from tiledseg.planning.search.best import search  # runs that leave nothing open need nothing of it
 
     earlier = before.found if before is not None and _asked(before.record) == _asked(_record(config)) else None
-    if earlier is not None and earlier.ranks == question.ranks:
+    removed = earlier is not None and earlier.parallel.halo in REMOVED_MODES
+    if earlier is not None and earlier.ranks == question.ranks and not removed:
         return earlier
     known = question.machine or machine
     if known is None or known.profile is None:

@@ -193,7 +193,7 @@ def _of_replicas(shape: MeshShape, meshes: Sequence[Mesh], shares: _Shares) -> l
             continue
         run, passes = shares.open(mesh, mesh.rank < each)
         own = passes.mode.share(shares.first)
-        found.append((own, passes.mode.reader and passes.loads))
+        found.append((own, passes.loads))
         if mesh.rank < each:
             shares.step(run, passes, own)
         if not dealt and type(passes.mode) is ReadMode:
