@@ -114,7 +114,7 @@ def test_the_machine_decides(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_norms_and_small_grids(capsys: pytest.CaptureFixture[str]) -> None:
     tight = answer(capsys, "--size 2000 --grid 4 --mesh 1 --gpu-memory 4GiB")["modes"]
-    assert [row["fits"] for row in tight["costs"]] == [True, True, True, False]
+    assert [row["fits"] for row in tight["costs"]] == [True, True, False]
     assert tight["choice"]["mode"] == "read"
     assert "layer 2" not in tight["choice"]["reason"]
     norm = answer(capsys, "--size 1000 --grid 2 --norm batch --latency 1s")["modes"]
@@ -141,7 +141,7 @@ def test_presets(capsys: pytest.CaptureFixture[str], model: str, layers: int) ->
 
 def test_a_step_that_train_would_refuse_has_no_cost(capsys: pytest.CaptureFixture[str]) -> None:
     part = answer(capsys, "--size 16 --grid 1 --norm batch")["modes"]
-    assert [row["possible"] for row in part["costs"]] == [False] * 4
+    assert [row["possible"] for row in part["costs"]] == [False] * 3
     assert all("leaves 1 pixel at bottom.norm0" in row["reason"] for row in part["costs"])
     assert part["choice"]["mode"] is None
 

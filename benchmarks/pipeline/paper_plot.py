@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.pipeline.paper_simulation import BY_HAND_STAGES, Row
 
 matplotlib.use("Agg")
-COLOURS = {"by hand": "#d95f02", "1f1b": "#1b9e77", "gpipe": "#7570b3", "folded": "#e7298a", "eager": "#66a61e"}
+COLOURS = {"by hand": "#d95f02", "1f1b": "#1b9e77", "gpipe": "#7570b3", "folded": "#e7298a"}
 PARTS = {"work": "#4daf4a", "imbalance": "#ff7f00", "bubble": "#bdbdbd", "transfers": "#377eb8"}
 
 
@@ -36,7 +36,7 @@ def write_plot(path: Path, rows: Sequence[Row], heading: str) -> None:
 def _speed_ups(axes: Axes, rows: Sequence[Row], title: str) -> None:
     stages = sorted({row.stages for row in rows})
     axes.plot(stages, stages, color="0.7", linestyle="--", label="as many times as stages")
-    for schedule in ("folded", "1f1b", "gpipe", "eager"):
+    for schedule in ("folded", "1f1b", "gpipe"):
         line = sorted((r.stages, r.speed_up) for r in rows if r.schedule == schedule and not r.by_hand)
         axes.plot(*zip(*line, strict=True), marker="o", color=COLOURS[schedule], label=f"our balance, {schedule}")
     for row in (row for row in rows if row.by_hand):

@@ -102,6 +102,7 @@ PIPELINES = (
         "zigzag",
         "1f1b, gpipe, folded",
     ),
+    train("schedule-of-older-versions", f"{_PIPELINES} --parallel.schedule eager", "parallel.schedule", "use 1f1b"),
     train("schedule-without-stages", "--parallel.schedule gpipe", "parallel.schedule", "gpipe", "parallel.stages is 1"),
     train("balance-without-stages", "--parallel.balance [6,7]", "parallel.balance", "[6, 7]", "parallel.stages is 1"),
     train("recompute-without-stages", "--parallel.recompute always", "parallel.recompute", "always", "stages is 1"),

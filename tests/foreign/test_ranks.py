@@ -143,7 +143,7 @@ def test_what_makes_no_image_is_refused_on_all_ranks(mesh: Mesh) -> None:
     spread.close()
 
 
-@pytest.mark.parametrize(("schedule", "norm"), [("1f1b", True), ("gpipe", False), ("eager", False)])
+@pytest.mark.parametrize(("schedule", "norm"), [("1f1b", True), ("gpipe", False)])
 def test_a_stage_on_each_rank(mesh: Mesh, schedule: str, norm: bool) -> None:
     """Loss, gradients, buffers, state dict, outputs and an optimizer's step."""
     stages = {2: 2, 3: 3, 4: 2}.get(mesh.size)

@@ -127,8 +127,6 @@ def check_holding(case: Case, executor: PipelineExecutor, stages: int) -> None:
     assert executor.most_held == {c: expected[c] for c in executor.chunks}
     if case.schedule == "1f1b":
         assert expected[executor.stage] == min(stages - executor.stage, len(case.sizes))
-    if case.schedule == "eager":
-        assert expected[executor.stage] == min(2 * (stages - executor.stage) - 1, len(case.sizes))
     if case.schedule == "gpipe":
         assert expected[executor.stage] == len(case.sizes)
 
@@ -143,7 +141,6 @@ NETWORKS = (
 EVERY = [
     Case(PLAIN, schedule, recompute, sizes(PLAIN, count))
     for schedule, recompute, count in itertools.product(SCHEDULES, RECOMPUTE, (1, 2, 3, 7))
-    if schedule != "eager" or (recompute != "except_last" and count > 2)  # in turn, as 1f1b, whose cases are all here
 ] + [Case(PLAIN, schedule, "never", sizes(PLAIN, 24)) for schedule in SCHEDULES]
 OTHERS = [
     Case(unet, SCHEDULES[i % 3], RECOMPUTE[(i + j) % 3], sizes(unet, 4))
@@ -164,15 +161,13 @@ def test_a_pipeline_gives_what_the_undivided_network_gives(case: Case, meshes: d
 @pytest.mark.mpi
 @pytest.mark.six
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize(
-    ("schedule", "preset"), [(s, p) for s in SCHEDULES for p in PRESETS if s != "eager" or p == "small"]
-)
+@pytest.mark.parametrize(("schedule", "preset"), itertools.product(SCHEDULES, PRESETS))
 def test_presets_with_the_papers_balance(preset: str, schedule: str, meshes: dict[str, Mesh]) -> None:
     torch.set_num_threads(1)
     named = PRESETS[preset]
     unet = UNet(named.levels, named.convs_per_level, 3, 1, "same", named.norm, "nearest", 0.1, bands=2, classes=3)
     paper = None if schedule == "folded" else named.balance
-    count = {"1f1b": 8, "gpipe": 3, "folded": 7, "eager": 8}[schedule]
+    count = {"1f1b": 8, "gpipe": 3, "folded": 7}[schedule]
     case = Case(unet, schedule, "never", sizes(unet, count), paper)
     mesh = meshes["gloo"]
     # On six ranks also a pipeline of five, for the preset that is computed soonest.

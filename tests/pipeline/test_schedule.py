@@ -36,11 +36,9 @@ STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 24)
 
 
 def test_the_formulas_of_micro_batches_in_flight() -> None:
-    """gpipe all; 1f1b n - i; eager 2 (n - i) - 1; folded as 1f1b over its 2n - 1 chunks; never more than there are."""
+    """gpipe all; 1f1b n - i; folded as 1f1b over its 2n - 1 chunks; never more than there are."""
     assert most_in_flight("gpipe", 3, 7) == (7, 7, 7)
     assert most_in_flight("1f1b", 3, 7) == (3, 2, 1)
-    assert most_in_flight("eager", 3, 7) == (5, 3, 1)
-    assert most_in_flight("eager", 3, 2) == (2, 2, 1)
     assert most_in_flight("folded", 3, 7) == (5, 4, 3, 2, 1)
     assert most_in_flight("folded", 3, 2) == (2, 2, 2, 2, 1)
 
@@ -60,7 +58,7 @@ def test_every_schedule_is_sound(schedule: str, stages: int, micro_batches: int,
 
 
 @law
-@given(st.sampled_from(["gpipe", "1f1b", "eager"]), STAGES, MICRO_BATCHES, st.integers(1, 5), st.integers(1, 5))
+@given(st.sampled_from(["gpipe", "1f1b"]), STAGES, MICRO_BATCHES, st.integers(1, 5), st.integers(1, 5))
 def test_the_bubble_of_equal_stages(
     schedule: str, stages: int, micro_batches: int, forward: int, backward: int
 ) -> None:
@@ -69,23 +67,6 @@ def test_the_bubble_of_equal_stages(
     line = simulate(made, [forward] * stages, [backward] * stages)
     assert line.makespan == (micro_batches + stages - 1) * (forward + backward)
     assert line.bubble_share == pytest.approx((stages - 1) / (micro_batches + stages - 1))
-
-
-@law
-@given(STAGES, MICRO_BATCHES, st.floats(0, 3))
-def test_eager_waits_for_no_message_that_is_shorter_than_another_pass(
-    stages: int, micro_batches: int, message: float
-) -> None:
-    """Equal stages, a forward pass takes 1 and a backward pass 2. A message of up to a forward pass costs its way there
-    and back once, where 1f1b waits for it again and again."""
-    chain = chained(chunk_ranks("eager", stages))
-    eager, other = (
-        simulate(program(name, chain, micro_batches), [1] * stages, [2] * stages, lambda route: message).makespan
-        for name in ("eager", "1f1b")
-    )
-    assert eager <= other * (1 + 1e-12)
-    if message <= 0.5:
-        assert eager == pytest.approx(3 * (micro_batches + stages - 1) + 2 * message * (stages - 1))
 
 
 @law
@@ -175,8 +156,10 @@ def test_each_tensor_has_a_route_to_each_chunk_that_takes_it() -> None:
 
 
 def test_what_cannot_be_scheduled() -> None:
-    with pytest.raises(ConfigError, match="'zigzag'; give one of 1f1b, gpipe, folded, eager"):
+    with pytest.raises(ConfigError, match="'zigzag'; give one of 1f1b, gpipe, folded"):
         chunk_ranks("zigzag", 2)
+    with pytest.raises(ConfigError, match="'eager', which was removed; use 1f1b"):
+        chunk_ranks("eager", 2)
     with pytest.raises(ConfigError, match="0 stages"):
         chunk_ranks("gpipe", 0)
     with pytest.raises(ConfigError, match="0 micro-batches"):

@@ -68,9 +68,9 @@ def test_a_step_forward_and_back_on_1200_ranks(config: Path, capsys: pytest.Capt
     [
         ["--parallel.schedule", "1f1b", "--model.levels", "3"],
         ["--parallel.schedule", "folded", "--parallel.halo", "exchange"],
-        ["--parallel.schedule", "eager", "--parallel.recompute", "always", "--parallel.halo", "layer"],
+        ["--parallel.schedule", "gpipe", "--parallel.recompute", "always", "--parallel.halo", "layer"],
     ],
-    ids=["1f1b", "folded", "eager"],
+    ids=["1f1b", "folded", "gpipe"],
 )
 def test_pipelines_are_walked(config: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     code, found = rehearsed(config, capsys, 8, "--parallel.stages", "2", *more)

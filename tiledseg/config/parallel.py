@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tiledseg.config.checks import MOST, TRANSPORTS, check_values, counts_of, number, one_of, shown
-from tiledseg.config.schedules import NEVER, RECOMPUTE, SCHEDULES, Word, chunk_ranks
+from tiledseg.config.schedules import NEVER, RECOMPUTE, REMOVED_SCHEDULES, SCHEDULES, Word, chunk_ranks
 from tiledseg.errors import ConfigError
 
 HALO_MODES = ("read", "exchange", "layer")
@@ -34,8 +34,7 @@ class ParallelConfig:
         stages: ranks over which the network's layers are split in a pipeline, through which tiles go as micro-batches
         balance: layers a stage as a list (folded: a chunk), auto (by times measured at the start) or modelled
             (by multiply-adds)
-        schedule: 1f1b, gpipe, folded (the encoder's part of a stage and its mirror in the decoder on one rank) or eager
-            (1f1b that hides messages, for more memory)
+        schedule: 1f1b, gpipe or folded (the encoder's part of a stage and its mirror in the decoder on one rank)
         micro_batches: micro-batches between two flushes of the pipeline (default: all tiles of a step)
         recompute: a shorthand of memory.recompute for stages: compute a stage's forward pass again in place of keeping
             its activations: never, except_last or always, for all stages, or a list with one of them for each
@@ -120,7 +119,7 @@ class ParallelConfig:
             )
 
     def _check_pipeline(self) -> None:
-        one_of("parallel.schedule", self.schedule, SCHEDULES)
+        one_of("parallel.schedule", self.schedule, SCHEDULES, REMOVED_SCHEDULES)
         for mode in self.recompute_modes():
             one_of("parallel.recompute", mode, RECOMPUTE)
         if self.stages == 1:

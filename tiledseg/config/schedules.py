@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from tiledseg.config.checks import one_of
 from tiledseg.errors import ConfigError
 
 Ranks = tuple[int, ...]
 
-_PLACEMENTS: dict[str, Callable[[Ranks], Ranks]] = {
-    "1f1b": lambda ranks: ranks,
-    "gpipe": lambda ranks: ranks,
-    "folded": lambda ranks: ranks + ranks[-2::-1],
-    "eager": lambda ranks: ranks,
-}
-SCHEDULES = tuple(_PLACEMENTS)
+SCHEDULES = ("1f1b", "gpipe", "folded")
+REMOVED_SCHEDULES = {"eager": "1f1b"}
 NEVER = "never"
 RECOMPUTE = (NEVER, "except_last", "always")  # of which micro-batches a stage keeps inputs only
 IN_STAGES = RECOMPUTE[1:]
@@ -30,9 +24,9 @@ def split_recompute(said: Word, shorthand: Word) -> tuple[Word, Word]:
 
 
 def chunk_ranks(schedule: str, stages: int) -> Ranks:
-    """The rank of each chunk. Raises ConfigError for an unknown schedule, or fewer than 1 stage."""
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"the schedule is '{schedule}'; give one of {', '.join(SCHEDULES)}")
+    """Return the rank of each chunk. Raise ConfigError for an unknown schedule, or fewer than 1 stage."""
+    one_of("the schedule", schedule, SCHEDULES, REMOVED_SCHEDULES)
     if stages < 1:
         raise ConfigError(f"the pipeline has {stages} stages; give at least 1")
-    return _PLACEMENTS[schedule](tuple(range(stages)))
+    ranks = tuple(range(stages))
+    return ranks + ranks[-2::-1] if schedule == "folded" else ranks

@@ -5,8 +5,6 @@ Symbols: n ranks (stages), m a micro-batch, M their number. A chunk is a run of 
 
     gpipe   all forwards, then all backwards, last one first (Huang et al., 2019): M micro-batches in flight
     1f1b    n - 1 - i forwards, then a forward and a backward in turn (Narayanan et al., 2019): at most n - i in flight
-    eager   2 (n - 1 - i) forwards, then in turn (Zhuang et al., 2023): at most 2 (n - i) - 1 in flight.
-            While a message travels a rank has another micro-batch to compute
     folded  in an order made for the chunks' times (see `chunk_orders`): at most 2n - 1 - c in flight at chunk c
 
 Sends are meant as non-blocking and receives as waiting: a receive stands right in front of what needs it, a send right
@@ -144,16 +142,12 @@ Action = Forward | Backward | Send | Receive
 Program = tuple[tuple[Action, ...], ...]  # the actions of each rank, in order
 
 
-_AHEAD = {"1f1b": 1, "eager": 2}  # forward passes before the first backward one, for each stage after
-
-
 def most_in_flight(schedule: str, stages: int, micro_batches: int) -> tuple[int, ...]:
     """The most micro-batches that each chunk may hold at once, whatever the chunks' times."""
     chunks = len(chunk_ranks(schedule, stages))
     if schedule == "gpipe":
         return (micro_batches,) * chunks
-    ahead = _AHEAD.get(schedule, 1)
-    return tuple(min(ahead * (chunks - 1 - chunk) + 1, micro_batches) for chunk in range(chunks))
+    return tuple(min(chunks - chunk, micro_batches) for chunk in range(chunks))
 
 
 def kept_of(schedule: str, in_flight: int, recompute: str) -> tuple[int, int]:
@@ -236,9 +230,8 @@ def compute_orders(
     """
     if schedule == "gpipe":
         return [list(_fill_drain(stage, micro_batches)) for stage in range(stages)]
-    if schedule in _AHEAD:
-        ahead = [_AHEAD[schedule] * (stages - 1 - stage) for stage in range(stages)]
-        return [list(_in_turn(stage, ahead[stage], micro_batches)) for stage in range(stages)]
+    if schedule == "1f1b":
+        return [list(_in_turn(stage, stages - 1 - stage, micro_batches)) for stage in range(stages)]
     from tiledseg.pipeline.chunk_orders import chunk_of, fastest
 
     ranks = chunk_ranks(schedule, stages)

@@ -18,6 +18,7 @@ from tiledseg.config.checks import AUTO
 from tiledseg.config.parallel import REMOVED_MODES, SEARCHED, ParallelConfig
 from tiledseg.config.recompute import recompute_of
 from tiledseg.config.run import Config
+from tiledseg.config.schedules import REMOVED_SCHEDULES
 from tiledseg.errors import ConfigError
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.parallelism import parallelism
@@ -39,8 +40,7 @@ def find_settings(
     from tiledseg.planning.search.best import search  # runs that leave nothing open need nothing of it
 
     earlier = before.found if before is not None and _asked(before.record) == _asked(_record(config)) else None
-    removed = earlier is not None and earlier.parallel.halo in REMOVED_MODES
-    if earlier is not None and earlier.ranks == question.ranks and not removed:
+    if earlier is not None and earlier.ranks == question.ranks and not _removed(earlier.parallel):
         return earlier
     known = question.machine or machine
     if known is None or known.profile is None:
@@ -59,6 +59,11 @@ def find_settings(
     settled = replace(config.parallel, auto=[], **parallel)
     blocks = found.winner.plan.blocks
     return FoundSettings(question.ranks, tiling, settled, _reason(found, known), blocks.shape if blocks else None)
+
+
+def _removed(parallel: ParallelConfig) -> bool:
+    """Return True for settings of an older version that this one refuses."""
+    return parallel.halo in REMOVED_MODES or parallel.schedule in REMOVED_SCHEDULES
 
 
 def with_settings(question: RunQuestion, config: Config, found: FoundSettings) -> RunQuestion:
