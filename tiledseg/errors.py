@@ -27,11 +27,11 @@ class ConfigError(InputError, ValueError):
 
 
 class BudgetError(ConfigError, MemoryError):
-    """A step fits the memory that it may use by no choice of what is kept: asked before anything is done. `least`: the
-    bytes that it needs whatever is chosen, where they are known; `finer`: a grid that the message proposes."""
+    """A step that fits its memory budget by no choice of what is kept, before any work. `least`: the bytes that it
+    needs at least, where they are known; `names_grid`: the message proposes a grid that fits."""
 
     least: int | None = None
-    finer: tuple[int, int] | None = None
+    names_grid: bool = False
 
 
 class GeometryError(InputError, ValueError):

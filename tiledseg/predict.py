@@ -312,7 +312,7 @@ def _work(
     from tiledseg.inference.predictor import predict_all
     from tiledseg.inference.request import Request, each_image
     from tiledseg.inference.trained import find_named
-    from tiledseg.planning.run.memory.blocks import BlocksAsked
+    from tiledseg.planning.run.blocks import BlocksAsked
 
     taken = None
     if options.weights is None:

@@ -13,7 +13,7 @@ from tiledseg.comm.mesh import Mesh
 from tiledseg.config.memory import MemoryConfig
 from tiledseg.config.run import Config, ParallelConfig, RunConfig
 from tiledseg.errors import BudgetError
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.pipeline import balanced_pipeline
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import RunQuestion

@@ -15,7 +15,7 @@ from tiledseg.geometry.sharing.decomposition import Partition
 from tiledseg.memory.disk import shelf
 from tiledseg.memory.disk.shelf import MemoryShelf
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.walk import segment_memory as segment_memory_module

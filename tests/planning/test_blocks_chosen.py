@@ -10,7 +10,7 @@ import pytest
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, InputError
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
@@ -72,8 +72,6 @@ def test_a_finer_grid_is_taken_where_its_halo_costs_less() -> None:
     assert plan.blocks is not None, f"tiles of {finer.tilings[0].grid} are mostly halo"
     given = plan_run(question(network, 100 * MIB, grid=(1, 1)))
     assert given.blocks is not None, "the grid is what was asked for"
-    rows, cols = shallow.tilings[0].grid
-    assert f"tiling.grid [{rows},{cols}] would take" in given.blocks.in_words
 
 
 @pytest.mark.parametrize(

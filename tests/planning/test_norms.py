@@ -15,7 +15,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.models.network import build_modules
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run

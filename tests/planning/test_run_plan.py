@@ -22,7 +22,7 @@ from tiledseg.planning.answer.report import plan
 from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.modes.mode_choice import fusion_word
 from tiledseg.planning.question import Question
-from tiledseg.planning.run.batch import BatchCase, choose_batch
+from tiledseg.planning.run.fit import why_alone
 from tiledseg.planning.run.parallelism import Parallelism, parallelism
 from tiledseg.planning.run.pipeline import Measured
 from tiledseg.planning.run.plan import balanced, plan_run
@@ -164,29 +164,19 @@ def test_a_run_in_mode_exchange_counts_the_window_that_its_contexts_are_cut_from
     assert exchange.memory > read.memory
 
 
-def test_tiles_run_at_once_where_it_pays_and_fits() -> None:
-    """In float64: `batch_pixels` says up to where it pays; memory is counted for all tiles of a batch."""
-    asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4), precision="fp64")
+def test_tiles_run_at_once_where_the_user_sets_it() -> None:
+    """Memory is counted for all tiles of a batch."""
+    asked = replace(question(ranks=1, memory=1 << 30), grid=(4, 4))
     one = plan_run(asked)
-    pixels = one.tilings[0].context_max[0] * one.tilings[0].context_max[1]
     assert one.tiles_per_batch == 1
-    four = plan_run(replace(asked, batch_pixels=4 * pixels + 1))
-    assert four.tiles_per_batch == 4
-    for precision in ("fp32", "bf16"):
-        rounded = replace(asked, batch_pixels=4 * pixels + 1, precision=precision)
-        assert plan_run(rounded).tiles_per_batch == 1, "rounds sums"
-        assert {plan_run(replace(rounded, tiles_per_batch=5, ranks=n)).tiles_per_batch for n in (1, 8, 16)} == {5}
-    each = (four.memory - one.memory) / 3
+    five = [plan_run(replace(asked, tiles_per_batch=5, ranks=n)) for n in (1, 8, 16)]
+    assert {plan.tiles_per_batch for plan in five} == {5}
+    each = (five[0].memory - one.memory) / 4
     assert each > 0.5 * one.memory
-    assert plan_run(replace(asked, batch_pixels=pixels * 100)).tiles_per_batch == 16, "of a step"
-    assert plan_run(replace(asked, batch_pixels=pixels * 100, ranks=8)).tiles_per_batch == 2
-    tight = replace(asked, batch_pixels=pixels * 100, memory=int(one.memory + 2.5 * each))
-    assert plan_run(tight).tiles_per_batch == 3
-    given = plan_run(replace(asked, tiles_per_batch=5))
-    assert (given.tiles_per_batch, given.memory) == (5, one.memory + 4 * each)
+    assert plan_run(replace(asked, tiles_per_batch=99)).tiles_per_batch == 16, "of a step"
     warned = plan_run(replace(asked, tiles_per_batch=5, memory=one.memory)).warnings
     assert any("a training step on the largest tile needs" in note for note in warned)
-    assert plan_run(replace(asked, trains=False, batch_pixels=10**9)).tiles_per_batch == 1
+    assert plan_run(replace(asked, trains=False, tiles_per_batch=5)).tiles_per_batch == 1
 
 
 def test_of_tiles_that_run_at_once_is_counted_what_they_keep() -> None:
@@ -248,7 +238,7 @@ def test_a_budget_that_is_too_small_names_a_grid_that_fits() -> None:
 )
 def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words: str) -> None:
     norm = given.pop("norm", "none")
-    asked = question(norm, grid=(4, 4), batch_pixels=10**9, **given)
+    asked = question(norm, grid=(4, 4), **given)
     assert plan_run(asked).tiles_per_batch == 1
     with pytest.raises(ConfigError, match=rf"train.tiles_per_batch is 2, but .*{words}.*; or leave it out"):
         plan_run(replace(asked, tiles_per_batch=2))
@@ -257,7 +247,4 @@ def test_what_cannot_run_at_once_is_refused_or_left(given: dict[str, Any], words
 def test_tiles_that_must_know_their_place_run_alone() -> None:
     """Each has a place of its own in the image, by which its weights differ."""
     graph = chain([("pool", MaxPool()), ("up", AlignedUpsample()), ("head", Convolution(2, 1))])
-    auto = BatchCase(None, 16, 16, 10**9, 10**12, True)
-    assert choose_batch(auto, graph, Spread(), (64, 64), lambda: 1) == 1
-    with pytest.raises(ConfigError, match="'up' resizes with align_corners"):
-        choose_batch(replace(auto, asked=2), graph, Spread(), (64, 64), lambda: 1)
+    assert "'up' resizes with align_corners" in (why_alone(graph, Spread(), True) or "")

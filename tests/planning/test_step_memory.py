@@ -28,7 +28,7 @@ from tiledseg.geometry.tiling import make_tiling
 from tiledseg.models.frozen import freeze
 from tiledseg.models.network import GraphNetwork, build_modules
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.cost import step_cost
+from tiledseg.planning.run.plan import step_cost
 from tiledseg.planning.run.spread import Spread
 from tiledseg.planning.walk.step_memory import training_memory
 from tiledseg.raster.labels.label_map import LabelMap

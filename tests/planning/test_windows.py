@@ -16,8 +16,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import window_tile
 from tiledseg.plan import main
 from tiledseg.planning.run.plan import plan_run
-from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.windows import Windows
+from tiledseg.planning.run.question import Extent, RunQuestion, Windows
 from tiledseg.planning.walk.step_memory import training_memory
 
 RASTERS = (Extent((150, 230)), Extent((90, 60)))

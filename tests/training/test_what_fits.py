@@ -12,11 +12,10 @@ import pytest
 from tests.crash.runs import Material
 from tiledseg.architecture.unet import UNet
 from tiledseg.errors import BudgetError, MemoryLimitError
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.plan import plan_run
+from tiledseg.planning.run.plan import naming_a_remedy, plan_run, setting_that_fits
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.remedy import naming_settings, settings_that_fit
 from tiledseg.training.out_of_memory import told_what_fits
 
 MIB = 1 << 20
@@ -32,29 +31,30 @@ def question(memory: int, norm: str = "pixel", **given: Any) -> RunQuestion:
 @pytest.mark.parametrize("balance", [None, (20, 29)], ids=["auto", "given"])
 def test_a_refused_budget_of_stages_names_a_grid_that_fits(balance: tuple[int, ...] | None) -> None:
     asked = question(8 * MIB, parallel=replace(STAGES, balance=balance))
-    with pytest.raises(BudgetError, match=r"By the plan this budget fits tiling.grid \[2,2\]$"), naming_settings(asked):
+    with pytest.raises(BudgetError, match=r"By the plan this budget fits tiling.grid \[2,2\]$"), naming_a_remedy(asked):
         plan_run(asked)
     assert plan_run(replace(asked, grid=(2, 2))).pipeline is not None, "it fits"
 
 
 def test_whole_stages_computed_once_more_are_named_where_they_suffice() -> None:
     kept = question(1 << 40, parallel=STAGES, grid=(4, 4))
-    found = {memory: settings_that_fit(kept, memory * MIB) for memory in (3, 64)}
-    assert "parallel.recompute always" not in found[3]
-    assert "parallel.recompute always" in found[64]
+    whole = replace(kept, parallel=replace(STAGES, recompute=("always",) * 2))
+    assert setting_that_fits(replace(kept, grid=None), 64 * MIB) == "parallel.recompute always"
+    assert plan_run(replace(whole, memory=64 * MIB, budgeted=True)).pipeline is not None, "it fits"
+    assert setting_that_fits(replace(kept, grid=None), 1 * MIB) is None
 
 
 def test_a_norm_over_the_image_leaves_more_ranks_or_blocks() -> None:
     network, layer = UNet(2, base_channels=4, norm="instance"), Parallelism(halo="layer")
     alone = RunQuestion(network, (Extent((192, 288)),), 1, 1 << 40, layer, grid=(4, 4), budgeted=True)
     alone = replace(alone, memory=plan_run(alone).memory * 3 // 10)
-    said = r"By the plan this budget fits (memory.blocks .* or )?2 ranks$"
-    with pytest.raises(BudgetError, match=said), naming_settings(alone):
+    said = r"By the plan this budget fits 2 ranks$"
+    with pytest.raises(BudgetError, match=said), naming_a_remedy(alone):
         plan_run(alone)
     assert plan_run(replace(alone, ranks=2)).memory <= alone.memory
     large = question(100 * MIB, "instance", ranks=1, rasters=(Extent((1024, 1024)),))
-    assert settings_that_fit(large, large.memory) == ("memory.blocks auto with memory.store",)
-    assert not settings_that_fit(replace(large, blocks=BlocksAsked(None, True, True)), 10 * MIB)
+    assert setting_that_fits(large, large.memory) == "memory.blocks auto with memory.store"
+    assert setting_that_fits(replace(large, blocks=BlocksAsked(None, True, True)), 10 * MIB) is None
 
 
 @pytest.mark.parametrize("parallel", [STAGES, Parallelism(halo="layer")], ids=["stages", "layer"])
@@ -86,7 +86,7 @@ def test_a_run_ends_with_that_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_refused_budget_proposes_one_grid_that_would_do(grid: tuple[int, int]) -> None:
     kept = question(1 << 40, ranks=1, grid=grid)
     asked = replace(kept, memory=plan_run(kept).memory // 4)
-    with pytest.raises(BudgetError) as error, naming_settings(asked):
+    with pytest.raises(BudgetError) as error, naming_a_remedy(asked):
         plan_run(asked)
     proposed = re.findall(r"grid \[(\d+),(\d+)\]", str(error.value))
     assert len(proposed) == 1

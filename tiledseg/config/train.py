@@ -40,7 +40,7 @@ class TrainConfig:
         class_weights: none, median_frequency (the median of all classes' frequencies over the class's own), a list of
             one weight a class, or a map of class to weight, 1 for others (docs/training.md)
         tiles_per_batch: tiles of one shape, or images and small windows under a batch norm over a step, that run as one
-            batch, at most; auto: one, of tiles in fp64 as many as fit and pay (docs/plan.md)
+            batch, at most; auto: one (docs/plan.md)
         compile: on (the passes of a step become a few kernels of torch.compile's, equal up to rounding), off, or auto,
             which is off as long as nothing has been measured (docs/gpu.md)
         precision: fp32, bf16 or fp16 (autocast; fp16 with a loss scale, docs/training.md), or fp64

@@ -15,7 +15,7 @@ from tiledseg.inference.mapper import Mapper
 from tiledseg.inference.own_statistics import TRAINING, check_own_statistics
 from tiledseg.inference.views.reflections import NONE, TURNS
 from tiledseg.memory.mover import HOST
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import RunPlan, plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion

@@ -15,7 +15,7 @@ from tiledseg.execution.memory import host_memory
 from tiledseg.memory.mover import HOST
 from tiledseg.memory.movers import mover_to
 from tiledseg.models.rerun.homes import Hooks
-from tiledseg.planning.run.memory.offloading import OffloadPlan
+from tiledseg.planning.run.memory import OffloadPlan
 
 if TYPE_CHECKING:
     from tiledseg.memory.offload import Offload

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tiledseg.errors import InputError, MemoryLimitError, first_line
-from tiledseg.planning.run.plan import RunPlan, plan_run
+from tiledseg.planning.run.plan import RunPlan, plan_run, setting_that_fits
 from tiledseg.planning.run.question import RunQuestion
 
 _LESS = 0.8, 0.6, 0.4  # of what was planned: the smallest budget may be too small for any choice
@@ -39,7 +39,6 @@ def _planned(question: RunQuestion, plan: RunPlan) -> int:
 
 def _remedy(question: RunQuestion, plan: RunPlan) -> str:
     """A smaller budget that the plan can meet with these settings, or else settings that meet it."""
-    from tiledseg.planning.run.remedy import settings_that_fit
 
     planned = _planned(question, plan)
     alike = replace(question, budgeted=True, parallel=replace(question.parallel, timed=False))
@@ -51,5 +50,5 @@ def _remedy(question: RunQuestion, plan: RunPlan) -> str:
         except InputError:
             continue
     budget = int(_LESS[0] * planned)
-    found = settings_that_fit(question, budget)
-    return f"memory.budget {budget} with {', or '.join(found)}" if found else "a smaller model, or more memory"
+    setting = setting_that_fits(question, budget)
+    return f"memory.budget {budget} with {setting}" if setting else "a smaller model, or more memory"

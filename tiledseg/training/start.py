@@ -24,7 +24,6 @@ from tiledseg.comm.failure import mark_agreed
 from tiledseg.comm.mesh import Mesh
 from tiledseg.config.run import Config
 from tiledseg.errors import ConfigError, LabelError, OutputError
-from tiledseg.execution.batching import batch_pixels
 from tiledseg.execution.memory import check_weights, memory_per_rank, ranks_sharing
 from tiledseg.execution.precision import make_deterministic, naming_disorder
 from tiledseg.execution.progress import Shown, StepProgress, unseen
@@ -143,12 +142,12 @@ def _check_weights(preparation: Preparation, mesh: Mesh) -> None:
 
 def _prepared(config: Config, memory: int, mesh: Mesh, sharing: int, early: Checkpoint | None) -> Preparation:
     """On the root: what `parallel.auto` leaves to the program is found for the device that it runs on."""
-    pixels, here = batch_pixels(mesh.device), None
+    here = None
     if config.parallel.auto and config.parallel.machine is None:
         device = torch.cuda.get_device_name(mesh.device) if mesh.device.type == "cuda" else None
         here = machine_here(device, mesh.launch.local_size)
     saved = early.saved if early else None
-    return prepare(config, memory, mesh.size, pixels, here, saved, sharing, mesh.device)
+    return prepare(config, memory, mesh.size, here, saved, sharing, mesh.device)
 
 
 def _checkpoint_of(config: Config) -> Checkpoint | None:

@@ -23,7 +23,7 @@ from tiledseg.planning.memory import choice, leaving
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.leaving import choose, held
 from tiledseg.planning.memory.store import Store
-from tiledseg.planning.run.memory.offloading import offload_by
+from tiledseg.planning.run.memory import offload_by
 from tiledseg.planning.walk.items import Walk, price
 from tiledseg.planning.walk.network_walk import Speed
 from tiledseg.tracing.allocations import AllocationMeter

@@ -10,7 +10,7 @@ import pytest
 
 from tests.planning.search.test_best import question
 from tiledseg.errors import ConfigError, InputError
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent

@@ -15,7 +15,7 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.cost_model.profile import CopyRates
 from tiledseg.planning.memory.choice import step_choices
 from tiledseg.planning.memory.store import STAYING, Store
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import Extent, RunQuestion
 from tiledseg.planning.search.best import SLACK, pricing_of, search

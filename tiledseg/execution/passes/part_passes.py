@@ -102,7 +102,7 @@ class SerialPasses:
     """The whole network on this rank, micro-batch by micro-batch; while training, up to `batch` of one shape at once.
 
     The law holds for any `batch`: losses are taken of each tile by itself and added up, dropout is drawn for each, and
-    norms that measure the batch are never run so (`planning.run.batch`).
+    norms that measure the batch are never run so (`planning.run.fit`).
     """
 
     loads = loads_pixels = sends = True

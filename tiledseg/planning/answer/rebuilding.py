@@ -13,7 +13,7 @@ from tiledseg.geometry.halo import network_footprint
 from tiledseg.geometry.tiling import Tiling, finest_grid, make_tiling
 from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.question import Question
-from tiledseg.planning.run.memory.blocks import BlockPlan, BlocksAsked, blocks_of
+from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked, blocks_of
 from tiledseg.planning.run.norms import measuring
 from tiledseg.planning.step.tensor_limit import MOST_VALUES, is_countable
 

@@ -9,7 +9,7 @@ from tiledseg.errors import ConfigError
 from tiledseg.planning.answer.text import columns, size, wrapped
 from tiledseg.planning.memory.store import disk_of, store_of
 from tiledseg.planning.question import Question, run_question
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.question import RunQuestion
 from tiledseg.planning.search.best import Searched, search

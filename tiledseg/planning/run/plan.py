@@ -6,7 +6,8 @@ that is free and the times of layers and messages, it is given. Who runs a plan 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,18 @@ from tiledseg.errors import BudgetError, ConfigError, GeometryError, InputError
 from tiledseg.geometry.efficiency import tiling_efficiency
 from tiledseg.geometry.graph import Graph
 from tiledseg.geometry.halo import Footprint, network_footprint
+from tiledseg.geometry.sharing.decomposition import decompose
+from tiledseg.geometry.sharing.mesh_shape import MeshShape
 from tiledseg.geometry.tiling import Tiling, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.modes.mode_cost import ModeCost
-from tiledseg.planning.run.cost import once_a_step, step_cost, step_task
+from tiledseg.planning.cost_model.prices import Prices
+from tiledseg.planning.cost_model.step_time import NO_TIME
+from tiledseg.planning.modes.mode_cost import ModeCost, Task, mode_cost
+from tiledseg.planning.run.blocks import BlockPlan, BlocksAsked
 from tiledseg.planning.run.fit import Fitting, images_at_once
 from tiledseg.planning.run.grids.grid import choose_grid
 from tiledseg.planning.run.grids.quick_grid import quickest_grid
-from tiledseg.planning.run.memory.blocks import BlockPlan
-from tiledseg.planning.run.memory.offloading import OffloadPlan
-from tiledseg.planning.run.mesh import choose_mesh
+from tiledseg.planning.run.memory import OffloadPlan
 from tiledseg.planning.run.norms import check_statistics, exact_modes, norm_fault, of_steps
 from tiledseg.planning.run.pipeline import (
     Measured,
@@ -36,11 +39,15 @@ from tiledseg.planning.run.pipeline import (
     rebuilt_pipeline,
 )
 from tiledseg.planning.run.question import Extent, RunQuestion
-from tiledseg.planning.run.spread import Spread, choose_spread, idle_note, read_spread
+from tiledseg.planning.run.spread import Spread, choose_mesh, choose_spread, idle_note, read_spread
+from tiledseg.planning.walk.step_memory import copies_memory, fixed_memory, training_memory
 from tiledseg.records import dataclass
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
+
+_FINER = 2, 3, 4, 6, 8  # times the tiles along each dim
+_RANKS = 2, 4, 8  # times the ranks that there are
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ def plan_run(question: RunQuestion) -> RunPlan:
 
 
 def _whole_or_in_blocks(question: RunQuestion, whole: RunQuestion) -> RunPlan:
-    """Blocks where the `whole` does not fit, or, under a budget that was asked for, where they take less time than the
-    finer grid or all that is rebuilt. Raises BudgetError or GeometryError where nothing fits."""
+    """Plan blocks where the `whole` does not fit, or, under a budget of the user, where they take less time than a
+    finer grid or recomputation. Raises BudgetError or GeometryError where nothing fits."""
     plan, refused = None, None
     try:
         plan = _plan(whole)
@@ -108,7 +115,55 @@ def _whole_or_in_blocks(question: RunQuestion, whole: RunQuestion) -> RunPlan:
         return plan
     if plan is not None and plan.memory <= question.memory and _work(question, plan) <= _work(question, in_blocks):
         return plan
-    return replace(in_blocks, blocks=replace(in_blocks.blocks, instead=_finer_instead(whole, in_blocks)))
+    return in_blocks
+
+
+@contextmanager
+def naming_a_remedy(question: RunQuestion) -> Iterator[None]:
+    """Add a setting that fits to a budget that is refused within, unless the error names a grid that does."""
+    try:
+        yield
+    except BudgetError as refused:
+        fits = None if refused.names_grid else setting_that_fits(question, question.memory)
+        if fits is None:
+            raise
+        error = BudgetError(f"{refused}. By the plan this budget fits {fits}")
+        error.least = refused.least
+        raise error from None
+
+
+def setting_that_fits(question: RunQuestion, memory: int) -> str | None:
+    """Return the first of some settings, in words, under which a step takes at most `memory` bytes by its plan. None of
+    them changes the result."""
+    parallel = replace(question.parallel, timed=False)
+    base = replace(question, memory=memory, budgeted=False, parallel=parallel)
+    return next((words for words, each in _other_settings(base) if _fits(each)), None)
+
+
+def _fits(question: RunQuestion) -> bool:
+    try:
+        return plan_run(question).memory <= question.memory or question.parallel.stages > 1
+    except InputError:
+        return False
+
+
+def _other_settings(base: RunQuestion) -> Iterator[tuple[str, RunQuestion]]:
+    """Yield settings and their questions: finer grids, or more ranks for an image that ranks share; then recomputation
+    of whole stages, or blocks in a file."""
+    parallel = base.parallel
+    if base.grid is not None and base.windows is None and parallel.halo != "layer":
+        for times in _FINER:
+            rows, cols = base.grid[0] * times, base.grid[1] * times
+            yield f"tiling.grid [{rows},{cols}]", replace(base, grid=(rows, cols))
+    if parallel.halo == "layer" and parallel.mesh is None:
+        for times in _RANKS:
+            yield f"{base.ranks * times} ranks", replace(base, ranks=base.ranks * times)
+    if parallel.stages > 1:
+        always = replace(parallel, recompute=("always",) * parallel.stages)
+        yield "parallel.recompute always", replace(base, parallel=always)
+    elif not (base.blocks and base.blocks.in_file):
+        blocks = BlocksAsked(None, in_file=True)
+        yield "memory.blocks auto with memory.store", replace(base, blocks=blocks, offload=False)
 
 
 def _is_weighed(question: RunQuestion, plan: RunPlan) -> bool:
@@ -123,21 +178,6 @@ def _work(question: RunQuestion, plan: RunPlan) -> float:
     tiles, ranks = len(tiling) * question.images_per_step, 1 if plan.spread.shares_images else question.ranks
     again = plan.blocks.extra if plan.blocks else plan.rebuilt.extra if plan.rebuilt else 0.0
     return tiling_efficiency(tiling) * -(-tiles // ranks) / tiles * (1 + again)
-
-
-def _finer_instead(whole: RunQuestion, plan: RunPlan) -> str:
-    """What to say of a grid that is quicker than the one that was asked for in blocks."""
-    if whole.grid is None or whole.windows:
-        return ""
-    try:
-        finer = _plan(replace(whole, grid=None))
-    except InputError:
-        return ""
-    less = 1 - _work(whole, finer) / _work(whole, plan)
-    if finer.memory > whole.memory or less <= 0:
-        return ""
-    rows, cols = finer.tilings[0].grid
-    return f"; tiling.grid [{rows},{cols}] would take {100 * less:.0f} % less"
 
 
 def _plan(question: RunQuestion) -> RunPlan:
@@ -156,7 +196,7 @@ def plan_unbalanced(question: RunQuestion) -> RunPlan:
     cut, held_out = _cut(question, footprint)
     tilings = cut if question.validates_alone else (*cut, *held_out)
     batch, in_blocks = images_at_once(question, graph), question.blocks is not None
-    in_step = question.at_once if parallel.halo == "read" else images
+    in_step = question.items_per_step if parallel.halo == "read" else images
     asked = question.ranks, in_step, network.bands, value, speed, not in_blocks, batch
     spread = choose_spread(parallel, graph, tilings, *asked)
     check_statistics(graph, network.bands, tilings, spread.mode, question.trains, question.keyed)
@@ -210,6 +250,55 @@ def balanced(question: RunQuestion, plan: RunPlan, measured: Measured | None = N
     once = once_a_step(graph, network.bands, question.value_bytes, known, plan.spread.mesh) if known else 0.0
     seconds = None if pipeline.seconds is None else pipeline.seconds + once
     return replace(plan, pipeline=pipeline, seconds=seconds, rebuilt=rebuilt)
+
+
+def step_cost(
+    spread: Spread,
+    mesh: MeshShape,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    bands: int,
+    value_bytes: int,
+    images_per_step: int,
+    machine: Machine,
+    batch: int = 1,
+) -> ModeCost:
+    """Predict a training step without stages on `images_per_step` images like the largest of `tilings`, over `mesh`.
+
+    `memory` is of the tiling that needs most, and of as many images as go through the network together, `batch` of them
+    at once.
+    """
+    task = step_task(mesh, graph, tilings, bands, value_bytes, images_per_step, batch)
+    largest, images = task.decomposition.tiling, task.images
+    cost = mode_cost(task, machine, spread.mode, spread.fusion)
+    if spread.together:
+        weights, copies = fixed_memory(graph, bands, value_bytes), copies_memory(graph, bands, value_bytes)
+        further = (-(-images // batch) - 1) * copies  # each batch has a use of the weights of its own
+        return replace(cost, memory=images * cost.memory - (images - 1) * weights + further)
+    others = {tiling.context_max for tiling in tilings if not spread.shares_layers} - {largest.context_max}
+    needed = [training_memory(graph, bands, context, value_bytes).total for context in others]
+    return replace(cost, memory=max([cost.memory, *needed]))
+
+
+def once_a_step(graph: Graph, bands: int, value_bytes: int, machine: Machine, mesh: MeshShape) -> float:
+    """Return the seconds after the passes of a pipeline, whose stages hold about as many weights each."""
+    prices = Prices(graph, bands, value_bytes, machine, mesh.ranks // mesh.stages)
+    return prices.step(NO_TIME, 0, 0.0).seconds / mesh.stages
+
+
+def step_task(
+    mesh: MeshShape,
+    graph: Graph,
+    tilings: Sequence[Tiling],
+    bands: int,
+    value_bytes: int,
+    images_per_step: int,
+    batch: int = 1,
+) -> Task:
+    """Return the step on the largest of `tilings`."""
+    largest = max(tilings, key=lambda tiling: tiling.raster[0] * tiling.raster[1])
+    images = min(images_per_step, batch * -(-images_per_step // (batch * mesh.replicas)))
+    return Task(graph, bands, decompose(largest, (mesh.rows, mesh.cols)), value_bytes, images, mesh.replicas)
 
 
 def _cut(question: RunQuestion, footprint: Footprint) -> tuple[tuple[Tiling, ...], tuple[Tiling, ...]]:
@@ -266,7 +355,7 @@ def _inexact(
     question: RunQuestion, graph: Graph, tilings: Sequence[Tiling], footprint: Footprint, spread: Spread
 ) -> str | None:
     """What tiling would change: a ConfigError, or a warning where `parallel.exact` is false."""
-    at_once = 1 if spread.together else question.at_once
+    at_once = 1 if spread.together else question.items_per_step
     tiles = max(map(len, tilings))
     if question.windows:
         tiles = max(tiles, question.windows.parts([extent.shape for extent in question.rasters], footprint))

@@ -1,19 +1,21 @@
-"""What a run is to do, and on what: the question that `planning.run.plan` answers."""
+"""The question that `planning.run.plan` answers: a run's network, rasters, ranks, memory and settings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tiledseg.architecture.foreign import ForeignNetwork
 from tiledseg.architecture.network import Network
 from tiledseg.geometry.graph import Graph, one_of_equals
+from tiledseg.geometry.halo import Footprint, round_up
 from tiledseg.geometry.memory_policy import named_policy
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
+from tiledseg.geometry.tiling import Tiling, largest_window, make_tiling
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
-from tiledseg.planning.run.windows import Windows
 from tiledseg.records import dataclass
 from tiledseg.units.widths import ACTIVATION_BYTES
 
@@ -29,23 +31,48 @@ class Extent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RunQuestion:
-    """What a run is to do, and on what.
+class Windows:
+    """Steps of `per_step` windows of `side` x `side` pixels, drawn anywhere: `exact` ones with the network's halo,
+    others each an image of its own with zeros beyond it."""
 
-    `rasters` are trained on or mapped, `held_out` ones validated on; `memory`: bytes that each of `ranks` may use.
-    `grid` and `halo` (pixels) as asked for, None for auto. A step has `tiles_per_step` tiles, or all tiles of
-    `images_per_step` images; a map is one step on one image. `machine`: what a rank reaches, None where nobody knows.
-    `frozen`: the nodes whose weights are not trained; `still_norms`: running statistics are constants in training too.
-    `recompute`: what is computed once more in place of keeping it: auto (what `memory` demands), none, compact (what is
-    nearly free), or all.
-    `tiles_per_batch`: tiles of one shape that run at once (or images, where a norm over a step has all of these go
-    together), None for one, in fp64 as many as fit and pay: batches of at most `batch_pixels` pixels do, which only a
-    device can tell.
-    `windows`: what is trained on in place of the rasters' tiles; as so many tiles a step where they are exact, else as
-    images. `loss`: what it needs beyond the network's usual one. `blocks`: tiles are computed in blocks, one after the
-    other. `offload`: what autograd keeps leaves memory; `store`: where tensors may leave for as `memory` demands.
-    `turned`: the rasters that are also shown with rows for columns. `budgeted`: the user has said what `memory` may be:
-    a step that does not fit is refused.
+    side: int
+    per_step: int
+    exact: bool
+
+    def tilings(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> tuple[Tiling, ...]:
+        """Return a tiling of one tile for each image that is computed: the largest exact window of each raster, or all
+        windows of a step."""
+        if self.exact:
+            sizes = [largest_window(raster, self.side, footprint) for raster in rasters]
+        else:
+            sizes = [(self.side, self.side)] * self.per_step
+        return tuple(make_tiling(size, (1, 1), footprint) for size in sizes)
+
+    def parts(self, rasters: Sequence[tuple[int, int]], footprint: Footprint) -> int:
+        """Return 1 where each window shows a norm a whole image, else 2: the parts that it counts as."""
+        alone = not self.exact or all(max(raster) <= round_up(self.side, footprint.alignment) for raster in rasters)
+        return 1 if alone else 2
+
+    @property
+    def in_words(self) -> str:
+        """The windows as a line of the log."""
+        kind = "with their halos" if self.exact else "as small images of their own: no halo, zeros beyond their edges"
+        return f"windows of {self.side} px, {self.per_step} a step, {kind}"
+
+
+@dataclass(frozen=True)
+class RunQuestion:
+    """A run before it is planned: its network, rasters, ranks, memory and settings.
+
+    `rasters` are trained on or mapped, `held_out` ones validated on; `turned`: those also shown with rows for columns.
+    `memory`: bytes that each of `ranks` may use; `budgeted`: the user has set them, so a larger step is refused.
+    `grid`, `halo` (pixels): None for auto. A step has `tiles_per_step` tiles, or all tiles of `images_per_step` images;
+    a map is one step on one image. `windows`: drawn in place of the rasters' tiles. `tiles_per_batch`: tiles that run
+    at once, or images where these go through the network together; None for one.
+    `machine`: what a rank reaches, None where that is not known. `frozen`: nodes whose weights are not trained;
+    `still_norms`: running statistics are constants in training too; `loss`: bytes beyond the usual loss's.
+    `recompute`: auto (as `memory` demands), none, compact (what is nearly free), or all. `blocks`: tiles are computed
+    in blocks. `offload`: all that autograd keeps is offloaded; `store`: where tensors go if `memory` demands it.
     """
 
     network: Network
@@ -65,7 +92,6 @@ class RunQuestion:
     still_norms: bool = False
     recompute: str = "auto"
     tiles_per_batch: int | None = None
-    batch_pixels: int = 0
     windows: Windows | None = None
     blocks: BlocksAsked | None = None
     offload: bool = False
@@ -80,16 +106,17 @@ class RunQuestion:
 
     @property
     def validates_alone(self) -> bool:
-        """Whether validation is spread by itself: windows that are images say nothing of how rasters are to be."""
+        """True if validation is spread by itself: windows that are images do not fix how rasters are cut."""
         return self.windows is not None and not self.windows.exact
 
     @property
-    def at_once(self) -> int:
-        """Images, or tiles where a step has so many, that a step may take."""
+    def items_per_step(self) -> int:
+        """Tiles of a step if set, else images."""
         return max(self.images_per_step, self.tiles_per_step or 1)
 
     @property
     def graph(self) -> Graph:
+        """The network's graph with frozen nodes, loss, norms and recomputation as set."""
         graph = self.network.graph().with_frozen(self.frozen).with_loss(self.loss)
         graph = graph.with_still_statistics() if self.still_norms else graph
         if self.recomputes:
@@ -98,12 +125,12 @@ class RunQuestion:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the user has said what is computed once more."""
+        """True if the user has set what is recomputed."""
         return self.trains and self.recompute in ("compact", "all")
 
     @property
     def keyed(self) -> bool:
-        """Whether keys of the configuration say what the network consists of, and not its author's code."""
+        """True if keys of the configuration define the network, not its author's code."""
         return not isinstance(self.network, ForeignNetwork)
 
     @property
@@ -112,16 +139,16 @@ class RunQuestion:
 
     @property
     def waits_for_times(self) -> bool:
-        """Whether the balance is to follow from times that are measured: see `balanced`."""
+        """True if the balance follows from measured times: see `balanced`."""
         return self.trains and self.parallel.stages > 1 and self.parallel.timed
 
     @property
     def is_profiled(self) -> bool:
-        """Whether more is known of the machine than three figures."""
+        """True if the machine has a profile."""
         return self.machine is not None and self.machine.profile is not None
 
     @property
     def has_seconds(self) -> bool:
-        """Whether the time of a step can be said: on a known machine, of whole images, without stages."""
+        """True if the time of a step can be predicted: on a known machine, for whole images, without stages."""
         whole = self.trains and self.tiles_per_step is None
         return whole and self.parallel.stages == 1 and self.machine is not None

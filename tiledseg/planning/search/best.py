@@ -17,7 +17,7 @@ from tiledseg.config.checks import shown
 from tiledseg.errors import ConfigError, InputError
 from tiledseg.geometry.halo import network_footprint
 from tiledseg.planning.cost_model.machine import Machine
-from tiledseg.planning.run.memory.blocks import BlocksAsked
+from tiledseg.planning.run.blocks import BlocksAsked
 from tiledseg.planning.run.parallelism import Parallelism
 from tiledseg.planning.run.plan import plan_run
 from tiledseg.planning.run.question import RunQuestion

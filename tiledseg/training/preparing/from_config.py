@@ -15,8 +15,8 @@ from tiledseg.config.train import MEDIAN_FREQUENCY, TrainConfig
 from tiledseg.errors import ConfigError
 from tiledseg.geometry.memory_words import USUAL_LOSS, LossBytes
 from tiledseg.geometry.shapes import tensor_channels
-from tiledseg.planning.run.memory.blocks import BlocksAsked
-from tiledseg.planning.run.windows import Windows
+from tiledseg.planning.run.blocks import BlocksAsked
+from tiledseg.planning.run.question import Windows
 from tiledseg.raster.labels.label_map import LabelMap
 from tiledseg.raster.labels.label_sources import LabelReading
 from tiledseg.raster.labels.pair_reading import PairReading

@@ -31,10 +31,8 @@ from tiledseg.planning.cost_model.machine import Machine
 from tiledseg.planning.run.grids.grid import usual_grids
 from tiledseg.planning.run.norms import exact_modes
 from tiledseg.planning.run.parallelism import parallelism
-from tiledseg.planning.run.plan import RunPlan, plan_run
-from tiledseg.planning.run.question import RunQuestion
-from tiledseg.planning.run.remedy import naming_settings
-from tiledseg.planning.run.windows import Windows
+from tiledseg.planning.run.plan import RunPlan, naming_a_remedy, plan_run
+from tiledseg.planning.run.question import RunQuestion, Windows
 from tiledseg.raster.finding.sources import (
     HELD_OUT,
     HELD_OUT_ALONE,
@@ -116,7 +114,6 @@ def prepare(
     config: Config,
     memory_bytes: int,
     ranks: int,
-    batch_pixels: int = 0,
     machine: Machine | None = None,
     before: SavedState | None = None,
     ranks_a_store: int = 1,
@@ -124,11 +121,10 @@ def prepare(
 ) -> Preparation:
     """Check a configuration against the files that it names, and plan the run on them.
 
-    `memory_bytes` is what one rank may use, `ranks` how many there are, `batch_pixels` the most of a batch of tiles
-    that pays on their devices, `ranks_a_store` how many share the way to `memory.store`, `device` that of this one
-    (None: a CPU): all change speed and memory only, and so do, where `parallel.auto` leaves settings to the program,
-    the `machine` that the ranks run on, and what the run had `before`. Raises InputError of some kind for the first
-    thing that cannot be.
+    `memory_bytes` is what one rank may use, `ranks` how many there are, `ranks_a_store` how many share the way to
+    `memory.store`, `device` that of this one (None: a CPU): all change speed and memory only. Where `parallel.auto`
+    leaves settings to the program, so do the `machine` that the ranks run on, and what the run had `before`. Raises
+    InputError of some kind for the first thing that cannot be.
     """
     config.check()
     label_map = label_map_of(config.data)
@@ -166,7 +162,6 @@ def prepare(
         still_norms=config.model.freeze_norm,
         recompute=recompute.nodes,
         tiles_per_batch=train.batch(),
-        batch_pixels=batch_pixels,
         blocks=blocks_asked(config, store),
         offload=config.memory.offload == ALL,
         store=store if config.memory.chooses_offload else None,
@@ -179,7 +174,7 @@ def prepare(
     chosen, question = usual is not question, usual
     settings = find_settings(question, config, machine, before) if config.parallel.auto else None
     question = with_settings(question, config, settings) if settings else question
-    with naming_settings(question):
+    with naming_a_remedy(question):
         plan = plan_run(question)
     tilings = () if windows else plan.tilings[: len(found.images)]
     split, split_notes = _split(config, plan, question.graph, found.images)

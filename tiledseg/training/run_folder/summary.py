@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiledseg.geometry.shapes import count_parameters
-from tiledseg.planning.run.memory.blocks import BlockPlan
+from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
 from tiledseg.system.console import counted
 from tiledseg.system.run_names import METRICS, STARTED, SUMMARY

@@ -42,7 +42,7 @@ class BlocksAsked:
 class BlockPlan:
     """At most `shape` (rows, cols) blocks of a tile. Bytes: `memory` of a step, and `stored` of blocks between
     segments, which `memory` holds too unless they lie in a file. `extra`: the seconds by which a step is longer than on
-    the whole, as a share of its own. `instead`: why nothing else was taken, where the plan chose blocks."""
+    the whole, as a share of its own."""
 
     shape: tuple[int, int]
     memory: int
@@ -50,7 +50,6 @@ class BlockPlan:
     in_file: bool
     trains: bool = True
     extra: float = 0.0
-    instead: str = ""
 
     @property
     def in_words(self) -> str:
@@ -59,7 +58,7 @@ class BlockPlan:
         cut = f"at most {self.shape[0]} x {self.shape[1]} a tile, {self.stored / GIB:.4g} GiB of them {where}"
         if not self.trains:
             return cut
-        return f"{cut}: {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time{self.instead}"
+        return f"{cut}: {self.memory / GIB:.4g} GiB a step, for about {100 * self.extra:.0f} % more time"
 
     def note(self, memory: int) -> str | None:
         """What the user should know where a step needs more than the `memory` that a rank has."""
