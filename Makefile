@@ -19,7 +19,7 @@ export OMPI_MCA_mpi_yield_when_idle := 1
 OLDEST_TORCH := 2.13.0
 NEWEST_TORCH := 2.15.0
 
-.PHONY: demo test test-serial test-mpi test-ranks test-oldest test-newest gpu-wheels lint docs setup clean
+.PHONY: demo test test-serial test-mpi test-ranks mutations test-oldest test-newest gpu-wheels lint docs setup clean
 
 setup: $(VENV)/ready
 
@@ -67,6 +67,11 @@ test-on-%: setup
 # What runs on nine, on the numbers of ranks in between; not part of `make test`.
 test-ranks:
 	for ranks in 5 6 7 8; do $(MAKE) test-on-$$ranks CASES_$$ranks="$(CASES_9)" || exit 1; done
+
+# Faults put in on purpose, each of which its tests must catch; for the night, not part of `make test`.
+mutations: setup
+	env PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.mutations
+	TILEDSEG_NIGHTLY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/pretend_gpu/test_mutations.py
 
 # What a bare machine with a GPU and no network lacks, into .gpu-wheels (benchmarks/gpu/README.md).
 gpu-wheels: setup

@@ -1,0 +1,74 @@
+"""Put each fault of `faults.py` into a copy of the tree and see its tests fail: `python -m tests.mutations [WORD ...]`.
+
+Words choose faults by parts of their names. Exits with 1 where a fault is not caught. `make mutations` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.comm.launching import MPIRUN, ROOT, oversubscribe
+from tests.mutations.faults import FAULTS, Fault
+
+SECONDS = 900
+COPIED = ("tiledseg", "tests", "benchmarks", "jobs", "docs", ".ci")
+FILES = ("pyproject.toml", "setup.cfg", "Makefile", "README.md", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md")
+
+
+def copy_tree(to: Path) -> None:
+    for name in COPIED:
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, to / name)
+    (to / ".venv").symlink_to(ROOT / ".venv")
+
+
+def test_status(root: Path, fault: Fault) -> int:
+    """The exit code of the fault's tests in the tree at `root`; 0 where all pass."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    if fault.ranks > 1:
+        assert MPIRUN is not None, "these tests need mpirun"
+        launcher = [MPIRUN, *oversubscribe(), "-n", str(fault.ranks)]
+        command = [*launcher, *command, "--only-mpi", "-m", "mpi", "--color=no"]
+    else:
+        command += ["-m", "not mpi"]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [*command, *fault.tests.split()], cwd=root, env=environment, capture_output=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return 124
+    return done.returncode
+
+
+def main(words: list[str]) -> int:
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        root = Path(folder)
+        copy_tree(root)
+        for fault in chosen:
+            place = root / "tiledseg" / fault.file
+            source = place.read_text()
+            place.write_text(source.replace(fault.old, fault.new))
+            begun = time.monotonic()
+            status = test_status(root, fault)
+            place.write_text(source)
+            word = {0: "MISSED", 5: "NO TESTS", 4: "NO TESTS"}.get(status, "caught")
+            missed += [fault.name] if word != "caught" else []
+            print(
+                f"{word:8} {time.monotonic() - begun:5.0f} s  {fault.name}  ({fault.file}; {fault.tests})", flush=True
+            )
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} faults caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
