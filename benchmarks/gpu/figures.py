@@ -91,9 +91,6 @@ FIGURES = (
         for side in (1024, 1536, 2048)
     ),
     Figure("largest image of a step, bf16, px", "memory", "largest image, bf16", "px", LEAST, 2048, "{:.0f}"),
-    Figure(
-        "converted network over the plain one, 1024 px", "small_costs", "conversion at 1024 px", "ratio", MOST, 1.02
-    ),
     Figure("pipeline of one stage over a loop, 1024 px", "small_costs", "one stage at 1024 px", "ratio", MOST, 1.02),
     Figure(
         "seconds a message, layer mode, four ranks on the GPU over MPI",

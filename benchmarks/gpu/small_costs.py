@@ -1,4 +1,4 @@
-"""What the project adds around the same kernels: converted layers against plain ones, and a pipeline of one stage.
+"""The cost of a pipeline of one stage around the kernels of a plain loop.
 
 Pairs take turns; a ratio of 1.00 means that nothing is added. Pipelines of 2 and 4 stages are in `shared_gpu`.
 """
@@ -10,13 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from benchmarks.gpu.part import begin_part
 from benchmarks.gpu.production import finish
-from benchmarks.spatial.conversion_job import measure_conversion
 from tiledseg.architecture.unet import UNet
 from tiledseg.comm.axes import serial_axes
 from tiledseg.execution.precision import make_deterministic
@@ -34,21 +32,9 @@ def main() -> int:
     part = begin_part(__file__)
     small = part.small or part.device.type == "cpu"
     make_deterministic(True)
-    for size in (32,) if small else (512, 1024, 2048):
-        part.measure(f"conversion at {size} px", "ratio", partial(conversion, size, small, part.device), needs=5)
     for size in (32,) if small else (512, 1024):
         part.measure(f"one stage at {size} px", "ratio", partial(one_stage, size, small, part.device), needs=5)
     return int(part.failed)
-
-
-def conversion(size: int, small: bool, device: torch.device) -> dict[str, Any]:
-    """The converted network over the one that it was converted from, forward and backward."""
-    levels, channels, pairs = (3, 4, 2) if small else (5, 16, 30)
-    found = measure_conversion(size, levels, channels, pairs, device.type)
-    seconds = found["wall_seconds"]
-    ratio = statistics.median(c / p for p, c in zip(seconds["plain"], seconds["converted"], strict=True))
-    plain = 1e3 * statistics.median(seconds["plain"])
-    return {"ratio": ratio, "plain_ms": plain, "gradients_differ_by": found["difference_of_gradients"]}
 
 
 class Drawn:

@@ -2,8 +2,6 @@
 
     python -m benchmarks.naip_trees --data FOLDER --out FOLDER [--rows NAME ...] [--seeds 3] [--steps 552]
     python -m benchmarks.naip_trees --data FOLDER --out FOLDER --maps | --report
-    python -m benchmarks.naip_trees --data FOLDER --out FOLDER --beside ROW
-    python -m benchmarks.naip_trees --data FOLDER --out FOLDER --students ROW
 
 FOLDER of --data holds the four files of the NAIP mosaics (`cities.py` names them; docs/results.md says whose they are).
 They are not in this repository: where they are not, the program says so and ends with 3.
@@ -11,9 +9,7 @@ They are not in this repository: where they are not, the program says so and end
 The first form trains what is not yet in --out, seed after seed, each row of `rows.yaml` for the same number of steps,
 and prints the score of each on held-out blocks of Santa Monica. Ended at any time, it goes on where it was. Choices are
 made on these scores; `--maps` adds those of the ways to map (`maps.py`). `--report` then maps Long Beach by each run,
-once, and prints the table. `--beside` trains a row and, at the same time on another core, MONAI's BasicUNet in a plain
-loop (`anchor.py`), which ends when the row's run ends (the package monai: installed, or in a folder of PYTHONPATH).
-`--students` trains networks on both cities, with labels of Long Beach that the row's runs make (`students.py`).
+once, and prints the table.
 """
 
 from __future__ import annotations
@@ -25,12 +21,10 @@ from pathlib import Path
 
 from benchmarks.launching import NOT_RUNNABLE, NotRunnableError
 from benchmarks.naip_trees import table
-from benchmarks.naip_trees.beside import train_beside
 from benchmarks.naip_trees.cities import LEARNT, OTHER, missing
 from benchmarks.naip_trees.maps import score_all
 from benchmarks.naip_trees.rows import ROWS, read_rows
 from benchmarks.naip_trees.runs import Place, train_row
-from benchmarks.naip_trees.students import student, taught
 from tiledseg.errors import ConfigError, TiledsegError
 
 
@@ -46,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--file", type=Path, default=ROWS, help="the rows (default: rows.yaml beside this program)")
     parser.add_argument("--maps", action="store_true", help="map the held-out blocks by each run that is there")
     parser.add_argument("--report", action="store_true", help="map the other city by each run that is there, once")
-    parser.add_argument("--beside", nargs="+", metavar="ROW", help="train these rows, each beside the anchor")
-    parser.add_argument("--students", metavar="ROW", help="train students of this row's runs")
     options = parser.parse_args(arguments)
     absent = missing(options.data)
     if absent:
@@ -71,17 +63,13 @@ def _run(options: argparse.Namespace) -> None:
         score_all(place, OTHER if options.report else LEARNT)
         return
     rows = read_rows(options.file)
-    train = train_beside if options.beside else train_row
-    names = options.beside or ([options.students] if options.students else options.rows or list(rows))
+    names = options.rows or list(rows)
     unknown = [name for name in names if name not in rows]
     if unknown:
         raise ConfigError(f"{options.file} has no row {unknown[0]}; give some of {', '.join(rows)}")
-    if options.students:
-        names = [student(options.students)]
-        rows[names[0]] = taught(place, options.students, rows[options.students])
     for seed in range(options.seeds):
         for name in names:
-            print(train(place, name, rows[name], seed, options.steps), flush=True)
+            print(train_row(place, name, rows[name], seed, options.steps), flush=True)
 
 
 if __name__ == "__main__":

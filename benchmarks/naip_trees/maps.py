@@ -36,13 +36,8 @@ def map_file(folder: Path, city: str, way: str) -> Path:
 
 
 def _maps(place: Place, folder: Path, city: str) -> dict[str, NDArray[np.uint8]]:
-    """Of a run, in each way. The anchor has mapped as it was trained."""
-    by_anchor = folder / f"anchor_{city}.npy"
-    if by_anchor.exists():
-        return {AS_TRAINED: np.load(by_anchor)}
-    told = yaml.safe_load((folder / "config.yaml").read_text())["data"]
-    ways = [OWN_LIGHT] if isinstance(told["images"], list) else WAYS  # a student has seen no other light
-    return {way: map_city(place, folder, city, map_file(folder, city, way), way) for way in ways}
+    """Return a run's map in each way."""
+    return {way: map_city(place, folder, city, map_file(folder, city, way), way) for way in WAYS}
 
 
 def map_city(place: Place, folder: Path, city: str, target: Path, way: str, *more: str) -> NDArray[np.uint8]:

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
-import yaml
 from numpy.typing import NDArray
 
 from benchmarks.launching import NOT_RUNNABLE
-from benchmarks.naip_trees import beside, maps
+from benchmarks.naip_trees import maps
 from benchmarks.naip_trees.__main__ import main
-from benchmarks.naip_trees.anchor import Job, run
 from benchmarks.naip_trees.cities import LEARNT, OTHER, image_of, labels_of
 from benchmarks.naip_trees.maps import OWN_LIGHT, WAYS, map_file
 from benchmarks.naip_trees.network import build
@@ -124,39 +122,6 @@ def test_a_row_that_holds_out_no_block_is_scored_in_the_other_city_alone(
         OWN_LIGHT: pytest.approx(of_trees(map_HW, read(labels_of(cities, OTHER))), abs=1e-12)
     }
     assert "no block held out" in capsys.readouterr().out
-    students_learn_from_it(words, out)
-
-
-def students_learn_from_it(words: list[str], out: Path) -> None:
-    """Labels of the other city are the only teacher's own map of it; the score is of the map by own light."""
-    assert main([*words, "--students", "whole", "--seeds", "1", "--steps", "24"]) == 0
-    assert main([*words, "--report"]) == 0
-    lessons, folder = out / "whole-lessons", out / "whole-student/0"
-    np.testing.assert_array_equal(
-        read(lessons / f"{OTHER}_trees.tif"), read(map_file(out / "whole/0", OTHER, OWN_LIGHT))
-    )
-    told = yaml.safe_load((folder / "config.yaml").read_text())["data"]
-    assert told["labels"] == [str(labels_of(out.parent, LEARNT)), str(lessons / f"{OTHER}_trees.tif")]
-    score = of_trees(read(map_file(folder, OTHER, OWN_LIGHT)), read(labels_of(out.parent, OTHER)))
-    assert json.loads((folder / "result.json").read_text())["other_city"] == {
-        OWN_LIGHT: pytest.approx(score, abs=1e-12)
-    }
-    assert score > 0.1
-
-
-def test_the_anchor_ends_with_the_run_beside_it(
-    cities: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("monai", reason="the package monai is not installed")
-    monkeypatch.setattr(beside, "SIDE", 32)
-    monkeypatch.setattr(beside, "run_job", lambda command, limit: run(Job(**json.loads(Path(command[-1]).read_text()))))
-    assert main([*words, "--beside", "weights", "--seeds", "1", "--steps", "12"]) == 0
-    anchor = cities / "out/weights-anchor/0"
-    found = json.loads((anchor / "result.json").read_text())
-    assert found["steps"] > 0
-    assert found["pixels"] == found["steps"] * 4 * 32**2
-    assert found["seconds"] < json.loads((cities / "out/weights-beside/0/result.json").read_text())["seconds"]
-    assert np.load(anchor / f"anchor_{OTHER}.npy").shape == SHAPE
 
 
 def test_without_the_imagery_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

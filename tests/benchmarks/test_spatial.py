@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import launching
-from benchmarks.spatial import conversion, step_case
+from benchmarks.spatial import step_case
 from tests.comm.launching import clean_environment, run_job
 from tiledseg.errors import CommunicationError, ConfigError, TiledsegError
 
@@ -35,20 +33,6 @@ def test_all_modes_give_one_loss_and_send_what_is_planned() -> None:
         assert figures["memory_bytes"] >= found["memory_before_bytes"] > 0
 
 
-def test_the_converted_network_is_the_same_network() -> None:
-    answer = conversion.summary(alone("conversion_job", "32", "3", "4", "3"))
-    assert answer["difference_of_gradients"] == 0
-    assert 0 < answer["wall_ratio"]["lower"] <= answer["wall_ratio"]["median"] <= answer["wall_ratio"]["upper"]
-
-
-def test_our_layers_equal_torchs_on_the_peers_workload() -> None:
-    flags = "--workload unet --size 32 16 --mesh 1 1 --dtype float64 --repeat 1 --layout contiguous"
-    line = alone("ours", *flags.split())
-    assert line["peer"] == "tiledseg"
-    assert line["seconds"] > 0
-    assert max(line["equal"][key] for key in ("y", "dx", "dW")) < 1e-12
-
-
 @pytest.mark.parametrize("other", [2.001, math.nan])
 def test_times_of_different_results_are_refused(other: float) -> None:
     with pytest.raises(TiledsegError, match="'b' differs from that of 'a'"):
@@ -68,11 +52,3 @@ def test_a_job_says_how_it_ended() -> None:
         end("sys.exit(1)")
     with pytest.raises(CommunicationError, match="longer than 0 s"):
         end("time.sleep(60)", limit=0.3)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU on this machine")
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
-    report = tmp_path / "gpu.json"
-    done = run_job([sys.executable, "-m", "benchmarks.spatial.gpu", "--json", str(report)], environ=clean_environment())
-    assert (done.code, done.err.strip()) == (3, "no GPU")
-    assert not report.exists()
