@@ -39,7 +39,6 @@ NOT_FOR_A_STEP = {
     "tiledseg.raster.labels.class_file",
     "tiledseg.raster.labels.polygon_reader",
     "tiledseg.reporting.page",
-    "tiledseg.reporting.panel",
     "tiledseg.spatial.network",
     "tiledseg.training.validation",
 }

@@ -19,8 +19,8 @@ from tiledseg.commands.config_file import parse_config, to_yaml
 from tiledseg.system.run_lock import hold
 from tiledseg.tile import main as tile
 from tiledseg.train import main
+from tiledseg.training.run_folder.journal import plot_progress
 from tiledseg.training.run_folder.page import write_report
-from tiledseg.training.run_folder.report import plot_progress
 from tiledseg.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("without_plots")  # but for `test_what_a_run_leaves`

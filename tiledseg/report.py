@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(options: Namespace) -> None:
     if not can_render():
-        raise ConfigError(f"the page needs jinja2: {REMEDY}")
+        raise ConfigError(f"the page needs jinja2 and matplotlib: {REMEDY}")
     folder = Path(options.run)
     if not (folder / METRICS).is_file():
         raise OutputError(f"--run is {options.run}, but there is no {METRICS} in it; give the folder of a run")

@@ -13,13 +13,13 @@ from tests.reporting.made_run import LOSS, SCENE, STEPS, make_run
 from tests.small_files import tree
 from tiledseg.errors import install
 from tiledseg.report import main
-from tiledseg.reporting.charts import MOST_POINTS, Line, draw_chart, nice_ticks
-from tiledseg.reporting.page import Report, diagrams_of, render
+from tiledseg.reporting.curves import diagrams_of, draw_curves, png_of
+from tiledseg.reporting.page import render
 from tiledseg.system.run_names import METRICS, PAGE
 from tiledseg.training.run_folder import page, validations
 from tiledseg.training.run_folder.journal import Journal
+from tiledseg.training.run_folder.metrics import read_metrics
 from tiledseg.training.run_folder.page import page_of
-from tiledseg.training.run_folder.report import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
 
@@ -50,9 +50,9 @@ class Tags(HTMLParser):
 def test_values_are_words_and_no_markup(made: Path) -> None:
     found = Tags((made / PAGE).read_text())
     assert '<b>road & "rail"</b>' in found.words
-    assert "<i>out.tif" in found.words
+    assert "<i>out.tif: rows 8 to 40, columns 4 to 60" in found.words
     assert any("<script>alert(1)</script>" in words for words in found.words)
-    assert [tag for tag, _ in found.tags].count("script") == 2, "the page's own"
+    assert [tag for tag, _ in found.tags].count("script") == 1, "the page's own"
     assert all(words != "rail" for words in found.words)
 
 
@@ -73,7 +73,12 @@ def test_numbers_are_those_of_the_files(made: Path) -> None:
         for pixels in row:
             assert f"{pixels:,} pixels".replace(",", " ") in text
     assert f"step {STEPS}, epoch 3" in text
-    assert f"training: {LOSS}; validation: cross-entropy a pixel" in text
+    curves = draw_curves(read_metrics(made / METRICS), read_validations(made), LOSS, "")
+    labels = [text.get_text() for axes in curves.axes[:2] for text in axes.get_legend().get_texts()]
+    assert labels[:2] == [f"training: {LOSS}", "validation: cross-entropy a pixel"]
+    assert labels[2:] == ["mean", *(one["name"] for one in newest["classes"])]
+    mean = curves.axes[1].get_lines()[0].get_xydata()[-1].tolist()
+    assert mean == [STEPS, newest["mean_iou"]]
 
 
 def test_diagrams_are_counted_by_hand() -> None:
@@ -81,28 +86,29 @@ def test_diagrams_are_counted_by_hand() -> None:
     counts = {"pixels": [[0, 4], [2, 0], [0, 0]], "right": [[0, 3], [1, 0], [0, 0]]}
     figures = {"classes": classes, "reliability": {**counts, "confidence": [[0, 3.6], [0.8, 0], [0, 0]]}}
     every, first, second = diagrams_of(figures)
-    assert (every.name, first.name, second.name) == ("all classes", "a", "b"), "no pixel is mapped as c"
-    assert first.bins == [(0.5, 1.0, 4, 0.75, pytest.approx(0.9))]
-    assert every.pixels == 6
-    assert every.error == pytest.approx((4 * 0.15 + 2 * 0.1) / 6)
-
-
-def test_an_empty_page_says_what_there_is() -> None:
-    assert "<h1>nothing</h1>" in render(Report("nothing", "", "not finished"))
-    assert diagrams_of(None) == []
+    assert (every[0], first[0], second[0]) == ("all classes", "a", "b"), "no pixel is mapped as c"
+    assert first[1] == [(0.75, 0.75, pytest.approx(0.9), 4)]
+    assert every[2] == pytest.approx((4 * 0.15 + 2 * 0.1) / 6)
 
 
 def test_a_run_without_validations_has_its_curves(tmp_path: Path) -> None:
+    assert "not finished" in render(page_of(tmp_path)), "nor lines"
     line = {"step": 1, "epoch": 0, "loss": None, "lr": 0.1, "seconds": 1.0, "pixels": 0, "pixels_per_second": 0.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({**line, "step": 2, "loss": 2.0}))
-    found = page_of(tmp_path)
-    assert found.state == "not finished"
-    assert [chart.title for chart in found.charts] == ["Loss", "Learning rate", "Throughput"]
-    assert "<svg" in render(found)
-    assert found.charts[0].unit == "training: of a step; validation: cross-entropy a pixel"
-    told = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
-    assert told.charts[0].unit == "training: Dice; validation: cross-entropy a pixel"
-    assert (told.state, told.warnings) == ("not finished", ["a note"])
+    page = page_of(tmp_path)
+    assert page["state"] == "not finished"
+    assert page["curves"] in render(page)
+    started = page_of(tmp_path, {"title": "a: b", "loss": "Dice", "warnings": ["a note"]})
+    assert (started["state"], started["warnings"]) == ("not finished", ["a note"])
+
+
+def test_names_are_no_formulas_for_matplotlib(made: Path) -> None:
+    """Nor hidden from the legend by an underscore."""
+    validations = read_validations(made)
+    validations[-1]["classes"][0]["name"] = "_a$\\b$"
+    curves = draw_curves([], validations, "$x^", "$")
+    assert png_of(curves).startswith(b"\x89PNG")
+    assert len(curves.axes[1].get_legend().get_texts()) == 1 + len(validations[-1]["classes"])
 
 
 def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
@@ -111,14 +117,13 @@ def test_a_killed_run_is_what_it_said_from_the_start(tmp_path: Path) -> None:
     told = {"title": "made: segnet", "loss": "Dice", "begun": "then", "ranks": 1, "command": "the second"}
     Journal(tmp_path, STEPS, STEPS, 0, told, read_metrics(tmp_path / METRICS), SCENE).close()
     killed = page_of(tmp_path)
-    assert (killed.state, killed.subtitle) == ("not finished", "made: segnet")
-    assert killed.charts[0].unit == "training: Dice; validation: cross-entropy a pixel"
-    assert ("command", "the second") in killed.about["Run"]
+    assert (killed["state"], killed["subtitle"]) == ("not finished", "made: segnet")
+    assert ("command", "the second") in killed["about"]["Run"]
     (tmp_path / "summary.json").unlink()
     assert page_of(tmp_path) == killed
     (tmp_path / "summary.json").write_text(json.dumps({**told, "finished": True, "seconds": 3.0}))
     done = page_of(tmp_path)
-    assert (done.state, done.facts[-1]) == ("finished", ("wall time", "3 s", "1 rank, all starts"))
+    assert (done["state"], done["facts"][-1]) == ("finished", ("wall time", "3 s", "1 rank, all starts"))
 
 
 def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +134,13 @@ def test_pictures_of_other_places_are_left_out(made: Path, tmp_path: Path, monke
     figures["panel"][0]["stride"] = 9
     first.write_text(json.dumps(figures))
     (tmp_path / "validation" / "step-000020.json").write_text("{")
-    assert [moment.split(",")[0] for moment in page_of(tmp_path).moments] == ["step 30", "step 40"]
+    assert [moment["words"].split(",")[0] for moment in page_of(tmp_path)["moments"]] == ["step 30", "step 40"]
     monkeypatch.setattr(page, "MOST_MOMENTS", 2)
-    assert [moment.split(",")[0] for moment in page_of(made).moments] == ["step 10", "step 40"]
-    assert len(page_of(made).places[0].changing["map"]) == 2
+    assert [moment["words"].split(",")[0] for moment in page_of(made)["moments"]] == ["step 10", "step 40"]
+    assert page_of(made)["places"] == [
+        "<i>out.tif: all of it, one pixel of 2 a side",
+        "<i>out.tif: rows 8 to 40, columns 4 to 60",
+    ]
 
 
 def test_the_command_refuses_what_is_no_run(tmp_path: Path, made: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +184,10 @@ def test_a_page_that_cannot_be_made_stops_no_run(
     monkeypatch.setattr("tiledseg.training.run_folder.journal.plot_progress", lambda *given: False)
     journal = Journal(tmp_path, STEPS, STEPS, 1, {"title": "title", "loss": "focal"}, [], SCENE)
     for reason, damage in (
-        ("jinja2 is not installed: pip install", lambda: monkeypatch.setattr(page, "can_render", lambda: False)),
+        (
+            "jinja2 or matplotlib is not installed: pip install",
+            lambda: monkeypatch.setattr(page, "can_render", lambda: False),
+        ),
         ("holds what no run has written", lambda: (tmp_path / "validation" / "step-000040.png").write_text("x")),
     ):
         damage()
@@ -194,24 +205,4 @@ def test_without_jinja2_the_command_says_so(
 ) -> None:
     monkeypatch.setattr("tiledseg.report.can_render", lambda: False)
     assert main(["--run", str(made)]) == 2
-    assert capfd.readouterr().err == f"error: the page needs jinja2: {install('report')}\n"
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.03, 0.031), (-5, 1e9), (1, 2), (7, 40)])
-def test_ticks_are_round_and_inside(low: float, high: float) -> None:
-    ticks = nice_ticks(low, high, 5)
-    assert 2 <= len(ticks) <= 7
-    assert all(low - 1e-9 <= tick <= high * (1 + 1e-9) for tick in ticks)
-
-
-def test_long_lines_are_averaged_and_one_point_is_shown() -> None:
-    chart = draw_chart("t", "u", [Line("a", [(x, float(x % 2)) for x in range(10 * MOST_POINTS)], "red")])
-    assert chart is not None
-    assert len(chart.lines[0].places) == MOST_POINTS
-    assert {words.split(": ")[1] for _, _, words in chart.lines[0].places} == {"0.5"}
-    single = draw_chart("t", "u", [Line("a", [(1, 3.0)], "red")])
-    assert single is not None
-    assert single.lines[0].marks
-    assert draw_chart("t", "u", [Line("a", [], "red")]) is None
-    rounded = draw_chart("t", "u", [Line("a", [(1, 0.9982759115097468), (2, 0.9982759115097473)], "red")])
-    assert rounded is not None, "of a network that has died: one loss but for rounding"
+    assert capfd.readouterr().err == f"error: the page needs jinja2 and matplotlib: {install('report')}\n"

@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiledseg.reporting import panel as drawing
-from tiledseg.reporting.panel import draw_panel, write_panel
-from tiledseg.reporting.pictures import BLANK, RIGHT, as_picture, class_picture, error_picture
+from tiledseg.reporting import pictures
+from tiledseg.reporting.pictures import (
+    BLANK,
+    RIGHT,
+    as_picture,
+    class_picture,
+    draw_panel,
+    error_picture,
+    write_panel,
+)
 
 LEGEND = [("water", (1, 2, 200)), ("a class of a name much too long for its place in the legend", (7, 150, 9))]
 
@@ -23,19 +30,19 @@ def test_pictures_lie_in_their_cells(tmp_path) -> None:
     write_panel(tmp_path / "panel.png", panel)
     found = np.asarray(Image.open(tmp_path / "panel.png"))
     for row, cells in zip(rows, panel.cells, strict=True):
-        for picture, cell in zip(row, cells, strict=True):
-            assert (found[cell.y : cell.y + cell.height, cell.x : cell.x + cell.width] == picture).all()
-    lowest = max(cell.y + cell.height for cells in panel.cells for cell in cells)
+        for picture, (x, y, width, height) in zip(row, cells, strict=True):
+            assert (found[y : y + height, x : x + width] == picture).all()
+    lowest = max(cell[1] + cell[3] for cells in panel.cells for cell in cells)
     for _, colour in LEGEND:
         assert (found[lowest:] == colour).all(-1).sum() > 80, "its square in the legend"
 
 
 def test_a_long_name_stays_in_its_place() -> None:
     panel = draw_panel([[np.zeros((4, 400, 3), np.uint8)]], ("image",), LEGEND[1:])
-    below = panel.cells[0][0].y + 4
+    below = panel.cells[0][0][1] + 4
     ink = (panel.picture[below:] != 255).any(-1).any(0)
     assert ink.any()
-    assert not ink[drawing._KEY + 4 :].any()
+    assert not ink[pictures._KEY + 4 :].any()
 
 
 def test_errors_and_ignored_pixels() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tiledseg.geometry.box import Box
 from tiledseg.geometry.interval import Interval
-from tiledseg.reporting.views import SIDE, View, choose_views
+from tiledseg.training.panels import SIDE, View, choose_views
 
 SHAPES = [(1000, 700), (300, 200), (5000, 5000)]
 

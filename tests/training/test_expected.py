@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tiledseg.training.run_folder.expected import expected_time
+from tiledseg.training.run_folder.journal import expected_time
 
 DONE: list[dict[str, Any]] = [{"step": k, "seconds": 5.0 if k < 30 else 2.0} for k in range(60)]
 

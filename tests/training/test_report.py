@@ -15,14 +15,9 @@ from hypothesis import strategies as st
 
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.system.run_names import METRICS
-from tiledseg.training.run_folder import report
-from tiledseg.training.run_folder.report import (
-    MetricsLog,
-    check_lines,
-    plot_progress,
-    read_metrics,
-    write_whole,
-)
+from tiledseg.training.run_folder import metrics
+from tiledseg.training.run_folder.journal import plot_progress
+from tiledseg.training.run_folder.metrics import MetricsLog, check_lines, read_metrics, write_whole
 
 
 def step_line(step: int) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def write_run(folder: Path, steps: int) -> list[dict[str, Any]]:
 def test_a_resumed_log_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, keep: int) -> None:
     """Wherever a crash has cut the file, after the checkpoint's step: lines after the checkpoint go, whole ones stay,
     and going on gives the file of an uninterrupted run."""
-    monkeypatch.setattr(report, "_open_events", lambda folder, step: None)
+    monkeypatch.setattr(metrics, "_open_events", lambda folder, step: None)
     (tmp_path / METRICS).unlink(missing_ok=True)
     lines = write_run(tmp_path, 6)
     text = (tmp_path / METRICS).read_text()
@@ -212,7 +207,7 @@ def test_a_file_moved_away_is_said_and_a_new_one_starts(tmp_path: Path) -> None:
 def test_a_run_folder_that_is_moved_away_is_said_at_the_next_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiledseg.training.run_folder.report._open_events", lambda *given: None)
+    monkeypatch.setattr("tiledseg.training.run_folder.metrics._open_events", lambda *given: None)
     (tmp_path / "run").mkdir()
     log = MetricsLog(tmp_path / "run", 0, [])
     log.write(step_line(1))

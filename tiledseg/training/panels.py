@@ -1,12 +1,13 @@
-"""The pixels of a few places while a validation goes over the tiles: what the panels show.
+"""Views: a few places of the validation images, whose pixels are kept while a validation goes over the tiles.
 
-Each rank keeps its tiles' part of the views, and the root puts them together: the same pictures for any tiling, halo
-mode and number of ranks. A view has at most `views.SIDE` pixels a side, so a rank keeps a few hundred KiB of each,
-whatever the size of the rasters.
+Each rank keeps its tiles' part of the views, and the root joins them: the pictures are the same for any tiling, halo
+mode and number of ranks. A view has at most `SIDE` pixels a side, so a rank keeps a few hundred KiB of each.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 
@@ -15,18 +16,67 @@ from numpy.typing import NDArray
 
 from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.box import Box
+from tiledseg.geometry.interval import Interval
 from tiledseg.raster.samples.dataset import Sample
 from tiledseg.records import dataclass
-from tiledseg.reporting.views import View
 
+SIDE = 256
+"""Most pixels a side of a view's picture."""
 _BANDS = 3  # of an image that a picture shows
-_Fragment = tuple[str, int, tuple[slice, slice], NDArray]  # what, of which view, where in it, its pixels
+_Slices = tuple[slice, slice]
+_Fragment = tuple[str, int, _Slices, NDArray]  # kind, number of the view, place in it, pixels
+
+
+@dataclass(frozen=True)
+class View:
+    """A picture of image number `image`: every `stride`-th pixel of `box`, its first one included."""
+
+    image: int
+    box: Box
+    stride: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(height, width) of the picture."""
+        return -(-self.box.height // self.stride), -(-self.box.width // self.stride)
+
+    def part(self, core: Box) -> tuple[_Slices, _Slices] | None:
+        """Return the place of the pixels of `core`, of the same image, in the picture and in the core; None if there
+        are none. Cores that cover a raster once fill the picture once."""
+        rows = _side(self.box.row, core.row, self.stride)
+        cols = _side(self.box.col, core.col, self.stride)
+        return None if rows is None or cols is None else ((rows[0], cols[0]), (rows[1], cols[1]))
+
+
+def _side(view: Interval, core: Interval, stride: int) -> _Slices | None:
+    common = core.clip(view)
+    first, stop = -(-(common.start - view.start) // stride), -(-(common.stop - view.start) // stride)
+    if first >= stop:
+        return None
+    begin = view.start + first * stride - core.start
+    return slice(first, stop), slice(begin, begin + (stop - first - 1) * stride + 1, stride)
+
+
+def choose_views(shapes: Sequence[tuple[int, int]], count: int, seed: int) -> tuple[View, ...]:
+    """Choose at most `count` distinct views of images of these shapes (height, width): the whole first image, thinned,
+    then windows of every pixel, drawn by the seed, from each image in turn."""
+    if count < 1:
+        return ()
+    views = [View(0, Box.of_shape(shapes[0]), max(1, -(-max(shapes[0]) // SIDE)))]
+    digest = hashlib.sha256(f"tiledseg.views {seed}".encode()).digest()
+    generator = random.Random(int.from_bytes(digest[:8], "big"))
+    for number in range(1, count):
+        image = number % len(shapes)
+        starts = [int(generator.random() * (max(0, size - SIDE) + 1)) for size in shapes[image]]
+        sides = (Interval(a, a + min(size, SIDE)) for a, size in zip(starts, shapes[image], strict=True))
+        views.append(View(image, Box(*sides)))
+    return tuple(dict.fromkeys(views))
 
 
 @dataclass(frozen=True)
 class SeenView:
-    """A view as a validation found it. `image_CHW`: up to three bands, normalised, NaN without data; `labels_HW` and
-    `map_HW`: classes, the ignored one where a pixel does not count, or has no data."""
+    """A view with the pixels of one validation. `image_CHW`: up to three bands, normalised, NaN without data;
+    `labels_HW` and `map_HW`: classes, the ignored one where a pixel does not count, or has no data."""
 
     view: View
     image_CHW: NDArray[np.float32]
@@ -45,23 +95,18 @@ class Panels:
     _gathered: bool = False  # on every rank alike
 
     def looking(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The samples, while the image's pixels of those that have some are kept."""
+        """Pass the samples on, and keep the image's pixels that a view shows."""
         for sample in samples:
             if not self._gathered and sample.pixels_CHW.size:
-                self._keep_image(sample)
+                core_CHW = sample.x_CHW[:_BANDS, *sample.tile.core.relative_to(sample.tile.context).slices]
+                for number, to, of in self._parts(sample.image, sample.tile.core):
+                    pixels_CHW = core_CHW[:, of[0], of[1]].astype(np.float32)
+                    pixels_CHW[:, ~sample.valid_HW[of]] = np.nan
+                    self._fragments.append(("image", number, to, pixels_CHW))
             yield sample
 
-    def _keep_image(self, sample: Sample) -> None:
-        tile = sample.tile
-        rows, cols = tile.core.relative_to(tile.context).slices
-        core_CHW = sample.x_CHW[:_BANDS, rows, cols]
-        for number, to, of in self._parts(sample.image, tile.core):
-            pixels_CHW = core_CHW[:, of[0], of[1]].astype(np.float32)
-            pixels_CHW[:, ~sample.valid_HW[of]] = np.nan
-            self._fragments.append(("image", number, to, pixels_CHW))
-
     def keep(self, sample: Sample, core: Box, labels_HW: NDArray[np.uint8], map_HW: NDArray[np.uint8]) -> None:
-        """The labels and the mapped classes of `core`, a part of the sample's."""
+        """Keep the labels and the mapped classes of `core`, a part of the sample's."""
         for number, to, of in self._parts(sample.image, core):
             valid_HW = sample.valid_HW[core.relative_to(sample.tile.core).slices][of]
             shown_HW = np.where(valid_HW, map_HW[of], np.uint8(self.ignore_index))
@@ -70,8 +115,7 @@ class Panels:
                 self._fragments.append(("labels", number, to, labels_HW[of].copy()))
 
     def gather(self, mesh: Mesh) -> list[SeenView]:
-        """The views of a validation that is over, on the root; none elsewhere. Collective: one exchange in which every
-        rank takes part, also one that has seen nothing."""
+        """Return the views after a validation, on the root; none elsewhere. Collective: every rank takes part."""
         if not self.views:
             return []
         fragments, self._fragments = self._fragments, []
@@ -79,25 +123,24 @@ class Panels:
         self._gathered = True
         if not mesh.is_root:
             return []
-        canvases = {
-            ("map", number): np.full(view.shape, self.ignore_index, np.uint8) for number, view in enumerate(self.views)
-        }
-        for what, number, to, pixels in (fragment for each in every for fragment in each):
-            place = self._still if what != "map" else canvases
-            canvas = place.setdefault((what, number), self._blank(what, number, pixels))
-            canvas[..., to[0], to[1]] = pixels
+        maps = {("map", n): np.full(v.shape, self.ignore_index, np.uint8) for n, v in enumerate(self.views)}
+        for kind, number, to, pixels in (fragment for each in every for fragment in each):
+            canvases = maps if kind == "map" else self._still
+            if (kind, number) not in canvases:
+                canvases[kind, number] = self._blank(kind, number, pixels)
+            canvases[kind, number][..., to[0], to[1]] = pixels
         return [
-            SeenView(view, self._still["image", n], self._still["labels", n], canvases["map", n])
+            SeenView(view, self._still["image", n], self._still["labels", n], maps["map", n])
             for n, view in enumerate(self.views)
         ]
 
-    def _blank(self, what: str, number: int, pixels: NDArray) -> NDArray:
+    def _blank(self, kind: str, number: int, pixels: NDArray) -> NDArray:
         shape = self.views[number].shape
-        if what == "image":
+        if kind == "image":
             return np.full((len(pixels), *shape), np.nan, np.float32)
         return np.full(shape, self.ignore_index, np.uint8)
 
-    def _parts(self, image: int, core: Box) -> Iterator[tuple[int, tuple[slice, slice], tuple[slice, slice]]]:
+    def _parts(self, image: int, core: Box) -> Iterator[tuple[int, _Slices, _Slices]]:
         for number, view in enumerate(self.views):
             part = view.part(core) if view.image == image else None
             if part is not None:

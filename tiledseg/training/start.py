@@ -45,9 +45,9 @@ from tiledseg.training.preparing.compiling import check_compiling
 from tiledseg.training.preparing.first_weights import first_weights, imagenet
 from tiledseg.training.preparing.preparation import Preparation, prepare, with_class_weights, with_counts
 from tiledseg.training.resume.begin import Beginning, begin
-from tiledseg.training.run_folder.about import About
 from tiledseg.training.run_folder.check import check_run_folder, check_unchanged
-from tiledseg.training.run_folder.report import check_lines, check_none_lost, read_metrics, write_whole
+from tiledseg.training.run_folder.metrics import check_lines, check_none_lost, read_metrics, write_whole
+from tiledseg.training.run_folder.summary import About
 from tiledseg.training.run_folder.validations import drop_validations
 from tiledseg.training.stop import end_of_job
 from tiledseg.training.trainer import Trainer

@@ -36,23 +36,21 @@ from tiledseg.models.network import GraphNetwork
 from tiledseg.raster.samples.dataset import Dataset, Sample
 from tiledseg.raster.samples.sampling import DrawnStep, Position
 from tiledseg.raster.statistics import Normalization
-from tiledseg.reporting.views import choose_views
 from tiledseg.system.console import counted
 from tiledseg.system.run_names import PAGE
 from tiledseg.tracing.build import network_modules
 from tiledseg.training.averaging import AveragedWeights
 from tiledseg.training.best import BestSoFar
 from tiledseg.training.offloading import Moved, hooks_of, moved_by_ranks, offload_to
-from tiledseg.training.panels import Panels
+from tiledseg.training.panels import Panels, choose_views
 from tiledseg.training.preparing.preparation import Preparation
 from tiledseg.training.preparing.raster_set import RasterSet
 from tiledseg.training.resume.begin import Beginning, sampling_fingerprint
 from tiledseg.training.resume.sources import rewritten_notes, sources_of
-from tiledseg.training.run_folder.about import About
-from tiledseg.training.run_folder.expected import expected_time
-from tiledseg.training.run_folder.journal import Journal, step_line
-from tiledseg.training.run_folder.report import write_whole
+from tiledseg.training.run_folder.journal import Journal, expected_time, step_line
+from tiledseg.training.run_folder.metrics import write_whole
 from tiledseg.training.run_folder.summary import (
+    About,
     decisions,
     found_settings,
     run_title,

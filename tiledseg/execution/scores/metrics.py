@@ -7,6 +7,7 @@ add up exactly, so scores do not depend on how a raster was cut.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +77,7 @@ class Scores:
     recall: tuple[float, ...]
     pixels: int
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Plain values for strict JSON: NaN becomes None."""
         return {
             "accuracy": _nullable(self.accuracy),

@@ -1,4 +1,4 @@
-"""What rank 0 says and writes of a run while it trains: lines of metrics, progress for a person, the drawing."""
+"""Lines of metrics, progress for a person, `progress.png` and the page of a run, by rank 0 while it trains."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiledseg.errors import OutputError
-from tiledseg.execution.progress import StepProgress
-from tiledseg.system.run_names import PAGE, STARTED
-from tiledseg.training.run_folder.report import MetricsLog, plot_progress, write_whole
-from tiledseg.training.run_folder.validations import Scene
+from tiledseg.execution.progress import StepProgress, duration
+from tiledseg.system.run_names import METRICS, PAGE, PROGRESS, STARTED
+from tiledseg.system.writing import replacing
+from tiledseg.training.run_folder.metrics import MetricsLog, read_metrics, write_whole
+from tiledseg.training.run_folder.validations import Scene, read_validations, write_validation
 from tiledseg.training.steps.step import StepResult
 
 if TYPE_CHECKING:
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DRAW_SECONDS = 30.0  # between drawings of the progress: one takes about half a second, while the other ranks wait
+_RATE_STEPS = 20  # of the run so far that its rate is the median of
+_ONCE_MORE = 4 / 3  # forward twice: a backward pass takes two forward passes' time
 
 
 class Journal:
-    """Of a run of `total` steps that has done `step` of them, and has `lines` of metrics; its validations are of
-    `scene`. `told`: what its summary will say that is known from the start, its title and its loss among it. Close it
-    before the last drawing."""
+    """The records of a run of `total` steps that has done `step` of them, and has `lines` of metrics; its validations
+    are of `scene`. `started`: the part of its summary that is known from the start. Close it before the last drawing.
+    """
 
     def __init__(
         self,
@@ -33,13 +37,13 @@ class Journal:
         step: int,
         total: int,
         verbosity: int,
-        told: Mapping[str, Any],
+        started: Mapping[str, Any],
         lines: Sequence[Mapping[str, Any]],
         scene: Scene | None,
     ) -> None:
-        self._folder, self._told, self._scene = folder, told, scene
+        self._folder, self._started, self._scene = folder, started, scene
         self._log = MetricsLog(folder, step, lines)
-        write_whole(folder / STARTED, json.dumps(told, indent=1) + "\n")
+        write_whole(folder / STARTED, json.dumps(started, indent=1) + "\n")
         self.last_validation = last_validation([line for line in lines if line["step"] <= step])
         self._progress = StepProgress(total, step, verbosity)
         self._drawn = time.monotonic()
@@ -55,8 +59,6 @@ class Journal:
 
     def validation(self, step: int, epoch: int, findings: Findings) -> None:
         """What was found at the end of an epoch."""
-        from tiledseg.training.run_folder.one_validation import write_validation
-
         assert self._scene is not None, "a run that validates says what its validations are of"
         self.last_validation = found = findings.line()
         panel = write_validation(self._folder, step, epoch, findings, self._scene)
@@ -74,7 +76,7 @@ class Journal:
     def draw(self, now: bool = False) -> None:
         """The progress as a picture, and the page; unless `now`, only where the last ones are some time ago."""
         if now or time.monotonic() - self._drawn > _DRAW_SECONDS:
-            plot_progress(self._folder, self._told["title"], self._told["loss"])
+            plot_progress(self._folder, self._started["title"], self._started["loss"])
             self._write_page(now)
             self._drawn = time.monotonic()
 
@@ -84,8 +86,8 @@ class Journal:
         from tiledseg.training.run_folder.page import write_report
 
         try:
-            written = write_report(self._folder, self._folder / PAGE, None if last else self._told)
-            reason = None if written else f"jinja2 is not installed: {REMEDY}"
+            written = write_report(self._folder, self._folder / PAGE, None if last else self._started)
+            reason = None if written else f"jinja2 or matplotlib is not installed: {REMEDY}"
         except OutputError as error:
             reason = str(error)
         if reason is not None and last:
@@ -128,3 +130,45 @@ def step_line(step: int, epoch: int, tiles: int, rate: float, result: StepResult
 def last_validation(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The scores of the last validation among the lines of a metrics file."""
     return next((line["val"] for line in reversed(lines) if "val" in line), None)
+
+
+def plot_progress(folder: Path, title: str, loss: str) -> bool:
+    """Draw the learning curves of a run; return False if matplotlib is not installed."""
+    from tiledseg.reporting.curves import can_plot, draw_curves, png_of
+
+    if not can_plot():
+        return False
+    data = png_of(draw_curves(read_metrics(folder / METRICS), read_validations(folder), loss, title))
+    with replacing(folder / PROGRESS) as part:
+        part.write_bytes(data)
+    return True
+
+
+def expected_time(planned: float | None, looks_first: bool, lines: Sequence[Mapping[str, Any]], left: int) -> str:
+    """Return a sentence on the duration of the `left` steps; empty if there are none.
+
+    `planned`: measured seconds of a step's passes, which with stages go forward once more if the loss `looks_first`;
+    `lines`: of metrics of the steps done.
+    """
+    if not left:
+        return ""
+    steps = f"{left} steps" if left > 1 else "1 step"
+    if planned is not None:
+        seconds = planned * (_ONCE_MORE if looks_first else 1)
+        return (
+            f"predicted: {in_words(seconds)} a step, {duration(seconds * left)} for {steps}, by the measured times of "
+            "layers and messages; reading and validation come besides"
+        )
+    done = [line["seconds"] for line in lines if "seconds" in line][-_RATE_STEPS:]
+    if done:
+        seconds = median(done)
+        return (
+            f"the last {len(done)} steps took {in_words(seconds)} each (median): at that rate "
+            f"{duration(seconds * left)} for {steps} left"
+        )
+    return f"no time is predicted for {steps}: no rate is known before the first"
+
+
+def in_words(seconds: float) -> str:
+    """Return a step's time in three digits."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

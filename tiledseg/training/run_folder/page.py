@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tiledseg.errors import OutputError, TiledsegError, first_line
 from tiledseg.execution.progress import duration
-from tiledseg.reporting.charts import Chart, Line, draw_chart
-from tiledseg.reporting.embedded import drawing, photograph, read_picture
-from tiledseg.reporting.page import Place, Report, can_render, count, percent, write_page
-from tiledseg.reporting.panel import can_draw
+from tiledseg.reporting.curves import draw_curves, draw_reliability, png_of
+from tiledseg.reporting.page import can_render, count, percent, png_url, render
 from tiledseg.system.console import counted
 from tiledseg.system.run_names import CONFIG, METRICS, STARTED, SUMMARY, VALIDATION
-from tiledseg.training.run_folder.report import read_metrics
+from tiledseg.system.writing import replacing
+from tiledseg.training.run_folder.metrics import read_metrics
 from tiledseg.training.run_folder.validations import read_validations
 
 MOST_MOMENTS = 24
-"""Validations whose pictures are on the page: all, or so many, evenly spread, the newest one among them."""
-_TRAINING, _VALIDATION, _OTHER = "var(--accent)", "#d9822b", "var(--good)"
-_STILL = ("image", "labels")
+"""Most validations whose pictures are on the page: evenly spread, the newest among them."""
 
 
-def page_of(folder: Path, told: Mapping[str, Any] | None = None) -> Report:
-    """What the folder of a run has to show. `told`: what is known of a run that goes on, in the place of its summary,
-    which is that of an earlier start. Raises OutputError where the metrics are damaged."""
-    summary = told if told is not None else _of_last_start(folder)
-    lines, validations = read_metrics(folder / METRICS), read_validations(folder)
-    newest = validations[-1] if validations else None
-    shown = _spread(
-        [figures for figures in validations if _drawn_alike(folder, figures, validations[-1])], MOST_MOMENTS
-    )
-    return Report(
-        title=folder.resolve().name,
-        subtitle=summary.get("title", "").removeprefix(f"{folder.resolve().name}: "),
-        state=_state(summary),
-        facts=_facts(lines, newest, summary),
-        warnings=summary.get("warnings", ()),
-        figures=newest,
-        charts=_charts(lines, validations, summary.get("loss", "")),
-        places=_places(folder, shown),
-        moments=[_moment(figures) for figures in shown],
-        about=_about(summary),
-        config=_text(folder / CONFIG),
-    )
+def write_report(folder: Path, path: Path, started: Mapping[str, Any] | None = None) -> bool:
+    """Write the page of a run; return False if jinja2 or matplotlib is not installed. Raises OutputError and
+    WriteError.
 
-
-def write_report(folder: Path, path: Path, told: Mapping[str, Any] | None = None) -> bool:
-    """Write the page of a run; False where jinja2 is not installed. `told`: see `page_of`. Raises OutputError and
-    WriteError."""
+    `started`: facts of a run that goes on, in place of its summary, which is that of an earlier start.
+    """
     if not can_render():
         return False
     try:
-        report = page_of(folder, told)
+        text = render(page_of(folder, started))
     except TiledsegError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError) as error:
@@ -67,12 +41,35 @@ def write_report(folder: Path, path: Path, told: Mapping[str, Any] | None = None
             f"({type(error).__name__}: {first_line(error)}); move it away, and make the page again: tiledseg report "
             f"--run {folder}"
         ) from error
-    write_page(path, report)
+    with replacing(path) as part:
+        part.write_text(text, "utf-8")
     return True
 
 
-def _of_last_start(folder: Path) -> Mapping[str, Any]:
-    """Its summary; of one that was killed before it had any, what it knew from the start."""
+def page_of(folder: Path, started: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values of the page's template. Raises OutputError where the metrics are damaged."""
+    summary = started if started is not None else _last_summary(folder)
+    lines, validations = read_metrics(folder / METRICS), read_validations(folder)
+    newest = validations[-1] if validations else None
+    name, loss = folder.resolve().name, summary.get("loss", "")
+    return {
+        "title": name,
+        "subtitle": summary.get("title", "").removeprefix(f"{name}: "),
+        "state": _state(summary),
+        "facts": _facts(lines, newest, summary),
+        "warnings": summary.get("warnings", ()),
+        "figures": newest,
+        "curves": png_url(png_of(draw_curves(lines, validations, loss, ""))) if lines else None,
+        "reliability": png_url(png_of(draw_reliability(newest))) if newest else None,
+        "places": [_place(row) for row in (newest and newest["panel"]) or ()],
+        "moments": _moments(folder, validations),
+        "about": _about(summary),
+        "config": _text(folder / CONFIG),
+    }
+
+
+def _last_summary(folder: Path) -> Mapping[str, Any]:
+    """Return the summary of the last start; `started.json` of one that was killed before it had a summary."""
     summary, started = _json(folder / SUMMARY), _json(folder / STARTED)
     if summary is None or (started is not None and started.get("begun") != summary.get("begun")):
         return started or {}
@@ -80,9 +77,9 @@ def _of_last_start(folder: Path) -> Mapping[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        return found if isinstance(found, dict) else None
+    with contextlib.suppress(ValueError):
+        value = json.loads(_text(path))
+        return value if isinstance(value, dict) else None
     return None
 
 
@@ -90,23 +87,6 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         return path.read_text()
     return ""
-
-
-def _spread(items: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    if len(items) <= most:
-        return list(items)
-    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
-
-
-def _drawn_alike(folder: Path, figures: Mapping[str, Any], newest: Mapping[str, Any]) -> bool:
-    """Whether there is a panel of the places of the newest one: another start of the run may have had others."""
-    keys = ("image", "rows", "cols", "stride")
-    mine, theirs = ([[row[key] for key in keys] for row in each["panel"] or ()] for each in (figures, newest))
-    return mine == theirs and _panel(folder, figures).exists()
-
-
-def _panel(folder: Path, figures: Mapping[str, Any]) -> Path:
-    return folder / VALIDATION / f"step-{figures['step']:06d}.png"
 
 
 def _state(summary: Mapping[str, Any]) -> str:
@@ -118,6 +98,7 @@ def _state(summary: Mapping[str, Any]) -> str:
 def _facts(
     lines: Sequence[Mapping[str, Any]], newest: Mapping[str, Any] | None, summary: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
+    """Return the large figures at the top: name, value, note."""
     steps = [line for line in lines if "val" not in line]
     facts = []
     if newest is not None:
@@ -128,10 +109,11 @@ def _facts(
             ("calibration error", percent(error), "expected, 20 bins"),
         ]
     if steps:
-        seconds = sum(line["seconds"] for line in steps)
-        pixels = sum(line["pixels"] for line in steps)
+        seconds, pixels = (sum(line[key] for line in steps) for key in ("seconds", "pixels"))
+        loss = steps[-1]["loss"]
+        where = f"step {steps[-1]['step']}, epoch {steps[-1]['epoch']}"
         facts += [
-            ("training loss", _number(steps[-1]["loss"]), f"step {steps[-1]['step']}, epoch {steps[-1]['epoch']}"),
+            ("training loss", "-" if loss is None else f"{loss:.4f}", where),
             ("throughput", f"{pixels / seconds / 1e6:.2f} Mpx/s", f"{duration(seconds)} in steps"),
         ]
     if "seconds" in summary:
@@ -139,109 +121,72 @@ def _facts(
     return facts
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _moments(folder: Path, validations: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the panels of validations that show the places of the newest one: words, and the picture as a data URL.
 
-
-def _charts(lines: Sequence[Mapping[str, Any]], validations: Sequence[Mapping[str, Any]], loss: str) -> list[Chart]:
-    """`loss`: what the run was trained for, in words; "" where nobody knows any more."""
-    steps = [line for line in lines if "val" not in line]
-    checks = [(line["step"], line["val"]) for line in lines if "val" in line]
-
-    def of_steps(key: str, factor: float = 1.0) -> list[tuple[float, float]]:
-        return [(line["step"], line[key] * factor) for line in steps if line.get(key) is not None]
-
-    def of_checks(key: str) -> list[tuple[float, float]]:
-        return [(step, val[key]) for step, val in checks if val[key] is not None]
-
-    drawn = [
-        draw_chart(
-            "Loss",
-            f"training: {loss or 'of a step'}; validation: cross-entropy a pixel",
-            [
-                Line("training", of_steps("loss"), _TRAINING),
-                Line("validation", of_checks("loss"), _VALIDATION, marks=True),
-            ],
-        ),
-        draw_chart("IoU", "of the validation, each class", _iou_lines(of_checks("mean_iou"), validations), (0.0, 1.0)),
-        draw_chart("Learning rate", "a step", [Line("rate", of_steps("lr"), _TRAINING)]),
-        draw_chart(
-            "Throughput",
-            "million pixels a second, all ranks",
-            [Line("training", of_steps("pixels_per_second", 1e-6), _OTHER)],
-        ),
+    The columns that stay, image and labels, are a picture of the newest one alone.
+    """
+    alike = [
+        figures
+        for figures in validations
+        if _places(figures) == _places(validations[-1]) and _panel(folder, figures).exists() and figures["panel"]
     ]
-    return [chart for chart in drawn if chart is not None]
-
-
-def _iou_lines(mean: list[tuple[float, float]], validations: Sequence[Mapping[str, Any]]) -> list[Line]:
-    lines = [Line("mean", mean, "var(--ink)", marks=True)]
-    for k, one in enumerate(validations[-1]["classes"] if validations else ()):
-        points = [(figures["step"], figures["classes"][k]["iou"]) for figures in validations]
-        known = [(step, iou) for step, iou in points if iou is not None]
-        lines.append(Line(one["name"], known, one["colour"]))
-    return lines
-
-
-def _places(folder: Path, shown: Sequence[Mapping[str, Any]]) -> list[Place]:
-    """The panels' rows, cut out of their files: image and labels once, the others of each validation."""
-    if not shown or not can_draw():
+    if len(alike) > MOST_MOMENTS:
+        alike = [alike[round(k * (len(alike) - 1) / (MOST_MOMENTS - 1))] for k in range(MOST_MOMENTS)]
+    if not alike:
         return []
-    panels = [(figures["panel"], read_picture(_panel(folder, figures))) for figures in shown]
-    places = []
-    for number, row in enumerate(panels[-1][0]):
-        cells = [(each[number]["cells"], picture) for each, picture in panels]
-        still = {title: (photograph if title == "image" else drawing)(_cut(*cells[-1], title)) for title in _STILL}
-        titles = [title for title in row["cells"] if title not in _STILL]
-        changing = {title: [drawing(_cut(*cell, title)) for cell in cells] for title in titles}
-        places.append(Place(Path(row["image"]).name, _where(row), still, changing))
-    return places
+    from PIL import Image  # here: an extra
+
+    moments = []
+    for figures in alike:
+        left = min(row["cells"]["map"][0] for row in figures["panel"]) - 4
+        bottom = max(y + height for row in figures["panel"] for _, y, _, height in row["cells"].values()) + 4
+        with Image.open(_panel(folder, figures)) as image:
+            still, changing = image.crop((0, 0, left, bottom)), image.crop((left, 0, image.width, bottom))
+        words = f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
+        moments.append(
+            {"words": words, "changing": _url(changing), "still": _url(still) if figures is alike[-1] else ""}
+        )
+    return moments
 
 
-def _cut(cells: Mapping[str, Sequence[int]], picture: NDArray[np.uint8], title: str) -> NDArray[np.uint8]:
-    x, y, width, height = cells[title]
-    return picture[y : y + height, x : x + width]
+def _url(image: Any) -> str:
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    return png_url(data.getvalue())
 
 
-def _where(row: Mapping[str, Any]) -> str:
+def _places(figures: Mapping[str, Any]) -> list[list[Any]]:
+    return [[row[key] for key in ("image", "rows", "cols", "stride")] for row in figures["panel"] or ()]
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """Return the words for a row of the panel."""
+    name, (top, bottom), (left, right) = Path(row["image"]).name, row["rows"], row["cols"]
     if row["stride"] > 1:
-        number = {2: "2nd", 3: "3rd"}.get(row["stride"], f"{row['stride']}th")
-        return f"all of it, every {number} pixel"
-    (top, bottom), (left, right) = row["rows"], row["cols"]
-    return f"rows {top} to {bottom}, columns {left} to {right}"
+        return f"{name}: all of it, one pixel of {row['stride']} a side"
+    return f"{name}: rows {top} to {bottom}, columns {left} to {right}"
 
 
-def _moment(figures: Mapping[str, Any]) -> str:
-    return f"step {figures['step']}, epoch {figures['epoch']}: mean IoU {percent(figures['mean_iou'])}"
-
-
-def _spread_word(value: object) -> str:
-    """A mesh as its axes."""
-    return ", ".join(f"{key} {n}" for key, n in value.items()) if isinstance(value, dict) else str(value)
+def _panel(folder: Path, figures: Mapping[str, Any]) -> Path:
+    return folder / VALIDATION / f"step-{figures['step']:06d}.png"
 
 
 def _about(summary: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Tables of what was run, of what the summary knows."""
-    run = [
-        (name, str(summary[key]))
-        for name, key in (
-            ("command", "command"),
-            ("begun", "begun"),
-            ("steps", "steps"),
-            ("epochs", "epochs"),
-            ("parameters", "parameters"),
-            ("halo", "halo"),
-        )
-        if key in summary
-    ]
-    parallel = [(key, _spread_word(value)) for key, value in (summary.get("parallel") or {}).items()]
-    pipeline = [
-        (f"pipeline {key}", str(value))
-        for key, value in (summary.get("pipeline") or {}).items()
-        if isinstance(value, (str, int, float))
-    ]
-    machine = [(name, str(value)) for name, value in (summary.get("machine") or {}).items()]
-    versions = [(name, str(value)) for name, value in (summary.get("versions") or {}).items()]
-    ranks = [(key, str(summary[key])) for key in ("ranks", "transport") if key in summary]
-    tables = {"Run": run, "Spread": [*ranks, *parallel, *pipeline], "Machine": machine, "Versions": versions}
-    return {title: rows for title, rows in tables.items() if rows}
+    """Return tables of the settings that the summary knows."""
+    keys = "command", "begun", "steps", "epochs", "parameters", "halo"
+    pipeline = summary.get("pipeline") or {}
+    spread = {key: summary[key] for key in ("ranks", "transport") if key in summary} | (summary.get("parallel") or {})
+    spread |= {f"pipeline {key}": value for key, value in pipeline.items() if isinstance(value, (str, int, float))}
+    tables = {
+        "Run": {key: summary[key] for key in keys if key in summary},
+        "Spread": spread,
+        "Machine": summary.get("machine") or {},
+        "Versions": summary.get("versions") or {},
+    }
+    return {title: [(key, _words(value)) for key, value in table.items()] for title, table in tables.items() if table}
+
+
+def _words(value: object) -> str:
+    """Return a mesh as its axes, any other value as it is."""
+    return ", ".join(f"{key} {n}" for key, n in value.items()) if isinstance(value, dict) else str(value)

@@ -1,17 +1,22 @@
-"""What a run says of itself in `summary.json`, and in the title of its page and pictures."""
+"""The contents of a run's `summary.json`, and the title of its page and pictures."""
 
 from __future__ import annotations
 
 import json
+import platform
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tiledseg.comm.diagnosis import report_rank
+from tiledseg.comm.mesh import Mesh
 from tiledseg.geometry.shapes import count_parameters
 from tiledseg.planning.run.blocks import BlockPlan
 from tiledseg.planning.run.plan import RunPlan
+from tiledseg.records import dataclass
 from tiledseg.system.console import counted
 from tiledseg.system.run_names import METRICS, STARTED, SUMMARY
 from tiledseg.training.preparing.auto import found_keys
@@ -19,6 +24,35 @@ from tiledseg.training.preparing.preparation import Preparation
 
 if TYPE_CHECKING:
     from tiledseg.planning.memory.choice import MemoryChoice
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts of a start. `command`: as it was typed, but for the launcher; `hosts`: of all ranks; `begun`: ISO 8601."""
+
+    command: str = ""
+    warnings: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    begun: str = field(default_factory=lambda: datetime.now().astimezone().isoformat(timespec="seconds"))
+
+    def to_json(self, mesh: Mesh) -> dict[str, Any]:
+        """Return the facts for `summary.json`, on the root, whose device and versions stand for all."""
+        own = report_rank(mesh, ask_mpi=False)
+        hosts = list(dict.fromkeys(self.hosts or [mesh.host]))
+        return {
+            "command": self.command,
+            "begun": self.begun,
+            "warnings": list(self.warnings),
+            "machine": {
+                "hosts": ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""),
+                "system": platform.platform(),
+                "processor": platform.machine(),
+                "device": own.device,
+                "threads a rank": own.threads,
+                "cores a rank": own.cores,
+            },
+            "versions": own.versions,
+        }
 
 
 def run_title(preparation: Preparation, name: str, ranks: int) -> str:

@@ -1,4 +1,4 @@
-"""`validation/`: of each validation of a run a file of figures, step-XXXXXX.json, and its panel, step-XXXXXX.png.
+"""`validation/`: a file of figures, step-XXXXXX.json, and a panel, step-XXXXXX.png, of each validation of a run.
 
 Rank 0 alone writes. A run that goes on from a checkpoint takes back the files of later steps, as it does the lines of
 metrics.
@@ -10,21 +10,41 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tiledseg.raster.labels.classes import ClassRecord
+import numpy as np
+from numpy.typing import NDArray
+
+from tiledseg.execution.scores.reliability import reliability_json
+from tiledseg.raster.labels.classes import ClassRecord, in_hex
 from tiledseg.raster.statistics import Normalization
 from tiledseg.records import dataclass
+from tiledseg.reporting.pictures import (
+    Panel,
+    as_picture,
+    can_draw,
+    class_picture,
+    draw_panel,
+    error_picture,
+    write_panel,
+)
 from tiledseg.system.run_names import VALIDATION
-from tiledseg.system.writing import writing
+from tiledseg.system.writing import replacing, writing
 
+if TYPE_CHECKING:
+    from tiledseg.training.panels import SeenView
+    from tiledseg.training.validation import Findings
+
+TITLES = ("image", "labels", "map", "missed", "false")
+_OF_A_CLASS = "iou", "f1", "precision", "recall"
 _KEYS = {"step", "epoch", "mean_iou", "accuracy", "pixels", "classes", "confusion_matrix", "reliability", "panel"}
 _OWN = re.compile(r"\.?step-(\d{6,})\.(json|png)(\.part)?")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What validations are of. `images`: their paths; `dtype`: of their pixels; `normalization`: of their bands."""
+    """The material of a run's validations. `images`: their paths; `dtype`: of their pixels; `normalization`: of their
+    bands."""
 
     classes: Sequence[ClassRecord]
     ignore_index: int
@@ -33,14 +53,83 @@ class Scene:
     normalization: Normalization
 
 
+def write_validation(folder: Path, step: int, epoch: int, findings: Findings, scene: Scene) -> Panel | None:
+    """Write the files of one validation; return its panel if one was drawn. Raises WriteError."""
+    place = folder / VALIDATION
+    with writing(place):
+        place.mkdir(exist_ok=True)
+    panel = None
+    if findings.views and can_draw():
+        panel = draw_panel([view_pictures(seen, scene) for seen in findings.views], TITLES, scene.classes)
+        write_panel(place / f"step-{step:06d}.png", panel)
+    figures = {"step": step, "epoch": epoch, **figures_of(findings, scene), "panel": None}
+    if panel is not None:
+        figures["panel"] = [
+            {
+                "image": scene.images[seen.view.image],
+                "rows": [seen.view.box.row.start, seen.view.box.row.stop],
+                "cols": [seen.view.box.col.start, seen.view.box.col.stop],
+                "stride": seen.view.stride,
+                "cells": {title: list(cell) for title, cell in zip(TITLES, cells, strict=True)},
+            }
+            for seen, cells in zip(findings.views, panel.cells, strict=True)
+        ]
+    with replacing(place / f"step-{step:06d}.json") as part:
+        part.write_text(json.dumps(figures, allow_nan=False) + "\n")
+    return panel
+
+
+def figures_of(findings: Findings, scene: Scene) -> dict[str, Any]:
+    """Return all counts as plain values: scores in all and of each class, confusion matrix, reliability."""
+    from tiledseg.execution.scores.metrics import scores  # here: no start of a run waits for it
+
+    matrix = findings.matrix_KK
+    score: dict[str, Any] = scores(matrix).to_json()
+    classes = [
+        {
+            "name": name,
+            "colour": in_hex(colour),
+            **{key: score[key][k] for key in _OF_A_CLASS},
+            "pixels": int(matrix[k].sum()),
+            "mapped": int(matrix[:, k].sum()),
+        }
+        for k, (name, colour) in enumerate(scene.classes)
+    ]
+    return {
+        "loss": findings.loss,
+        **{key: score[key] for key in ("accuracy", "mean_iou", "mean_f1", "pixels")},
+        "seconds": findings.seconds,
+        "classes": classes,
+        "confusion_matrix": matrix.tolist(),
+        "reliability": reliability_json(findings.reliability),
+    }
+
+
+def view_pictures(seen: SeenView, scene: Scene) -> list[NDArray[np.uint8]]:
+    """Draw image, labels and map of one view; of wrong pixels the class that is missed, and the one falsely there."""
+    colours = [colour for _, colour in scene.classes]
+    shown = len(seen.image_CHW)
+    mean, std = (np.array(of[:shown])[:, None, None] for of in (scene.normalization.mean, scene.normalization.std))
+    pixels_CHW = seen.image_CHW * std + mean
+    if scene.dtype == "uint8":
+        pixels_CHW = np.clip(np.rint(np.nan_to_num(pixels_CHW)), 0, 255).astype(np.uint8)
+    return [
+        as_picture(pixels_CHW, np.asarray(~np.isnan(seen.image_CHW).any(axis=0))),
+        class_picture(seen.labels_HW, colours),
+        class_picture(seen.map_HW, colours),
+        error_picture(seen.labels_HW, seen.map_HW, colours, scene.ignore_index),
+        error_picture(seen.map_HW, seen.labels_HW, colours, scene.ignore_index),
+    ]
+
+
 def own_files(folder: Path) -> list[tuple[int, Path]]:
-    """(step, file) of each file that validations have left in a run's folder, in order of steps."""
-    found = [(_OWN.fullmatch(path.name), path) for path in sorted((folder / VALIDATION).glob("*step-*"))]
-    return sorted((int(match[1]), path) for match, path in found if match)
+    """Return (step, file) of each file that validations have left in a run's folder, in order of steps."""
+    matches = [(_OWN.fullmatch(path.name), path) for path in sorted((folder / VALIDATION).glob("*step-*"))]
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def drop_validations(folder: Path, after: int) -> None:
-    """Take back the files of validations after step `after`. Raises WriteError."""
+    """Delete the files of validations after step `after`. Raises WriteError."""
     with writing(folder / VALIDATION):
         for step, path in own_files(folder):
             if step > after:
@@ -48,7 +137,7 @@ def drop_validations(folder: Path, after: int) -> None:
 
 
 def read_validations(folder: Path) -> list[dict[str, Any]]:
-    """The figures of every validation, in order of steps; a file that is no such figures is passed over."""
+    """Return the figures of every validation, in order of steps; other files are passed over."""
     texts = (_read(path) for _, path in own_files(folder) if path.suffix == ".json")
     return [figures for figures in texts if isinstance(figures, dict) and figures.keys() >= _KEYS]
 

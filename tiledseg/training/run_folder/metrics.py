@@ -1,5 +1,4 @@
-"""What a run leaves for people and programs to read: metrics.jsonl, progress.png, TensorBoard events, summary.json, and
-started.json, which has from the start what the summary will say that is known then.
+"""The lines of `metrics.jsonl`, and the same numbers as TensorBoard events.
 
 Rank 0 alone writes. Lines are flushed as they are made; on resume, lines of steps that the checkpoint does not know are
 taken back, so the file of a resumed run is that of an uninterrupted one (but for times).
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from tiledseg.errors import OutputError
 from tiledseg.system.claim import is_at
-from tiledseg.system.run_names import EVENTS, METRICS, PROGRESS, SUMMARY
+from tiledseg.system.run_names import EVENTS, METRICS, SUMMARY
 from tiledseg.system.writing import replacing, writing
 
 
@@ -155,60 +154,6 @@ def write_whole(path: Path, text: str) -> None:
     """Write a small file so that it is either the old one or the new one. Raises WriteError."""
     with replacing(path) as part:
         part.write_text(text)
-
-
-def plot_progress(folder: Path, title: str, loss: str) -> bool:
-    """Draw the loss (in words: `loss`) and the validation scores of `folder`/metrics.jsonl, the rate and the throughput
-    below; False where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
-    from matplotlib.figure import Figure  # here: an extra, and slow to import
-
-    lines = read_metrics(folder / METRICS)
-    figure = Figure(figsize=(9, 6.5), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    top.set_title(title)
-    _draw_scores(top, lines, loss)
-    _draw_pace(bottom, lines)
-    with replacing(folder / PROGRESS) as part:
-        figure.savefig(part, format="png", dpi=110)
-    return True
-
-
-def _draw_scores(left: Any, lines: Sequence[Mapping[str, Any]], loss: str) -> None:
-    """Losses, that of training in words, and the mean IoU on an axis of its own."""
-    left.plot(*_points(lines, "loss"), color="C0", linewidth=1, label=f"training: {loss}")
-    checks = [{"step": line["step"], **line["val"]} for line in lines if "val" in line]
-    left.plot(*_points(checks, "loss"), "o-", color="C1", label="validation: cross-entropy a pixel")
-    left.set(ylabel="loss")
-    left.grid(alpha=0.3)
-    handles, labels = left.get_legend_handles_labels()
-    steps, scores = _points(checks, "mean_iou")
-    if scores:
-        right = left.twinx()
-        right.plot(steps, scores, "s--", color="C2", label="validation mean IoU")
-        right.set(ylabel="mean IoU", ylim=(0, 1))
-        more = right.get_legend_handles_labels()
-        handles, labels = handles + more[0], labels + more[1]
-    left.figure.legend(handles, labels, loc="outside lower center", ncols=3)
-
-
-def _draw_pace(left: Any, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Learning rate and throughput."""
-    left.plot(*_points(lines, "lr"), color="C3", linewidth=1)
-    left.set(xlabel="optimizer step")
-    left.set_ylabel("learning rate", color="C3")
-    left.grid(alpha=0.3)
-    right = left.twinx()
-    steps, rates = _points(lines, "pixels_per_second")
-    right.plot(steps, [rate / 1e6 for rate in rates], color="C4", linewidth=1)
-    right.set_ylabel("million pixels a second", color="C4")
-
-
-def _points(lines: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Steps and values of the lines that have one."""
-    found = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-    return [step for step, _ in found], [value for _, value in found]
 
 
 def _open_events(folder: Path, purge_step: int) -> Any:
