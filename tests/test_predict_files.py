@@ -70,12 +70,9 @@ def test_a_format_changes_no_pixel(folder: Path, plain: NDArray[np.uint8], tmp_p
         assert made.profile["compress"] == ("zstd" if "zstd" in options else "deflate")
         assert probabilities.shape == SHAPE
         assert probabilities.descriptions[2] == "probability of roof"
-    for path in (tmp_path / "map.tif", shares):
-        with rasterio.open(path) as file:
-            assert (file.tags(ns="IMAGE_STRUCTURE").get("LAYOUT") == "COG") == ("gtiff" not in options)
     assert meaning(tmp_path / "map.tif")[0] == list(CLASSES)
-    assert cog_validate(tmp_path / "map.tif")[0], "of one block either kind keeps the rules"
-    assert cog_validate(shares)[0] == ("gtiff" not in options), "what the ranks have written has its directory last"
+    for path in (tmp_path / "map.tif", shares):
+        assert cog_validate(path)[0] or "gtiff" in options
     assert {p.name for p in tmp_path.iterdir()} == {"map.tif", "map.tif.aux.xml", "map.qml", "p.tif"}
 
 
@@ -136,9 +133,8 @@ def read_polygons(path: Path) -> tuple[dict, NDArray, NDArray, NDArray, NDArray]
 def test_polygons_are_those_of_the_whole_map(
     folder: Path, plain: NDArray[np.uint8], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As rasterio outlines the written map at once, on the ground; by strips of 7 rows."""
-    monkeypatch.setattr("tiledseg.raster.maps.geopackage.STRIP_ROWS", 7)
-    monkeypatch.setattr("tiledseg.raster.maps.geopackage._AT_ONCE", 50)
+    """As rasterio outlines the written map, on the ground; 50 polygons at a time."""
+    monkeypatch.setattr("tiledseg.raster.maps.geopackage._FEATURES_AT_ONCE", 50)
     gpkg = tmp_path / "classes.gpkg"
     assert predict(folder, tmp_path / "map.tif", "--polygons", str(gpkg)) == 0
     meta, found, numbers, names, pixels = read_polygons(gpkg)

@@ -30,7 +30,7 @@ from tiledseg.config.map_formats import (
 from tiledseg.errors import OutputError, WriteError
 from tiledseg.geometry.box import Box
 from tiledseg.raster.labels.classes import ClassRecord
-from tiledseg.raster.maps import packing
+from tiledseg.raster.maps import tiff_files
 from tiledseg.raster.maps.writer import discard, lay_out, pack_layout, publish, raster_output
 
 LEGEND = [ClassRecord("water", (0, 0, 255)), ClassRecord("a & <b>", (1, 2, 3)), ClassRecord("Straße", (9, 8, 7))]
@@ -122,54 +122,6 @@ def test_an_overview_of_shares_has_their_mean(tmp_path: Path, compress: str) -> 
             np.testing.assert_allclose(half.read(), np.nanmean(fours, -1), rtol=1e-6)
 
 
-def half(pixels_CHW: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The mean of what is there of two by two pixels."""
-    bands, height, width = pixels_CHW.shape
-    padded_CHW = np.pad(pixels_CHW.astype(float), [(0, 0), (0, height % 2), (0, width % 2)], constant_values=np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of nothing
-        return np.nanmean(padded_CHW.reshape(bands, -(-height // 2), 2, -(-width // 2), 2), axis=(2, 4))
-
-
-@settings(derandomize=True, max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(height=st.integers(1, 1300), width=st.integers(1, 1300), hole=st.integers(0, 700), big=st.booleans())
-def test_overviews_in_place_are_means_by_any_threads_of_any_writers(
-    tmp_path: Path, height: int, width: int, hole: int, big: bool
-) -> None:
-    """Of a size of any parity, with pixels that have no data; a classic TIFF or a BigTIFF."""
-    shares_CHW = np.random.default_rng(height).random((2, height, width), np.float32)
-    shares_CHW[:, hole : hole + 99, : width // 2] = np.nan
-    how, info = Packing().of_shares("float32"), Info(height, width)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiledseg.config.map_formats._CLASSIC_LIMIT", 0 if big else 2**32)
-        write_map(tmp_path / "one.tif", shares_CHW, how, nodata=float("nan"), descriptions=["a", "b"])
-        layout = lay_out(tmp_path / "many.tif", info, 2, "float32", float("nan"), (), ["a", "b"], how)
-    for box in reversed([*Box.of_shape((height, width)).blocks(300, 170)]):
-        write_boxes(layout, [box], shares_CHW)
-    pack_layout(layout, threads=3)
-    publish(layout)
-    assert (tmp_path / "one.tif").read_bytes() == (tmp_path / "many.tif").read_bytes()
-    assert (tmp_path / "one.tif").read_bytes()[2] == (43 if big else 42), "the TIFF's version"
-    assert cog_validate(tmp_path / "one.tif", strict=True) == (True, [], [])
-    below_CHW = shares_CHW
-    with rasterio.open(tmp_path / "one.tif") as made:
-        assert np.array_equal(made.read().view(np.uint8), shares_CHW.view(np.uint8))
-        assert (made.crs, made.transform, made.descriptions) == (UTM, PLACE, ("a", "b"))
-        assert np.isnan(made.nodata)
-        assert made.tags(ns="IMAGE_STRUCTURE")["LAYOUT"] == "COG"
-        at, size = (int(made.get_tag_item(f"BLOCK_{what}_0_0", "TIFF", bidx=2)) for what in ("OFFSET", "SIZE"))
-        framed = (tmp_path / "one.tif").read_bytes()[at - 4 : at + size + 4]
-        assert framed[:4] == size.to_bytes(4, "little"), "as GDAL's layout has it before a block"
-        assert framed[-4:] == framed[-8:-4], "and after it"
-        levels = len(made.overviews(1))
-        assert levels == (max(height, width) > 512) + (max(height, width) > 1024)
-    for level in range(levels):
-        with rasterio.open(tmp_path / "one.tif", overview_level=level) as made:
-            assert np.isnan(made.nodata)
-            np.testing.assert_allclose(made.read(), half(below_CHW), rtol=1e-6)
-            below_CHW = made.read()
-
-
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: f"{how.format}-{how.compress}")
 @pytest.mark.parametrize("dtype", PROBABILITY_TYPES)
 def test_every_way_keeps_shares(tmp_path: Path, how: Packing, dtype: str) -> None:
@@ -197,27 +149,22 @@ def test_a_style_of_somebody_stays(tmp_path: Path) -> None:
 def test_the_disk_that_is_asked_for_is_enough(tmp_path: Path) -> None:
     """Noise, which does not compress: the files on the disk while GDAL packs are never more."""
     random = np.random.default_rng(3)
-    in_place = Packing().of_shares("float32")
-    narrow = (60, 4000)
-    for how, shape in [
-        *((how, (1536, 1536)) for how in (*WAYS, in_place)),
-        (Packing("cog", "none"), narrow),
-        (in_place, narrow),
-    ]:
-        dtype = "float32" if how is in_place else "uint8"
+    shares = Packing().of_shares("float32")
+    for how, shape in [*((how, (1536, 1536)) for how in (*WAYS, shares)), (Packing("cog", "none"), (60, 4000))]:
+        dtype = "float32" if how is shares else "uint8"
         noise_CHW = random.integers(0, 255, (1, *shape)).astype(dtype)
         seen = []
         layout = lay_out(tmp_path / "n.tif", Info(*shape), 1, dtype, packing=how)
         write_boxes(layout, [Box.of_shape(shape)], noise_CHW)
-        size = packing._size
+        size = tiff_files._size
 
         def measured(plain: Path, size=size, seen=seen) -> int:
             seen.append(plain.stat().st_size + size(plain))
             return seen[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packing, "_size", measured)
-            patch.setattr(packing, "_LOOK_SECONDS", 0.002)
+            patch.setattr(tiff_files, "_size", measured)
+            patch.setattr(tiff_files, "_LOOK_SECONDS", 0.002)
             pack_layout(layout)
         seen.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
         discard(layout)
@@ -255,9 +202,9 @@ def test_a_packing_that_fails_leaves_the_older_map(tmp_path: Path, monkeypatch: 
         raise RasterioIOError("No space left on device")
 
     if fails == "copy":
-        monkeypatch.setattr(packing.rasterio.shutil, "copy", broken)
+        monkeypatch.setattr(tiff_files.rasterio.shutil, "copy", broken)
     else:
-        monkeypatch.setitem(packing._KEPT, "CRS", id)
+        monkeypatch.setattr(tiff_files, "meaning", lambda dataset: {"CRS": id(dataset)})
     with pytest.raises(WriteError, match=r"No space left" if fails == "copy" else r"not kept the CRS"):
         pack_layout(layout)
     assert (tmp_path / "map.tif").read_bytes() == b"old"

@@ -64,18 +64,16 @@ def _blocks(height: int, width: int) -> int:
 @dataclass(frozen=True)
 class Packing:
     """How a raster is kept. `compress` auto: deflate, which every program reads. `average`: of shares, whose overviews
-    hold means of pixels; others hold what most pixels have. `floats`: of float32."""
+    hold means of pixels; others hold what most pixels have."""
 
     format: str = "cog"
     compress: str = AUTO
     average: bool = False
-    floats: bool = False
 
     def of_shares(self, dtype: str) -> Packing:
         """That of class probabilities beside a map. auto: float32 as it is, since its last bits are noise."""
-        floats = dtype == "float32"
-        plain = floats and self.compress == AUTO
-        return replace(self, average=True, floats=floats, compress="none" if plain else self.compress)
+        plain = dtype == "float32" and self.compress == AUTO
+        return replace(self, average=True, compress="none" if plain else self.compress)
 
     @property
     def codec(self) -> str:
@@ -83,20 +81,15 @@ class Packing:
         return "deflate" if self.compress == AUTO else self.compress
 
     @property
-    def in_place(self) -> bool:
-        """Whether the plain file has room for overviews, which are computed of its pixels (`raster.maps.overviews`)."""
-        return self.floats and (self.format, self.codec) == ("cog", "none")
-
-    @property
     def second_file(self) -> bool:
         """Whether the plain file, whose pixels any rank can put in place, is packed into another one."""
-        return not self.in_place and (self.format, self.codec) != ("gtiff", "none")
+        return (self.format, self.codec) != ("gtiff", "none")
 
     def bytes(self, blocks: BlockBytes) -> int:
         """Of the disk, at worst, until the plain file is let go: both files, and the one in which GDAL makes overviews,
         which is not compressed."""
         if not self.second_file:
-            return blocks.plain + self._overviews(blocks)
+            return blocks.plain
         return math.ceil(blocks.plain + self._worst(blocks) + self._overviews(blocks))
 
     def is_big(self, blocks: BlockBytes) -> bool:

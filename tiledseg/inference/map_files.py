@@ -18,7 +18,6 @@ from tiledseg.raster.maps.geopackage import (
     PolygonFile,
     begin,
     discard_polygons,
-    open_polygons,
     pixels_of,
     polygon_notes,
     publish_polygons,
@@ -93,11 +92,9 @@ def finish_files(
     it may run on: the others wait."""
     if files.polygons is not None:
         with doing("outlining the map's polygons"):
-            chosen = chosen_classes(request.polygons_classes, legend)
-            every = open_polygons(files.rasters[0].temporary, ignore_index, tick)
-            polygons = (polygon for polygon in every if polygon.number in chosen)
+            classes = chosen_classes(request.polygons_classes, legend) - {ignore_index}
             least = pixels_of(request.minimum_area, info)
-            write_polygons(files.polygons, polygons, info, legend, least, tick)
+            write_polygons(files.polygons, files.rasters[0].temporary, info, legend, classes, least, tick)
     with doing("packing the map"):
         for layout in files.rasters:
             pack_layout(layout, len(os.sched_getaffinity(0)), tick)

@@ -1,24 +1,27 @@
-"""Polygons of a class map in a GeoPackage, as QGIS and other programs open it: needs the extra `vector`."""
+"""Polygons of a class map in a GeoPackage, as QGIS and other programs open it: needs the extra `vector`.
+
+A polygon is an area of one class whose pixels touch by their sides (connectivity 4: areas that only touch at a corner
+are two). GDAL outlines the finished plain file of the map; in memory are the map's outlines.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
-from rasterio.windows import Window
+from rasterio.features import shapes
 
 from tiledseg.errors import ConfigError, OutputError, RasterError, first_line, install
-from tiledseg.geometry.box import Box
 from tiledseg.raster.georeferencing import is_placed
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
@@ -27,19 +30,15 @@ from tiledseg.system.claim import check_unclaimed, taken
 from tiledseg.system.outputs import Output, temporary
 from tiledseg.system.writing import flush, write_error, writing
 
-if TYPE_CHECKING:
-    from tiledseg.raster.maps.outlines import ClassPolygon
-
 LAYER = "classes"
 """The one layer: a feature is a polygon, with its `class` (number), its `name` and its `pixels`."""
 
-STRIP_ROWS = 512
-_AT_ONCE = 1 << 14  # features
+_FEATURES_AT_ONCE = 1 << 14
 _FILES_BESIDE = ("-journal", "-wal", "-shm")  # SQLite's, of an unfinished file
 
 
 def check_vector(key: str) -> None:
-    """Raise ConfigError where what polygons need is not installed; `key` is the flag that wants them."""
+    """Raise ConfigError where pyogrio or shapely is not installed; `key` is the flag that wants polygons."""
     try:
         import pyogrio  # noqa: F401
         import shapely  # noqa: F401
@@ -48,13 +47,25 @@ def check_vector(key: str) -> None:
 
 
 def polygons_output(key: str, path: str | Path) -> Output:
-    """The files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's, OutputError where
-    an older file holds other layers, which would be lost."""
-    if Path(path).suffix.lower() != ".gpkg":
+    """Return the files that writing polygons touches. Raises ConfigError for a name that is no GeoPackage's,
+    OutputError where an older file holds other layers, which would be lost."""
+    import pyogrio
+
+    path = Path(path)
+    if path.suffix.lower() != ".gpkg":
         raise ConfigError(f"{key} is {path}; give a name that ends in .gpkg: polygons are written as a GeoPackage")
-    _check_older(key, Path(path))
+    if path.is_file():
+        try:
+            check_begin(str(path))  # GDAL would open it as whatever it is
+            layers = [str(name) for name, _ in pyogrio.list_layers(path)]
+        except (RasterError, pyogrio.errors.DataSourceError) as error:
+            reason = first_line(error)
+            raise OutputError(f"{key} {path} is there and is no GeoPackage: {reason}; choose another") from None
+        others = [name for name in layers if name != LAYER]
+        if others:
+            raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
     part = temporary(path)
-    return Output(key, path, (part, _claim_path(path), *_beside(part), *_beside(Path(path))))
+    return Output(key, path, (part, _claim_path(path), *_beside(part), *_beside(path)))
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class PolygonFile:
 
 
 def begin(path: str | Path) -> PolygonFile:
-    """The empty file that holds the place of `path`. The caller has asked `check_outputs` about `polygons_output`."""
+    """Make the empty file that holds the place of `path`, after `check_outputs` of `polygons_output`."""
     claim = _claim_path(path)
     with writing(path):
         check_unclaimed(claim, path)
@@ -95,7 +106,7 @@ def publish_polygons(file: PolygonFile) -> None:
 
 
 def discard_polygons(file: PolygonFile) -> None:
-    """Remove the unfinished file; nothing where it is gone or another job's."""
+    """Remove the unfinished file; do nothing where it is gone or another job's."""
     with suppress(OSError):
         if file.claim.stat().st_ino == file.inode:
             _remove_unfinished(file.part)
@@ -111,96 +122,93 @@ def _beside(path: Path) -> list[Path]:
     return [path.with_name(path.name + end) for end in _FILES_BESIDE]
 
 
-def _check_older(key: str, path: Path) -> None:
-    import pyogrio
-
-    if not path.is_file():
-        return
-    try:
-        check_begin(str(path))  # GDAL would open it as whatever it is
-        layers = [str(name) for name, _ in pyogrio.list_layers(path)]
-    except (RasterError, pyogrio.errors.DataSourceError) as error:
-        raise OutputError(f"{key} {path} is there and is no GeoPackage: {first_line(error)}; choose another") from None
-    others = [name for name in layers if name != LAYER]
-    if others:
-        raise OutputError(f"{key} {path} holds the layer {others[0]}, which would be lost; choose another file")
-
-
-def strips(plain: Path) -> Iterator[NDArray[np.uint8]]:
-    """The first band of a raster, `STRIP_ROWS` at a time."""
-    with rasterio.open(plain, driver="GTiff") as dataset:
-        for block in Box.of_shape(dataset.shape).blocks(STRIP_ROWS, dataset.width):
-            yield dataset.read(1, window=Window(0, block.row.start, dataset.width, block.height))
-
-
-def write_polygons(
-    file: PolygonFile,
-    polygons: Iterable[ClassPolygon],
-    info: RasterInfo,
-    legend: Sequence[ClassRecord],
-    least_pixels: float = 0.0,
-    beat: Callable[[], None] = lambda: None,
-) -> int:
-    """Write `polygons` of at least so many pixels into the unfinished `file`, placed as the raster `info`; how many.
-
-    A raster without a transform has polygons in its pixels, without a CRS. Raises WriteError.
-    """
-    count, waiting = 0, (one for one in polygons if one.outline.area >= least_pixels)
-    with writing(file.path):
-        _remove_unfinished(file.part)
-        while batch := list(islice(waiting, _AT_ONCE)):
-            _append(file, batch, info, legend, more=count > 0)
-            count += len(batch)
-            beat()
-        if count == 0:
-            _append(file, [], info, legend, more=False)
-    return count
-
-
 def _remove_unfinished(part: Path) -> None:
     for name in (part, *_beside(part)):
         name.unlink(missing_ok=True)
 
 
-def _append(
-    file: PolygonFile, batch: Sequence[ClassPolygon], info: RasterInfo, legend: Sequence[ClassRecord], more: bool
+def write_polygons(
+    file: PolygonFile,
+    plain: Path,
+    info: RasterInfo,
+    legend: Sequence[ClassRecord],
+    classes: Collection[int],
+    least_pixels: float = 0.0,
+    beat: Callable[[], None] = lambda: None,
 ) -> None:
+    """Outline the areas of `classes` with at least `least_pixels` in the class map `plain`, into the unfinished `file`.
+
+    Polygons are placed as the raster `info`; without a transform they are in its pixels, without a CRS. Raises
+    WriteError.
+    """
+    import shapely
+
+    with writing(file.path), rasterio.open(plain, driver="GTiff", GEOREF_SOURCES="NONE") as dataset:  # in whole pixels
+        _remove_unfinished(file.part)
+        _append(file, np.empty(0, object), np.empty(0, np.int32), info, legend, more=False)
+        outlined = shapes(rasterio.band(dataset, 1), connectivity=4)
+        while batch := list(islice(outlined, _FEATURES_AT_ONCE)):
+            beat()
+            of_classes = [(shape, int(number)) for shape, number in batch if int(number) in classes]
+            outlines = _polygons([shape["coordinates"] for shape, _ in of_classes])
+            numbers = np.array([number for _, number in of_classes], np.int32)
+            large = shapely.area(outlines) >= least_pixels
+            if large.any():
+                _append(file, outlines[large], numbers[large], info, legend, more=True)
+
+
+def _polygons(coordinates: Sequence[Sequence[Sequence[Any]]]) -> NDArray[Any]:
+    """Make shapely's polygons of the rings of each."""
+    import shapely
+
+    rings = [ring for polygon in coordinates for ring in polygon]
+    if not rings:
+        return np.empty(0, object)
+    points = np.concatenate([np.asarray(ring, float) for ring in rings])
+    lines = shapely.linearrings(points, indices=np.repeat(np.arange(len(rings)), [len(ring) for ring in rings]))
+    return shapely.polygons(lines, indices=np.repeat(np.arange(len(coordinates)), [len(one) for one in coordinates]))
+
+
+def _append(
+    file: PolygonFile,
+    outlines: NDArray[Any],
+    numbers: NDArray[np.int32],
+    info: RasterInfo,
+    legend: Sequence[ClassRecord],
+    more: bool,
+) -> None:
+    """Append outlines, (col, row) in pixels, to the layer, or make it where `more` is False."""
     import pyogrio
     import shapely
 
-    outlines = np.array([one.outline for one in batch], object)
-    numbers = np.array([one.number for one in batch], np.int32)
     names = np.array([legend[number].name for number in numbers], object)
-    pixels = shapely.area(outlines).astype(np.int64) if batch else np.empty(0, np.int64)
-    place = info.transform if is_placed(info.transform) else None
-    if place is not None:
-        outlines = shapely.transform(outlines, _onto(place)) if batch else outlines
+    pixels = shapely.area(outlines).astype(np.int64)
+    crs = None
+    if is_placed(info.transform):
+        a, b, c, d, e, f = tuple(info.transform)[:6]
+        outlines = shapely.transform(outlines, lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f]))
+        crs = info.crs.to_wkt() if info.crs else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the unfinished file's name does not end in .gpkg; a CRS may be missing
         try:
             pyogrio.raw.write(
                 file.part,
-                shapely.to_wkb(outlines) if batch else np.empty(0, object),
+                shapely.to_wkb(outlines),
                 [numbers, names, pixels],
                 ["class", "name", "pixels"],
                 layer=LAYER,
                 driver="GPKG",
                 geometry_type="Polygon",
-                crs=info.crs.to_wkt() if info.crs and place is not None else None,
+                crs=crs,
                 append=more,
             )
         except (pyogrio.errors.DataSourceError, pyogrio.errors.DataLayerError, RuntimeError) as error:
             raise write_error(file.path, error) from error
 
 
-def _onto(place: Any) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """From (col, row) to the ground."""
-    a, b, c, d, e, f = tuple(place)[:6]
-    return lambda points: points @ np.array([[a, d], [b, e]]) + np.array([c, f])
-
-
 def pixels_of(area: str | None, info: RasterInfo) -> float:
-    """Pixels of a least area: `12px`, or square units of the raster's CRS (metres, say). Raises ConfigError."""
+    """Return the pixels of a least area: `12px`, or square units of the raster's CRS (metres, say). Raises
+    ConfigError."""
     if area is None:
         return 0.0
     text, in_pixels = (area[:-2], True) if area.endswith("px") else (area, False)
@@ -223,19 +231,7 @@ def pixels_of(area: str | None, info: RasterInfo) -> float:
 
 
 def polygon_notes(info: RasterInfo) -> tuple[str, ...]:
-    """What polygons of this raster lack."""
+    """Return a warning where polygons of this raster have no place."""
     if is_placed(info.transform):
         return ()
     return (f"polygons of {info.path}, which no transform places, are in pixels (col, row) without a CRS",)
-
-
-def open_polygons(plain: Path, ignored: int, beat: Callable[[], None]) -> Iterator[Any]:
-    """The polygons of the finished plain file of a class map; a `beat` a strip."""
-    from tiledseg.raster.maps.outlines import class_polygons
-
-    def beating() -> Iterator[NDArray[np.uint8]]:
-        for strip_HW in strips(plain):
-            beat()
-            yield strip_HW
-
-    return class_polygons(beating(), ignored)

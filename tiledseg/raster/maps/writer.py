@@ -35,10 +35,15 @@ from tiledseg.raster.georeferencing import lost
 from tiledseg.raster.info import RasterInfo
 from tiledseg.raster.labels.classes import ClassRecord
 from tiledseg.raster.maps.legend import add_names, style_path, write_style
-from tiledseg.raster.maps.overview_room import make_room
-from tiledseg.raster.maps.overviews import write_overviews
-from tiledseg.raster.maps.packing import pack, packed_name, packing_names, remove_packed
-from tiledseg.raster.maps.plain_tiff import add_meaning, block_offsets, bytes_of, create
+from tiledseg.raster.maps.tiff_files import (
+    block_offsets,
+    bytes_of,
+    create_plain,
+    pack,
+    packed_name,
+    packing_names,
+    remove_packed,
+)
 from tiledseg.system.claim import check_unclaimed, taken
 from tiledseg.system.outputs import Output, temporary, whole
 from tiledseg.system.writing import replacing, writing
@@ -106,12 +111,10 @@ def lay_out(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)  # where the source has no place either
             big = (PLAIN if packing.second_file else packing).is_big(bytes_of(info, bands, dtype))
-            create(part, info, bands, dtype, legend, descriptions, big)
-            add_meaning(part, nodata, scale)
-            if packing.in_place:
-                make_room(part, info.height, info.width)
+            create_plain(part, info, bands, dtype, legend, descriptions, nodata, scale, big)
             offsets = block_offsets(part, bands)
-            notes = _lost(part, info)
+            with rasterio.open(part, driver="GTiff") as dataset:
+                notes = lost(info, dataset)
         inode = part.stat().st_ino
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -135,11 +138,6 @@ def raster_output(
     packed = packing_names(part) if packing.second_file else ()
     style = (style_path(Path(path)), temporary(style_path(Path(path)))) if legend else ()
     return replace(output, beside=(*output.beside, _own_sidecar(part), *packed, *style))
-
-
-def _lost(path: Path, info: RasterInfo) -> tuple[str, ...]:
-    with rasterio.open(path, driver="GTiff") as dataset:
-        return lost(info, dataset)
 
 
 class RasterWriter:
@@ -239,8 +237,6 @@ def pack_layout(layout: RasterLayout, threads: int = 1, beat: Callable[[], None]
         _check_ours(layout)
         if layout.packing.second_file:
             pack(layout.temporary, layout.packing, layout.path, threads, beat)
-        if layout.packing.in_place:
-            write_overviews(layout.temporary, layout.bands, (layout.height, layout.width), threads, beat)
         if layout.legend:
             add_names(_own_sidecar(layout.whole), layout.legend)
 

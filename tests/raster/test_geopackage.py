@@ -1,0 +1,89 @@
+"""Polygons of a class map, read back from the GeoPackage: they are the map's areas, each pixel once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyogrio
+import pytest
+import shapely
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from rasterio.features import rasterize
+
+from tests.raster.test_writer import PLACE, UTM, Info
+from tests.small_files import write_raster
+from tiledseg.raster.labels.classes import default_classes
+from tiledseg.raster.maps import geopackage
+from tiledseg.raster.maps.geopackage import begin, discard_polygons, publish_polygons, write_polygons
+
+LEGEND = default_classes(4)
+
+
+def polygons_of(
+    folder: Path, classes_HW: NDArray[np.uint8], classes: set[int], least: float = 0.0
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Outlines on the ground, class numbers and pixels."""
+    write_raster(folder / "plain.tif", classes_HW[None], crs=UTM, transform=PLACE)
+    file = begin(folder / "p.gpkg")
+    write_polygons(file, folder / "plain.tif", Info(*classes_HW.shape), LEGEND, classes, least)
+    assert not (folder / "p.gpkg").exists(), "an unfinished file has another name"
+    publish_polygons(file)
+    meta, _, wkb, (numbers, names, pixels) = pyogrio.raw.read(folder / "p.gpkg", layer="classes")
+    assert meta["crs"] == UTM
+    assert [LEGEND[number].name for number in numbers] == list(names)
+    (folder / "p.gpkg").unlink()
+    return shapely.from_wkb(wkb), numbers, pixels
+
+
+@st.composite
+def maps(draw: st.DrawFn) -> NDArray[np.uint8]:
+    """Any shape; from single pixels to patches, with and without pixels without data."""
+    height, width, patch = draw(st.integers(1, 40)), draw(st.integers(1, 40)), draw(st.integers(1, 5))
+    values = draw(st.sampled_from([(0, 1), (0, 1, 2), (0, 3, 255), (3,), (255,), (0, 0, 0, 0, 1)]))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    coarse_HW = rng.choice(values, (-(-height // patch), -(-width // patch)))
+    return np.kron(coarse_HW, np.ones((patch, patch)))[:height, :width].astype(np.uint8)
+
+
+@settings(derandomize=True, max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(classes_HW=maps(), classes=st.sets(st.integers(0, 3)), least=st.sampled_from([0.0, 3.0]))
+def test_polygons_cover_each_pixel_of_their_classes_once(
+    tmp_path: Path, classes_HW: NDArray[np.uint8], classes: set[int], least: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(geopackage, "_FEATURES_AT_ONCE", 7)
+        found, numbers, pixels = polygons_of(tmp_path, classes_HW, classes, least)
+    assert shapely.is_valid(found).all()
+    np.testing.assert_allclose(shapely.area(found), pixels * abs(PLACE.determinant))
+    assert (pixels >= least).all()
+    burnt = list(zip(found, numbers, strict=True)) or [(shapely.Point(), 0)]
+    back_HW = rasterize(burnt, classes_HW.shape, fill=99, dtype=np.uint8, transform=PLACE) if len(found) else None
+    covered_HW = np.zeros(classes_HW.shape, bool) if back_HW is None else back_HW != 99
+    if back_HW is not None:
+        np.testing.assert_array_equal(back_HW[covered_HW], classes_HW[covered_HW])
+    assert covered_HW.sum() == pixels.sum()
+    if least == 0:
+        np.testing.assert_array_equal(covered_HW, np.isin(classes_HW, list(classes)))
+
+
+def test_areas_that_touch_at_a_corner_are_two(tmp_path: Path) -> None:
+    _, numbers, pixels = polygons_of(tmp_path, np.array([[1, 0], [0, 1]], np.uint8), {0, 1})
+    assert sorted(zip(numbers, pixels, strict=True)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
+
+
+def test_rings_within_rings(tmp_path: Path) -> None:
+    distance = abs(np.arange(41) - 20)
+    rings_HW = (np.maximum(distance[:, None], distance) % 2).astype(np.uint8)
+    rings_HW[20, :20] = 1  # joins the rings of one class, and cuts those of the other
+    found, numbers, pixels = polygons_of(tmp_path, rings_HW, {0, 1})
+    assert (numbers == 1).sum() == 1
+    assert pixels[numbers == 1].item() == rings_HW.sum()
+    assert shapely.get_num_interior_rings(found[numbers == 1]).item() > 1
+
+
+def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
+    discard_polygons(begin(tmp_path / "p.gpkg"))
+    assert not list(tmp_path.iterdir())

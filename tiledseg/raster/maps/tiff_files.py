@@ -1,0 +1,221 @@
+"""The two GeoTIFFs of a map: the plain one that the ranks fill, and the packed one that GDAL makes of it.
+
+Plain: tiled and not compressed, so that each block has its place in the file before there are any pixels.
+Packed: `cog`, a Cloud-Optimized GeoTIFF with overviews, or `gtiff`, a tiled GeoTIFF without; by GDAL's own drivers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rasterio
+import rasterio.shutil
+from numpy.typing import NDArray
+from rasterio.errors import RasterioError
+
+from tiledseg.config.map_formats import BLOCK, BlockBytes, Packing, block_bytes
+from tiledseg.errors import OutputError, WriteError
+from tiledseg.raster.georeferencing import placement
+from tiledseg.raster.info import RasterInfo
+from tiledseg.raster.labels.classes import ClassRecord
+from tiledseg.raster.maps.legend import colormap, tags
+from tiledseg.system.writing import flush, write_error, writing
+
+_CACHE_BYTES = 256 << 20
+_SHARES_LEVEL = 1
+"""Compression level of probabilities: higher ones take several times the time, and save a tenth of the bytes."""
+
+_LEVEL_NAMES = {"deflate": "zlevel", "zstd": "zstd_level"}
+_LOOK_SECONDS = 0.5
+
+
+def bytes_of(info: RasterInfo, bands: int, dtype: str) -> BlockBytes:
+    """Return the bytes of a raster's blocks on the grid of `info`."""
+    return block_bytes(info.height, info.width, bands * np.dtype(dtype).itemsize)
+
+
+def create_plain(
+    path: Path,
+    info: RasterInfo,
+    bands: int,
+    dtype: str,
+    legend: Sequence[ClassRecord],
+    descriptions: Sequence[str],
+    nodata: float | None,
+    scale: float | None,
+    big: bool,
+) -> None:
+    """Make the plain file, a BigTIFF or not, with the grid (size, CRS, transform) of `info`: its blocks are holes."""
+    profile = {
+        "driver": "GTiff",
+        "height": info.height,
+        "width": info.width,
+        "count": bands,
+        "dtype": dtype,
+        **placement(info),
+        "tiled": True,
+        "blockxsize": BLOCK,
+        "blockysize": BLOCK,
+        "interleave": "band",
+        "compress": "none",
+        "endianness": "little",
+        "bigtiff": "yes" if big else "no",
+    }
+    with rasterio.open(path, "w", **profile) as dataset:
+        if legend:
+            dataset.write_colormap(1, colormap(legend))
+            dataset.update_tags(1, **tags(legend))
+        for band, description in enumerate(descriptions, start=1):
+            dataset.set_band_description(band, description)
+    if nodata is None and scale is None:
+        return
+    with rasterio.open(path, "r+", driver="GTiff") as dataset:  # set above, nodata would fill the file with itself
+        if nodata is not None:
+            dataset.nodata = nodata
+        if scale is not None:
+            dataset.scales, dataset.offsets = [scale] * dataset.count, [0.0] * dataset.count
+
+
+def block_offsets(path: Path, bands: int) -> NDArray[np.int64]:
+    """Return the offsets of all blocks (bands, block rows, block cols) as the plain file states them. Raises
+    OutputError unless blocks are whole, distinct and inside the file."""
+    with rasterio.open(path, driver="GTiff") as dataset:
+        expected = BLOCK * BLOCK * np.dtype(dataset.dtypes[0]).itemsize
+        offsets = np.zeros((bands, -(-dataset.height // BLOCK), -(-dataset.width // BLOCK)), np.int64)
+        for band, row, col in np.ndindex(offsets.shape):
+            offset, size = (
+                int(dataset.get_tag_item(f"BLOCK_{what}_{col}_{row}", "TIFF", bidx=band + 1) or 0)
+                for what in ("OFFSET", "SIZE")
+            )
+            if offset <= 0 or size != expected:
+                raise OutputError(f"block ({row}, {col}) was laid out as {size} bytes at {offset}")
+            offsets[band, row, col] = offset
+    ordered = np.sort(offsets, axis=None)
+    if (np.diff(ordered) < expected).any() or ordered[-1] + expected > path.stat().st_size:
+        raise OutputError("its blocks were laid out to overlap, or beyond its end")
+    return offsets
+
+
+def packed_name(plain: Path) -> Path:
+    """Return the name of the packed file of `plain` until it is whole."""
+    return plain.with_name(f"{plain.name}.packed")
+
+
+def packing_names(plain: Path) -> tuple[Path, ...]:
+    """Return all names that packing writes: the file, its sidecar, and GDAL's overviews while they are made."""
+    name = packed_name(plain)
+    return name, *(name.with_name(name.name + end) for end in (".aux.xml", ".ovr.tmp", ".msk.ovr.tmp"))
+
+
+def remove_packed(plain: Path) -> None:
+    """Delete the files of packing."""
+    for name in packing_names(plain):
+        with contextlib.suppress(OSError):
+            name.unlink(missing_ok=True)
+
+
+def pack(plain: Path, packing: Packing, path: Path, threads: int = 1, beat: Callable[[], None] = lambda: None) -> None:
+    """Pack the whole file `plain` into `packed_name(plain)`, flushed to the disk, by `threads` threads.
+
+    `path` is the final name, for messages. `beat` is called while the files grow: GDAL reports no progress, and the
+    watch ends a job that stands still. The bytes do not depend on the threads. Raises WriteError, with nothing left,
+    where the file cannot be written or its meaning differs from that of `plain`.
+    """
+    remove_packed(plain)
+    before = -1
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a signal ends the wait, not GDAL: the pool waits for its end
+            copy = pool.submit(_copy, plain, packing, threads)
+            while not wait([copy], _LOOK_SECONDS).done:
+                if (now := _size(plain)) != before:
+                    before = now
+                    beat()
+            copy.result()
+        _check_same(plain, packed_name(plain), path)
+        with writing(path):
+            flush(packed_name(plain))
+    except BaseException as error:
+        remove_packed(plain)
+        if isinstance(error, RasterioError):
+            raise write_error(path, error) from error
+        raise
+
+
+def _copy(plain: Path, packing: Packing, threads: int) -> None:
+    settings = {
+        "GDAL_NUM_THREADS": str(threads),
+        "GDAL_CACHEMAX": _CACHE_BYTES,
+        "GTIFF_VIRTUAL_MEM_IO": "YES",  # maps the plain file, which no job shortens (`claim`), into memory
+        "COG_TMP_COMPRESSION": "NONE",  # compresses overviews once
+    }
+    with rasterio.Env(**settings), rasterio.open(plain, driver="GTiff") as dataset:
+        rasterio.shutil.copy(dataset, packed_name(plain), **_options(dataset, packing, threads))
+
+
+def _options(dataset: Any, packing: Packing, threads: int) -> dict[str, Any]:
+    """Return the creation options; the drivers name them differently."""
+    dtype = np.dtype(dataset.dtypes[0])
+    blocks = block_bytes(dataset.height, dataset.width, dataset.count * dtype.itemsize)
+    options: dict[str, Any] = {
+        "compress": packing.codec,
+        "num_threads": threads,
+        "bigtiff": "yes" if packing.is_big(blocks) else "no",
+    }
+    cog = packing.format == "cog"
+    if cog:
+        resampling = "average" if packing.average else "mode"
+        options |= {"driver": "COG", "blocksize": BLOCK, "overview_resampling": resampling}
+    else:
+        options |= {"driver": "GTiff", "tiled": "yes", "blockxsize": BLOCK, "blockysize": BLOCK, "interleave": "band"}
+    if packing.average and packing.codec in _LEVEL_NAMES:
+        options["level" if cog else _LEVEL_NAMES[packing.codec]] = _SHARES_LEVEL
+    if dtype.kind == "f" and packing.codec != "none":
+        options["predictor"] = "floating_point" if cog else "3"
+    return options
+
+
+def _check_same(plain: Path, packed: Path, path: Path) -> None:
+    """Raise WriteError where GDAL's driver has dropped something: it says nothing of what it cannot keep."""
+    with rasterio.open(plain, driver="GTiff") as ours, rasterio.open(packed, driver="GTiff") as theirs:
+        kept = meaning(theirs)
+        for what, value in meaning(ours).items():
+            if kept[what] != value:
+                raise WriteError(
+                    f"cannot write {path}: GDAL's driver has not kept the {what}; take --format gtiff --compress none"
+                )
+
+
+def meaning(dataset: Any) -> dict[str, Any]:
+    """Return all that a file says of its pixels, by the words of a message."""
+    try:
+        colours = dataset.colormap(1)
+    except ValueError:  # it has none
+        colours = None
+    points, crs_of_points = dataset.gcps
+    return {
+        "size": (dataset.count, dataset.height, dataset.width),
+        "type": dataset.dtypes,
+        "CRS": dataset.crs,
+        "transform": tuple(dataset.transform),
+        "nodata value": str(dataset.nodata),  # NaN is not NaN
+        "colours": colours,
+        "names of the classes": {key: name for key, name in dataset.tags(1).items() if key.startswith("CLASS_")},
+        "names of the bands": dataset.descriptions,
+        "scales": (dataset.scales, dataset.offsets),
+        "ground control points": (crs_of_points, [(p.row, p.col, p.x, p.y, p.z) for p in points]),
+        "rational polynomial coefficients": dataset.rpcs and dataset.rpcs.to_dict(),
+    }
+
+
+def _size(plain: Path) -> int:
+    """Return the bytes on the disk of all that packing writes."""
+    size = 0
+    for name in packing_names(plain):
+        with contextlib.suppress(OSError):
+            size += name.stat().st_size
+    return size
